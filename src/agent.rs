@@ -184,7 +184,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
     let level = daemon::start(args.log_format, &args.log_level)?;
     let template = template(&args)?;
-    // An agent has little work at any time, so one thread suffices. Only the store has a thread of its own.
+    // An agent never has much work, so one thread suffices. Only the store has a thread of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -220,8 +220,8 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let node = node_name(&args)?;
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     info!(version, commit, node.name = %node, "cadastre agent starts");
-    // The lock is taken before any port is opened. So a second agent on the node reports the lock as the reason, not
-    // "address in use".
+    // The lock is taken before any port is opened. So if another agent runs on the node, the error names the lock and
+    // not "address in use".
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
     let is_locked = folder(&args.store) == folder(&args.cni_socket);
     let AdminPort {

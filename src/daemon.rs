@@ -16,7 +16,7 @@ use cadastre_daemon::telemetry::review::AccessReview;
 use cadastre_daemon::telemetry::tls::TlsFiles;
 use cadastre_daemon::telemetry::{HttpMetrics, Readiness, build_info, logs};
 
-/// Starts logging and installs the TLS provider. To be called once per process, before anything else.
+/// Starts logging and installs the TLS provider. Must be called once per process, before anything else.
 pub(super) fn start(format: logs::Format, level: &str) -> anyhow::Result<logs::Level> {
     let level = logs::start(format, level).context("--log-level")?;
     let installed = rustls::crypto::ring::default_provider().install_default();
@@ -30,7 +30,7 @@ pub(super) fn hostname() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-// Flags that protect the admin port. Not a doc comment: clap would use it as the text of the command.
+// Flags that protect the admin port. This is not a doc comment, because clap would use that as the text of the command.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Guard {
     /// File with the certificate of the admin port and its chain, in PEM; the port then speaks HTTPS. A replaced file
@@ -59,7 +59,7 @@ pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Decides who may read /metrics. Needs a client (`AccessReview::set_client`) before it can decide.
+    /// Decides who may read /metrics. It can decide only after it has got a client (`AccessReview::set_client`).
     pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }

@@ -37,7 +37,7 @@ enum Verb {
     Kubectl(Box<cadastre_cli::Cli>),
 }
 
-/// Runs the subcommand. If it fails, prints the error to standard error as `cadastre: …`.
+/// Runs the subcommand. If the subcommand fails, prints the error to standard error as `cadastre: …`.
 pub fn main(cli: Cli) -> ExitCode {
     let done = match cli.verb {
         Verb::Controller(args) => controller::exec(*args),

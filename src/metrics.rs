@@ -20,7 +20,7 @@ pub(super) fn exec(_: &Args) -> anyhow::Result<()> {
         .context("standard output is closed")
 }
 
-/// Returns the controller's metrics, without the general ones of its process, such as CPU and memory.
+/// Returns the controller's metrics, without the general metrics of a process, such as CPU and memory.
 pub fn of_controller() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;
@@ -30,7 +30,7 @@ pub fn of_controller() -> Result<Vec<Metric>, Error> {
     })
 }
 
-/// Returns the agent's metrics, without the general ones of its process, such as CPU and memory.
+/// Returns the agent's metrics, without the general metrics of a process, such as CPU and memory.
 pub fn of_agent() -> Result<Vec<Metric>, Error> {
     noted(|registry| {
         of_daemon(registry)?;

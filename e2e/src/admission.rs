@@ -8,7 +8,7 @@ use crate::fixtures::LIMIT;
 use crate::wait::until;
 
 /// Creates a policy that rejects `operation` on objects for which the CEL expression `refuses` is true. The API server
-/// enforces a new policy only after a moment: wait with [`is_refused`].
+/// enforces a new policy only after a moment, so wait with [`is_refused`].
 pub async fn policy(
     cluster: &ControlPlane,
     group: &str,
@@ -41,7 +41,7 @@ pub async fn policy(
     Ok(())
 }
 
-/// Waits until a policy of [`policy`] rejects `object`, which kubectl sends with the arguments `args`.
+/// Waits until a policy of [`policy`] rejects `object`. kubectl sends the object with the arguments `args`.
 pub async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) -> Result<()> {
     until("the policy is at work", LIMIT, async || {
         let tried = cluster.kubectl_stdin(args, &object.to_string()).await;

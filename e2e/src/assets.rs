@@ -8,8 +8,7 @@
 //! files pin every source. On two cores the build takes about six minutes for the four programs of [`CONTROL_PLANE`],
 //! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
-//! A lock file keeps two processes from building at once. A program gets its final name only when its build is
-//! complete.
+//! A lock file keeps two processes from building at once. An incomplete program has another name than a complete one.
 
 use std::env;
 use std::fs::{self, File};
@@ -32,7 +31,7 @@ pub const CNI_PLUGINS: &str = "v1.9.1";
 pub const PROMETHEUS: &str = "v0.315.0";
 /// The helm release that is built.
 pub const HELM: &str = "v4.3.1";
-/// The helm 3 release that is built: most clusters still use helm 3.
+/// The helm 3 release that is built, because most clusters still use helm 3.
 pub const HELM3: &str = "v3.22.0";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
@@ -275,7 +274,7 @@ impl Program {
     }
 }
 
-/// Returns the path of a program; the error names the `make` target that builds it.
+/// Returns the path of a program. If it is missing, the error names the `make` target that builds it.
 pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
         let target = match program.source() {
@@ -288,7 +287,8 @@ pub fn find(program: Program) -> Result<PathBuf> {
     })
 }
 
-/// Builds those of `programs` that are missing and shows progress on standard error. Blocks, possibly for minutes.
+/// Builds those of `programs` that are missing, and shows progress on standard error. This blocks, possibly for
+/// minutes.
 pub fn ensure(programs: &[Program]) -> Result<()> {
     let cache = cache()?;
     let missing = || {
@@ -331,7 +331,7 @@ fn announcement(programs: &[Program]) -> String {
     )
 }
 
-/// Takes the lock that keeps other processes from building; blocks until it is free.
+/// Takes the lock that keeps other processes from building. Blocks until the lock is free.
 pub(crate) fn lock(cache: &Path) -> Result<File> {
     let lock = File::create(cache.join(".lock"))?;
     if lock.try_lock().is_err() {
@@ -414,7 +414,8 @@ fn build(program: Program, folder: &Path, title: &str) -> Result<()> {
     Ok(())
 }
 
-/// Progress of one build. On a terminal one line shows the seconds so far; elsewhere a new line is written every 15 s.
+/// Progress of one build. On a terminal, one line shows the seconds so far. Elsewhere, a new line is written every 15
+/// s.
 struct Progress<'a> {
     title: &'a str,
     terminal: bool,

@@ -13,7 +13,8 @@ pub struct Audit {
     folder: TempDir,
 }
 
-/// API group, resource (with `/subresource` if the request had one), and verb.
+/// API group, resource and verb of a request. If the request had a subresource, the resource is followed by
+/// `/subresource`.
 pub type Used = (String, String, String);
 
 impl Audit {
@@ -37,7 +38,7 @@ impl Audit {
         ]
     }
 
-    /// Returns what `user` requested; requests that were rejected with 403 (forbidden) are left out.
+    /// Returns what `user` requested, without requests that were rejected with 403 (forbidden).
     pub fn used(&self, user: &str) -> Result<BTreeSet<Used>> {
         let log = std::fs::read_to_string(self.log()).context("there is no audit log")?;
         let mut used = BTreeSet::new();
@@ -63,8 +64,8 @@ impl Audit {
     }
 }
 
-/// Compares permissions with requests: returns the requests that `allowed` does not cover, then the
-/// permissions that no request needed.
+/// Compares permissions with requests. Returns first the requests that `allowed` does not cover, then the permissions
+/// that no request needed.
 pub fn compare(
     allowed: &[(&str, &str, &[&str])],
     used: &BTreeSet<Used>,

@@ -1,8 +1,8 @@
 //! Headless Chromium, driven by its DevTools protocol over a pair of pipes.
 //!
 //! Debian's package `chromium` is enough: no driver program and no web socket is needed. Commands and answers are JSON,
-//! each terminated by a zero byte, on file descriptors 3 and 4 of the browser. The browser is killed when this process
-//! ends, as every [`Process`] is, and the browser's own child processes end with the browser.
+//! each terminated by a zero byte, on file descriptors 3 and 4 of the browser. Like every [`Process`], the browser is
+//! killed when this process ends. Its own child processes end with the browser.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use crate::process::{self, Process};
 use crate::wait::until;
 
-/// At most this long the answer to a command may take.
+/// The answer to a command may take at most this long.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Flags for unattended use: no display, no dialogs, no connections that the page did not ask for.
@@ -73,7 +73,8 @@ impl Browser {
             .status()?;
         ensure!(made.success(), "mkfifo: {made}");
         let mut pipes = OpenOptions::new();
-        // Opened for reading and writing, because opening one end of a FIFO would block until the other end is open.
+        // Each FIFO is opened for reading and writing, because opening only one end would block until the other end is
+        // open.
         let answers = pipes.read_write(true).open_receiver(&from)?;
         let commands = pipes.read_write(true).open_sender(&to)?;
         let mut command = process::command(Path::new("sh"));
@@ -128,7 +129,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Evaluates an expression in the page; if it is a promise, awaits it.
+    /// Evaluates an expression in the page. If the result is a promise, awaits it.
     pub async fn eval(&mut self, expression: &str) -> Result<Value> {
         let call = json!({
             "expression": expression, "returnByValue": true, "awaitPromise": true,
@@ -215,7 +216,7 @@ impl Browser {
 
     /// Returns the exceptions and the violations of the content security policy that the page has reported so far.
     pub async fn complaints(&mut self) -> Result<Vec<String>> {
-        // Messages arrive in order. So once this command is answered, every earlier message of the browser has been
+        // The browser sends messages in order. So once this command is answered, all its earlier messages have been
         // read.
         self.eval("1").await?;
         Ok(self.complaints.clone())

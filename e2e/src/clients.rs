@@ -19,7 +19,7 @@ const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/grpc-go");
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Returns the virtual environment with grpcio, and creates it if it is missing. The inner error says why this host
-/// cannot have one.
+/// cannot have such an environment.
 pub fn ready() -> Result<Result<PathBuf, String>> {
     let cache = assets::cache()?;
     let folder = cache.join("grpcio").join(GRPCIO);
@@ -97,8 +97,8 @@ impl Desk {
         Ok(fs::write(self.folder.join(name), text)?)
     }
 
-    /// Runs a shell command in the folder and returns its standard output; if it fails, its standard error is the
-    /// error.
+    /// Runs a shell command in the folder and returns its standard output. If the command fails, its standard error is
+    /// the error.
     pub fn sh(&self, line: &str) -> Result<String> {
         let mut sh = Command::new("sh");
         sh.args(["-c", line]).current_dir(&self.folder);

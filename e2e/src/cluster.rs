@@ -10,7 +10,7 @@ use crate::crds;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::Fixtures;
 
-/// The maximum time for a controller to become ready, long enough for a host under load.
+/// The maximum time for a controller to become ready, which is long enough for a host under load.
 const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// A control plane with a running controller. On drop the controller is stopped before the control plane.
@@ -33,8 +33,8 @@ impl TestCluster {
         })
     }
 
-    /// Returns a new [`Fixtures`] of the administrator. Clients belong to the runtime that created them, so each
-    /// test that shares a cluster needs its own.
+    /// Returns a new [`Fixtures`] of the administrator. Each test that shares a cluster needs its own, because clients
+    /// belong to the tokio runtime that created them.
     pub async fn fixtures(&self) -> Result<Fixtures> {
         Ok(Fixtures::new(self.control_plane.client().await?))
     }
@@ -55,7 +55,7 @@ impl TestCluster {
     }
 }
 
-/// Starts a control plane and installs the CRDs; no controller runs.
+/// Starts a control plane and installs the CRDs. No controller runs.
 pub async fn with_crds(options: Options) -> Result<(ControlPlane, Fixtures)> {
     let control_plane = ControlPlane::start(options).await?;
     let fixtures = Fixtures::new(control_plane.client().await?);
@@ -63,7 +63,8 @@ pub async fn with_crds(options: Options) -> Result<(ControlPlane, Fixtures)> {
     Ok((control_plane, fixtures))
 }
 
-/// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until it is ready.
+/// Starts `cadastre controller FLAGS` as `user`, with the log `cadastre-USER.log`. Does not wait until the controller
+/// is ready.
 pub fn start_controller(cluster: &ControlPlane, user: &str, flags: &[&str]) -> Result<Daemon> {
     let args = ["controller"].iter().chain(flags);
     let options = DaemonOptions {

@@ -2,15 +2,15 @@
 //!
 //! # Guarantees
 //! - Any number of control planes may run at the same time: each has its own ports, folder and keys.
-//! - Nothing is left behind: the processes end and the folder is removed when the [`ControlPlane`] is dropped or this
-//!   process ends ([`crate::scratch`] says when the folder is kept).
+//! - Nothing is left behind. When the [`ControlPlane`] is dropped or this process ends, its processes end and its
+//!   folder is removed ([`crate::scratch`] says when the folder is kept).
 //! - A killed API server restarts on the same port with the same data, or with older data
 //!   ([`ControlPlane::with_data`]).
 //!
 //! # Caveats
-//! - etcd does not fsync. A crash of the host loses data, a crash of etcd alone does not.
+//! - etcd does not fsync. A crash of the host loses data, but a crash of etcd alone does not.
 //! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage, creates ServiceAccounts
-//!   or taints nodes. Therefore admission does not require that pods have a ServiceAccount.
+//!   or taints nodes. So admission does not require that pods have a ServiceAccount.
 //! - A `ControlPlane` in a `static` is never dropped, so its processes run until this process ends.
 
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ use crate::process::{self, Process};
 use crate::scheduler;
 use crate::scratch::Scratch;
 
-/// The user of [`ControlPlane::client`]: in `system:masters`, exempt from flow control.
+/// The user of [`ControlPlane::client`]. It is in `system:masters` and so exempt from flow control.
 pub const ADMIN: &str = "admin";
 
 /// The maximum time for kube-apiserver to become ready. It takes about 4 s on an idle host, longer on a busy one.
@@ -52,7 +52,7 @@ pub struct Options {
     /// Additional flags for kube-apiserver.
     pub apiserver_args: Vec<String>,
     /// Whether admission mounts ServiceAccount tokens into pods. If so, a pod's ServiceAccount must exist before the
-    /// pod; kube-controller-manager creates ServiceAccounts.
+    /// pod, and kube-controller-manager must run to create ServiceAccounts.
     pub service_accounts: bool,
 }
 
@@ -67,8 +67,8 @@ impl Default for Options {
     }
 }
 
-/// A running control plane. Fields are dropped in their order: kube-apiserver, a client of etcd, before etcd, and the
-/// folder last.
+/// A running control plane. Fields are dropped in their order: first kube-apiserver, which is a client of etcd, then
+/// etcd, and the folder last.
 #[derive(Debug)]
 pub struct ControlPlane {
     apiserver: Option<Process>,
@@ -115,7 +115,7 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Starts kube-apiserver on the same port and data, unless it runs already. Returns when it is ready and the
+    /// Starts kube-apiserver on the same port and data, unless it already runs. Returns when it is ready and the
     /// namespace `default` exists.
     pub async fn start_apiserver(&mut self) -> Result<()> {
         if self.apiserver.is_none() {
@@ -149,8 +149,8 @@ impl ControlPlane {
         }
     }
 
-    /// Kills kube-apiserver with SIGKILL and waits until the process has ended. Connections break; etcd keeps running
-    /// with its data.
+    /// Kills kube-apiserver with SIGKILL and waits until the process has ended. All connections break. etcd keeps
+    /// running with its data.
     pub fn kill_apiserver(&mut self) -> Result<()> {
         if let Some(mut apiserver) = self.apiserver.take() {
             apiserver.kill()?;
@@ -246,7 +246,7 @@ impl ControlPlane {
         self.scratch.keep();
     }
 
-    /// Runs kubectl as [`ADMIN`] and returns its standard output; if it fails, its standard error is the error.
+    /// Runs kubectl as [`ADMIN`] and returns its standard output. If kubectl fails, its standard error is the error.
     pub async fn kubectl<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         self.kubectl_stdin(args, "").await
     }
@@ -270,7 +270,8 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Ignored: kubectl may end before it has read its input, and kubectl's own error is reported below.
+            // An error is ignored: kubectl may end before it has read its input, and kubectl's own error is reported
+            // below.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -339,8 +340,8 @@ impl ControlPlane {
             .env("GOGC", gogc())
             .arg(format!("--etcd-servers={}", self.etcd_url))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-            // By default kube-apiserver publishes its address as endpoint of the Service `kubernetes`. That address
-            // must not be on loopback, and no test needs the endpoint, so the reconciler is off.
+            // By default, kube-apiserver publishes its address as endpoint of the Service `kubernetes`. Such an address
+            // must not be on loopback, and no test needs the endpoint, so nothing is published.
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--secure-port={}", self.port))
             .arg(path("cert-dir", self.folder()))
@@ -374,8 +375,8 @@ fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }
 
-/// Returns how far the heap of a Go program grows between two garbage collections, in percent. Unless the environment
-/// says otherwise, collections are rare: a kube-apiserver then starts with up to a fifth less processor time.
+/// Returns how far the heap of a Go program grows between two garbage collections, in percent. If the environment does
+/// not set this, collections are rare: so kube-apiserver starts with up to a fifth less processor time.
 fn gogc() -> OsString {
     std::env::var_os("GOGC").unwrap_or_else(|| "400".into())
 }

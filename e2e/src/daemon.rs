@@ -24,9 +24,9 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct DaemonOptions {
     /// Part of the log file's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
     pub name: String,
-    /// The subcommand and its flags; `--admin-address` is added.
+    /// The subcommand and its flags. `--admin-address` is added to these.
     pub args: Vec<String>,
-    /// Additional environment variables; `KUBECONFIG` is set already.
+    /// Additional environment variables. `KUBECONFIG` is set in any case.
     pub env: Vec<(String, String)>,
 }
 
@@ -63,7 +63,7 @@ impl Daemon {
         &mut self.process
     }
 
-    /// Returns the body of a GET of `path` on the daemon's admin server; a status other than 2xx is an error.
+    /// Returns the body of a GET of `path` on the daemon's admin server. A status other than 2xx is an error.
     pub async fn get(&self, path: &str) -> Result<String> {
         let (status, body) = self.ask(Method::GET, path, "").await?;
         if !status.is_success() {
@@ -91,12 +91,12 @@ impl Daemon {
         Ok(metrics::parse(&self.get("/metrics").await?))
     }
 
-    /// Returns the body of `/readyz` if the daemon is ready; otherwise the error says why it is not.
+    /// Returns the body of `/readyz` if the daemon is ready. Otherwise the error says why it is not.
     pub async fn ready(&self) -> Result<String> {
         self.get("/readyz").await
     }
 
-    /// Waits at most `limit` until the daemon is ready; fails at once if the process ends.
+    /// Waits at most `limit` until the daemon is ready. Fails at once if the process ends.
     pub async fn wait_ready(&mut self, limit: Duration) -> Result<String> {
         let start = Instant::now();
         loop {
@@ -116,7 +116,7 @@ impl Daemon {
     }
 }
 
-/// Sends one HTTP request without TLS over a new connection; returns the status and the body.
+/// Sends one HTTP request without TLS over a new connection. Returns the status and the body.
 pub(crate) async fn request(
     address: &str,
     method: Method,
@@ -153,14 +153,14 @@ pub fn kubectl_plugin() -> Result<PathBuf> {
     built("kubectl-cadastre", "CADASTRE_KUBECTL")
 }
 
-/// Returns the path in the environment variable `variable` if it is set, else the binary `name` that was built with
-/// the running executable.
+/// Returns the path in the environment variable `variable`. If it is not set, returns the path of the binary `name`
+/// that was built together with the running executable.
 fn built(name: &str, variable: &str) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         return Ok(PathBuf::from(path));
     }
     let this = env::current_exe()?;
-    // Binaries are in target/debug, tests in target/debug/deps, so the folder of this executable and its parent are
+    // Binaries are in target/debug, and tests in target/debug/deps. So the folder of this executable and its parent are
     // searched.
     let mut paths = this.ancestors().skip(1).take(2).map(|it| it.join(name));
     paths.find(|it| it.is_file()).with_context(|| {

@@ -1,8 +1,8 @@
 //! Creates and changes objects in the cluster, and waits for the state that must follow.
 //!
 //! # Guarantees
-//! Nothing here sleeps for a fixed time: every wait ends as soon as its condition holds. At its limit, a wait reports
-//! the condition and what was observed last (see [`crate::wait`]).
+//! Nothing here sleeps for a fixed time: every wait ends as soon as its condition holds. If a wait reaches its limit,
+//! its error has the condition and what was observed last (see [`crate::wait`]).
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::nodes;
 use crate::wait::until;
 
-/// The maximum duration of a wait. It is generous: what tests wait for usually takes about a second.
+/// The maximum duration of a wait. It is generous: usually a wait takes about a second.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The label that [`Fixtures::node`] sets and that the selector of [`Fixtures::pool`] requires.
@@ -30,7 +30,7 @@ pub const GROUP: &str = "group";
 /// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
 pub struct Fixtures {
-    /// For kinds that have no field of their own here
+    /// For kinds that have no field here
     pub client: Client,
     /// Nodes of the cluster
     pub nodes: Api<Node>,
@@ -60,9 +60,9 @@ impl Fixtures {
         }
     }
 
-    /// Writes a NodeAddresses object, which is otherwise the agent's task.
+    /// Writes a NodeAddresses object, as an agent does.
     pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
-        // Empty fields are not serialized: without a UID, applying an empty list would leave an object without spec.
+        // Empty fields are not serialized. If an empty list without a UID were applied, the object would have no spec.
         if list.node_uid.is_empty() {
             "test".clone_into(&mut list.node_uid);
         }
@@ -73,9 +73,9 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Creates a pool that allocates podCIDRs (`NodeCIDR`) to the nodes of one group. The group is the pool's name up
-    /// to the first `-`: the pools `a-1` and `a-2` select the nodes of group `a`. The fields of `spec` replace the
-    /// defaults.
+    /// Creates a pool that allocates podCIDRs (`NodeCIDR`) to the nodes of one group. The group is the part of the
+    /// pool's name before the first `-`: the pools `a-1` and `a-2` select the nodes of group `a`. The fields of `spec`
+    /// replace the defaults.
     pub async fn pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         let group = name.split('-').next().unwrap_or(name);
         let mut whole = json!({
@@ -93,7 +93,7 @@ impl Fixtures {
         created.with_context(|| format!("cannot create pool {name}"))
     }
 
-    /// Creates a pool like [`Fixtures::pool`], but one that allocates blocks.
+    /// Creates a pool as [`Fixtures::pool`] does, but one that allocates blocks.
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
         spec["allocationMode"] = json!("Blocks");
         self.pool(name, spec).await
@@ -104,8 +104,8 @@ impl Fixtures {
         merge(&self.pools, name, json!({ "spec": spec })).await
     }
 
-    /// Merges `spec` into the spec of a pool, and waits until the controller has read the change: the status names the
-    /// generation of the pool that it describes.
+    /// Merges `spec` into the spec of a pool, and waits until the controller has read the change. The pool's status
+    /// shows that: it names the generation of the pool that it describes.
     pub async fn change_pool_observed(&self, name: &str, spec: Value) -> Result<IPPool> {
         let generation = self.change_pool(name, spec).await?.metadata.generation;
         self.pool_until(name, "the change is observed", |it| {
@@ -114,7 +114,7 @@ impl Fixtures {
         .await
     }
 
-    /// Deletes a pool; the controller's finalizer keeps the object while ranges of the pool are in use.
+    /// Deletes a pool. The controller's finalizer keeps the object while ranges of the pool are in use.
     pub async fn delete_pool(&self, name: &str) -> Result<()> {
         let deleted = self.pools.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("cannot delete pool {name}"))?;
@@ -145,7 +145,7 @@ impl Fixtures {
         created.with_context(|| format!("cannot create node {name}"))
     }
 
-    /// Deletes a node; finalizers may keep the object for longer.
+    /// Deletes a node. Finalizers may keep the object for longer.
     pub async fn delete_node(&self, name: &str) -> Result<()> {
         let deleted = self.nodes.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("cannot delete node {name}"))?;
@@ -162,7 +162,7 @@ impl Fixtures {
         merge(&self.subnets, name, change).await
     }
 
-    /// Creates a pod on a node and writes `addresses` to the pod's status, which is otherwise the kubelet's task.
+    /// Creates a pod on a node and writes `addresses` to the pod's status, as a kubelet does.
     pub async fn pod(&self, name: &str, node: &str, addresses: &[&str]) -> Result<Pod> {
         let pod = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -172,7 +172,7 @@ impl Fixtures {
         self.report_addresses(name, addresses).await
     }
 
-    /// Writes the addresses of a pod to its status, in the kubelet's place.
+    /// Writes the addresses of a pod to its status, as a kubelet does.
     pub async fn report_addresses(&self, pod: &str, addresses: &[&str]) -> Result<Pod> {
         let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let status = json!({"status": {
@@ -214,7 +214,7 @@ impl Fixtures {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
 
-    /// Waits until a pool satisfies `is`; `what` describes the condition in the error.
+    /// Waits until a pool satisfies `is`. In the error, `what` describes the condition.
     pub async fn pool_until(
         &self,
         name: &str,
@@ -234,7 +234,7 @@ impl Fixtures {
             .context("the condition is gone")
     }
 
-    /// Waits until a NodeSubnet satisfies `is`; `what` describes the condition in the error.
+    /// Waits until a NodeSubnet satisfies `is`. In the error, `what` describes the condition.
     pub async fn subnet_until(
         &self,
         name: &str,
@@ -251,7 +251,7 @@ impl Fixtures {
         self.subnet_until(node, "lists podCIDRs", is_recorded).await
     }
 
-    /// Writes the status of a NodeSubnet, in the agent's place.
+    /// Writes the status of a NodeSubnet, as an agent does.
     pub async fn write_status(&self, node: &str, status: Value) -> Result<()> {
         let patch = Patch::Merge(json!({"status": status}));
         let params = PatchParams::default();
@@ -269,7 +269,7 @@ impl Fixtures {
         .await
     }
 
-    /// Waits until the status of a NodeSubnet satisfies `is`; `what` describes that in the error.
+    /// Waits until the status of a NodeSubnet satisfies `is`. In the error, `what` describes the condition.
     pub async fn status_until(
         &self,
         node: &str,
@@ -280,8 +280,7 @@ impl Fixtures {
             .await
     }
 
-    /// Has the agents of a pool's nodes demand `low` free addresses. They release blocks only when these are
-    /// recalled.
+    /// Makes the agents of a pool's nodes demand `low` free addresses. The agents then release only recalled blocks.
     pub async fn keep_free(&self, pool: &str, low: u32) -> Result<IPPool> {
         self.change_pool(pool, json!({"warm": {"low": low, "high": 65_536}}))
             .await
@@ -298,7 +297,7 @@ impl Fixtures {
         Ok(cidrs)
     }
 
-    /// Waits until the IPAMBlock of a CIDR satisfies `is`; `what` describes the condition in the error.
+    /// Waits until the IPAMBlock of a CIDR satisfies `is`. In the error, `what` describes the condition.
     pub async fn block_until(
         &self,
         cidr: &str,
@@ -335,8 +334,8 @@ impl Fixtures {
         Ok(events.list(&params).await?.items)
     }
 
-    /// How many events with this reason were emitted for the object; events that were folded into a series are counted
-    /// one by one.
+    /// Returns how many events with this reason were emitted for the object. Events that Kubernetes has merged into a
+    /// series are counted one by one.
     pub async fn event_count(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
         let of_reason = events

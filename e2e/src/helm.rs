@@ -14,7 +14,8 @@ pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
 }
 
-/// Renders the chart with helm, which is built if it is missing. If rendering fails, helm's error message is the error.
+/// Renders the chart with helm, and builds helm first if it is missing. If rendering fails, helm's error message is the
+/// error.
 pub async fn template(flags: &[&str]) -> Result<String> {
     tokio::task::spawn_blocking(|| assets::ensure(&assets::TOOLS)).await??;
     let folder = tempfile::tempdir()?;
@@ -33,7 +34,7 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Runs helm without a cluster; `folder` is for helm's caches.
+    /// Runs helm without a cluster. helm has its caches in `folder`.
     pub fn offline(folder: &Path) -> Self {
         Self {
             program: Program::Helm,
@@ -51,7 +52,7 @@ impl Helm {
         })
     }
 
-    /// Replaces helm by helm 3.
+    /// Uses helm 3 instead of the current release.
     #[must_use]
     pub fn three(self) -> Self {
         Self {
@@ -60,7 +61,7 @@ impl Helm {
         }
     }
 
-    /// Runs helm and returns its standard output; if it fails, its standard error is the error.
+    /// Runs helm and returns its standard output. If helm fails, its standard error is the error.
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let output = tokio::process::Command::new(assets::find(self.program)?)
             .args(args)

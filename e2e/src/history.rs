@@ -1,18 +1,18 @@
 //! Records the podCIDRs of every revision of every node, in the API server's order.
 //!
-//! An independent check of the first invariant: two live nodes never have overlapping ranges. The recording uses a
-//! watch instead of polling, so it also observes a violation that lasts for a millisecond.
+//! An independent check of the first invariant, that two live nodes never have overlapping ranges. The recording uses a
+//! watch and does not poll, so it also observes a violation that lasts for a millisecond.
 //!
 //! # Guarantees
-//! - Everything that happens after [`History::start`] returned is recorded.
-//! - After an outage of the API server the watch resumes where it stopped. If the server no longer has that revision, a
-//!   list replaces the watch; nodes missing from the list count as deleted.
+//! - Everything that happens after [`History::start`] has returned is recorded.
+//! - After an outage of the API server, the watch resumes where it stopped. If the server no longer has that revision,
+//!   the nodes are listed instead. Nodes that the list lacks count as deleted.
 //!
 //! # Caveats
-//! - States between the outage and such a list are unknown; [`History::gaps`] counts the lists. A node that is missing
-//!   from a list is recorded as deleted before anything new in the list. So if a range moved from a deleted
-//!   node to another node while the state was unknown, this is not reported as a duplicate.
-//! - A range counts as free from the deletion of its node on: quarantine is not checked here.
+//! - States between an outage and such a list are unknown. [`History::gaps`] counts these lists. A node that a list
+//!   lacks is recorded as deleted before anything new in the list. So if a range moved from a deleted node to another
+//!   node while the state was unknown, this is not reported as a duplicate.
+//! - A range counts as free as soon as its node is deleted. Quarantine is not checked here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -95,7 +95,7 @@ struct Log {
     revisions: Vec<Revision>,
     /// Live nodes: UID to the index of their last revision.
     live: HashMap<String, usize>,
-    /// Nodes received so far from a list that is not complete yet; `None` outside a list.
+    /// Nodes received so far from a list that is not complete yet; `None` if no list is running.
     listing: Option<Vec<Seen>>,
     lists: usize,
     progress: Progress,
@@ -160,7 +160,7 @@ impl History {
         lock(&self.log).revisions.clone()
     }
 
-    /// How many lists there were after the first: each replaced a watch that could not resume.
+    /// Returns how many lists there were after the first one. Each of them replaced a watch that could not resume.
     pub fn gaps(&self) -> usize {
         lock(&self.log).lists.saturating_sub(1)
     }
@@ -198,7 +198,7 @@ async fn record(client: Client, log: Arc<Mutex<Log>>, progress: watch::Sender<Pr
         .default_backoff()
         .boxed();
     loop {
-        // An error means an outage of the API server: the stream resumes by itself after a pause.
+        // An error means that the API server is down. The stream resumes by itself after a pause.
         let Ok(event) = events.try_next().await else {
             continue;
         };
@@ -282,8 +282,8 @@ impl Log {
     }
 }
 
-/// Replays the history. A range that overlaps a live one is reported and then ignored. So the live ranges stay
-/// disjoint, and it suffices to compare a new range with one neighbour.
+/// Replays the history. A range that overlaps a live one is reported and then ignored, so that the live ranges stay
+/// disjoint. Therefore a new range need only be compared with one neighbour.
 fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();
     let mut found: Vec<Duplicate> = Vec::new();
@@ -300,7 +300,7 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
                 )
             })?;
             // The neighbour is the last live range that starts at or before the end of `bounds`. Live ranges are
-            // disjoint, so an earlier range that overlaps `bounds` would have to overlap the neighbour.
+            // disjoint, so if an earlier one overlaps `bounds`, the neighbour does, too.
             let neighbour = live.range(..=(bounds.1, (u8::MAX, u128::MAX))).next_back();
             match neighbour.filter(|((_, end), _)| *end >= bounds.0) {
                 Some((_, (holder, _))) if holder.uid == revision.uid => {}
@@ -322,7 +322,7 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     Ok(found)
 }
 
-/// An IP version and the bits of an address of it. So all IPv4 addresses sort before all IPv6 addresses.
+/// An IP version and the bits of an address. In this form, all IPv4 addresses sort before all IPv6 addresses.
 type Address = (u8, u128);
 
 /// First and last address of a range.

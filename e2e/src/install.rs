@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub async fn pool(client: &Client, name: &str, mut spec: Value) -> Result<IPPool> {
     spec["allocationMode"] = json!("NodeCIDR");
     let pool = IPPool::new(name, serde_json::from_value(spec)?);
-    // Right after a CRD is created, the API server may still reject objects of that kind, so the creation is retried.
+    // Right after a CRD is created, the API server may still reject objects of its kind. So the creation is retried.
     wait::until("the pool can be created", LIMIT, async || {
         let api = Api::<IPPool>::all(client.clone());
         Ok(Some(api.create(&PostParams::default(), &pool).await?))

@@ -1,4 +1,4 @@
-//! Runs kube-controller-manager. It allocates podCIDRs in most clusters, so benches compare Cadastre with it. Some
+//! Runs kube-controller-manager. In most clusters it allocates podCIDRs, so benches compare Cadastre with it. Some
 //! tests also need it to create ServiceAccounts and to collect garbage.
 
 use anyhow::Result;
@@ -17,8 +17,8 @@ pub const USER: &str = "system:kube-controller-manager";
 pub struct KcmOptions {
     /// `--allocate-node-cidrs`; needs `cluster_cidrs`.
     pub allocate: bool,
-    /// `--cluster-cidr`: none, one, or two CIDRs of different families. Each node gets a /24 (IPv4) and a /64 (IPv6) of
-    /// them.
+    /// `--cluster-cidr`: none, one, or two CIDRs of different families. Each node gets a /24 (IPv4) and a /64 (IPv6)
+    /// from these CIDRs.
     pub cluster_cidrs: Vec<String>,
     /// `--kube-api-qps`, which applies to each controller; kube-controller-manager's default is 20.
     pub qps: u32,

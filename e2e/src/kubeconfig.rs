@@ -1,8 +1,8 @@
 //! Users of a control plane, with static tokens, and their kubeconfigs.
 //!
-//! Users have tokens rather than client certificates, because the API server checks a certificate's signature on every
-//! request, which would distort benchmarks. The API server reads the token file only when it starts, so all users have
-//! to be in [`Options`](crate::Options).
+//! Users have tokens and no client certificates: the API server would check a certificate's signature on every request,
+//! which would distort benchmarks. The API server reads the token file only when it starts, so all users have to be in
+//! [`Options`](crate::Options).
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -28,8 +28,8 @@ pub struct User {
 impl User {
     /// Returns a user with a new random token.
     pub fn new(name: &str, groups: &[&str]) -> Self {
-        // Two hashes with independent random seeds. They are not cryptographically strong, which is enough for a server
-        // on loopback.
+        // The token consists of two hashes with independent random seeds. They are not cryptographically strong, which
+        // is enough for a server on loopback.
         let half = || RandomState::new().hash_one(name);
         Self {
             name: name.to_owned(),

@@ -42,7 +42,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Starts recording; returns before the first holder is observed.
+    /// Starts recording. Returns before the first holder is observed.
     pub fn watch(client: Client) -> Self {
         let seen = Arc::default();
         let task = tokio::spawn(record(client, Arc::clone(&seen)));
@@ -70,7 +70,7 @@ async fn record(client: Client, seen: Arc<Mutex<Seen>>) {
         .applied_objects()
         .boxed();
     loop {
-        // An error means an outage of the API server: the stream resumes by itself after a pause.
+        // An error means that the API server is down. The stream resumes by itself after a pause.
         let Ok(change) = changes.try_next().await else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Parses the Prometheus text format, as far as tests and benches need the format.
+//! Parses the parts of the Prometheus text format that tests and benches need.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Request {
     pub subresource: String,
 }
 
-/// Returns all samples of a text in the Prometheus format; comments and lines that cannot be parsed are ignored.
+/// Returns all samples of a text in the Prometheus format. Comments and lines that cannot be parsed are ignored.
 pub fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter_map(sample).collect()
 }

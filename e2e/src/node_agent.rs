@@ -1,7 +1,7 @@
-//! Agents of nodes without a machine: `cadastre agent` as a process with a folder of its own, called over its
-//! socket like the CNI plugin calls it.
+//! Agents of nodes without a machine: `cadastre agent` as a process with a folder of its own. Tests call the agent over
+//! its socket, as the CNI plugin does.
 //!
-//! There is no kubelet and no runtime: a container is a name that the caller chooses.
+//! There is no kubelet and no runtime, so a container is only a name that the caller chooses.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ use crate::wait::until;
 
 /// The timeout of the plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Flags of [`Agents`]: everything is published within about a second, and an ADD in vain ends after a second.
+/// Flags of [`Agents`]. Everything is published within about a second, and an ADD that gets no address ends after a
+/// second.
 const QUICK: [&str; 6] = [
     "--publish-interval",
     "1",
@@ -47,7 +48,7 @@ pub struct NodeAgent {
 }
 
 impl NodeAgent {
-    /// Creates the folder of an agent that authenticates as `user`; the agent is not started yet.
+    /// Creates the folder of an agent that authenticates as `user`. The agent is not started yet.
     pub fn new(cluster: &ControlPlane, user: &str, node: &str, flags: &[&str]) -> Result<Self> {
         Self::with(cluster.folder(), &cluster.kubeconfig(user)?, node, flags)
     }
@@ -63,7 +64,7 @@ impl NodeAgent {
         })
     }
 
-    /// Starts the agent; does not wait until it is ready.
+    /// Starts the agent. Does not wait until it is ready.
     pub fn start(&mut self) -> Result<()> {
         self.daemon = Some(self.spawn("agent")?);
         Ok(())
@@ -75,7 +76,7 @@ impl NodeAgent {
         self.daemon.as_mut().with_context(none)
     }
 
-    /// Starts another agent process with the same folder. Its log has `name` and the node's name in its own name.
+    /// Starts another agent process with the same folder. The name of its log file has `name` and the node's name.
     pub fn spawn(&self, name: &str) -> Result<Daemon> {
         let mut args: Vec<String> = ["agent", "--node-name", &self.node]
             .map(str::to_owned)
@@ -96,12 +97,12 @@ impl NodeAgent {
         Daemon::start(&self.logs, &self.kubeconfig, &options)
     }
 
-    /// The folder of the sockets, the store and files of the caller.
+    /// The folder of the sockets, the store, and the caller's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The socket of the CNI plugin.
+    /// The socket on which the agent listens for the CNI plugin.
     pub fn plugin_socket(&self) -> PathBuf {
         self.folder().join("run/cni.sock")
     }
@@ -111,12 +112,12 @@ impl NodeAgent {
         self.folder().join("run/agent.sock")
     }
 
-    /// The store.
+    /// The store's file.
     pub fn store(&self) -> PathBuf {
         self.folder().join("lib/node.redb")
     }
 
-    /// Asks like the plugin: the agent, or the store if no agent answers.
+    /// Sends a request as the plugin does: to the agent, or to the store if no agent answers.
     pub async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
         let (socket, store) = (self.plugin_socket(), self.store());
         let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
@@ -156,7 +157,7 @@ pub fn add(container: &str) -> Add {
     }
 }
 
-/// The agents of several nodes. They are killed when this is dropped.
+/// The agents of several nodes. They are killed when this value is dropped.
 pub struct Agents {
     logs: PathBuf,
     kubeconfig: PathBuf,
@@ -164,7 +165,7 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Creates one without agents, for the nodes of a cluster.
+    /// Creates the set without agents, for the nodes of a cluster.
     pub fn new(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             logs: cluster.folder().to_owned(),
@@ -173,8 +174,8 @@ impl Agents {
         })
     }
 
-    /// Starts the agent of a node, on an empty folder. Does not wait: an agent is ready only with a block, and
-    /// [`Agents::allocate`] waits for it.
+    /// Starts the agent of a node, on an empty folder. Does not wait until it is ready, because it is ready only once
+    /// it has a block. [`Agents::allocate`] waits for that.
     pub fn join(&self, node: &Node) -> Result<()> {
         let name = node.name_any();
         let mut agent = NodeAgent::with(&self.logs, &self.kubeconfig, &name, &QUICK)?;
@@ -183,12 +184,12 @@ impl Agents {
         Ok(())
     }
 
-    /// Kills the agent of a node and deletes its folder: the machine is gone.
+    /// Kills the agent of a node and deletes its folder, as if the machine were gone.
     pub fn leave(&self, node: &str) {
         self.lock().remove(node);
     }
 
-    /// Adds a container, which the pool serves as soon as the node has a free address of it, and returns its addresses.
+    /// Adds a container and returns its addresses. Waits until the node has a free address of the pool.
     pub async fn allocate(&self, node: &str, pool: &str, container: &str) -> Result<Vec<String>> {
         let what = format!("{container} on {node} has addresses of pool {pool}");
         until(&what, LIMIT, async || {
@@ -232,8 +233,8 @@ impl Agents {
         .await
     }
 
-    /// Creates a pod on a node and adds its container, of the same name. The pod reports the addresses, which are
-    /// returned.
+    /// Creates a pod on a node and adds a container of the same name. Writes the container's addresses to the pod's
+    /// status, and returns them.
     pub async fn run_pod(&self, fixtures: &Fixtures, node: &str, pod: &str) -> Result<Vec<String>> {
         let add = Add {
             pod: Some(pod_ref(&fixtures.pod(pod, node, &[]).await?)),
@@ -255,7 +256,7 @@ impl Agents {
         Ok(answer.map(|all| all.iter().map(ToString::to_string).collect()))
     }
 
-    /// Deletes a container; its addresses cool for the pool's `cooldownSeconds`.
+    /// Deletes a container. Its addresses cool for the pool's `cooldownSeconds`.
     pub async fn free(&self, node: &str, container: &str) -> Result<()> {
         let op = Op::Del(attachment(container));
         self.agent(node)?.ask(op).await?;

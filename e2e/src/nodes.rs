@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::control_plane::ControlPlane;
 use crate::raw::{Call, JSON, MERGE_PATCH, Report};
 
-/// The number of connections for bulk requests. On two cores, 8 connections saturate the API server. With more
-/// connections, up to 128, etcd gets slightly faster, because more writes share a commit.
+/// The number of connections for bulk requests. On two cores, 8 connections saturate the API server. Up to 128
+/// connections make etcd slightly faster, because more writes share a commit.
 pub const CONNECTIONS: usize = 64;
 
 const PATH: &str = "/api/v1/nodes";
@@ -103,8 +103,8 @@ pub fn pod_cidrs(node: &Node) -> &[String] {
         .unwrap_or_default()
 }
 
-/// Returns a call that sets the podCIDRs of node `name` by a merge patch without preconditions. `pod_cidrs` must not be
-/// empty.
+/// Returns a call that sets the podCIDRs of node `name`, by a merge patch without preconditions. `pod_cidrs` must not
+/// be empty.
 pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()

@@ -23,7 +23,7 @@ pub const VERBS: [&str; 8] = [
 pub struct Target<'a> {
     /// API group; empty for the core
     pub group: &'a str,
-    /// Plural name, with `/subresource` if one is meant
+    /// Plural name, followed by `/subresource` to check a subresource
     pub resource: &'a str,
     /// Empty for all namespaces and for cluster-scoped resources
     pub namespace: &'a str,

@@ -26,7 +26,7 @@ pub struct Pki {
 }
 
 /// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`. The CA's private key is
-/// not written, because nothing else is ever signed with it.
+/// not written, because nothing else will be signed with it.
 pub fn create(folder: &Path) -> Result<Pki> {
     let mut params = CertificateParams::default();
     params

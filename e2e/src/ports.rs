@@ -1,8 +1,8 @@
 //! Finds ports on loopback that stay free while a server is down.
 //!
-//! All ports are below 32768, outside the range from which Linux takes the ports of outgoing connections. So an API
-//! server that is killed and restarted finds its port free, even while its clients try to reconnect. Within one
-//! process, [`free`] returns each port only once, until all have been used.
+//! All ports are below 32768, because Linux takes the ports of outgoing connections from above. So an API server that
+//! is killed and restarted finds its port free, even while its clients try to reconnect. Within one process, [`free`]
+//! returns each port only once, until all have been used.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

@@ -10,7 +10,7 @@
 //!
 //! # Caveats
 //! - If this process is killed in the millisecond between the fork and the request of `setpriv`, the child survives.
-//! - Children of a child are not killed; none of the programs that are started here has children of its own.
+//! - Children of a child are not killed. None of the programs that are started here has children of its own.
 
 use std::fs::File;
 use std::io;
@@ -46,8 +46,8 @@ pub struct Process {
 pub struct Usage {
     /// Resident memory, in bytes.
     pub rss: u64,
-    /// Anonymous memory, in bytes: `rss` without the pages of files such as the executable. The kernel can drop such
-    /// pages and read them again
+    /// Anonymous memory, in bytes. This is `rss` without the pages of files, such as the executable, which the kernel
+    /// can drop and read again
     pub anon: u64,
     /// The peak of resident memory, in bytes.
     pub peak_rss: u64,
@@ -123,7 +123,7 @@ impl Process {
         }
     }
 
-    /// Waits at most `limit` for the process to end by itself; returns `None` if it is still running.
+    /// Waits at most `limit` for the process to end by itself. Returns `None` if it still runs then.
     pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -189,8 +189,8 @@ pub fn usage(pid: u32) -> Result<Usage> {
         Ok(kib.parse::<u64>()? * 1024)
     };
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Field 2 is the name in brackets, which may contain spaces, so fields are counted after it. Fields 14 and 15 are
-    // user and system ticks.
+    // Field 2 is the process's name in brackets, which may contain spaces. So fields are counted after it. Fields 14
+    // and 15 are the user and system ticks.
     let (_, fields) = stat
         .rsplit_once(") ")
         .context("/proc/PID/stat has no name")?;

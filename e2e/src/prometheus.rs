@@ -26,7 +26,7 @@ pub fn rules() -> PathBuf {
     chart().join("files/rules.yaml")
 }
 
-/// Writes a copy of the chart's rules to `folder`, in which every `for:` is one second. Returns the copy's path.
+/// Writes a copy of the chart's rules to `folder`, in which every alert has `for: 1s`. Returns the copy's path.
 pub fn impatient(folder: &Path) -> Result<PathBuf> {
     let text = std::fs::read_to_string(rules())?;
     let lines = text.lines().map(|line| match line.split_once("for: ") {
@@ -39,7 +39,7 @@ pub fn impatient(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A server that scrapes its targets and evaluates rules every half second; killed when dropped.
+/// A server that scrapes its targets and evaluates rules every half second. It is killed when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     process: Process,
@@ -88,7 +88,7 @@ impl Prometheus {
         let scrapes: Vec<Value> = scrapes
             .map(|(job, targets)| json!({"job_name": job, "static_configs": targets}))
             .collect();
-        // Prometheus reads YAML. JSON is valid YAML.
+        // The configuration is written as JSON. Prometheus reads YAML, and JSON is valid YAML.
         let config = json!({
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": rules.into_iter().collect::<Vec<_>>(),
@@ -213,7 +213,7 @@ pub fn promtool(args: &[&str], input: &str) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // Ignored: promtool may end before it has read all of its input, and its exit status is checked below.
+    // An error is ignored: promtool may end before it has read all of its input, and its exit status is checked below.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let done = child.wait_with_output()?;

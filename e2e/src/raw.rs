@@ -2,7 +2,7 @@
 //!
 //! Each of N connections (HTTP/1.1 over TLS) sends one request at a time, and takes the next request from a common list
 //! as soon as the answer has arrived. There is no pool, no middleware and no decoding of answers. Benches compare
-//! controllers with this client, because no controller can be faster than the API server's own processor time allows.
+//! controllers with this client: even the best controller is limited by the API server's own processor time.
 //!
 //! With 5,000 PATCHes of podCIDRs on two cores, none of these made a difference: HTTP/2 with 1, 2 or 4 connections;
 //! strategic or JSON patches; answers reduced to metadata or in protobuf. In every case each request costs the server
@@ -33,7 +33,7 @@ pub const MERGE_PATCH: &str = "application/merge-patch+json";
 /// `application/json`: for a POST.
 pub const JSON: &str = "application/json";
 
-/// At most this many times a PATCH is repeated if the server answers with status 500 or above.
+/// If the server answers a PATCH with status 500 or above, the PATCH is repeated at most this many times.
 const AGAIN: usize = 5;
 
 /// The error for an answer with status 500 or above.
@@ -134,8 +134,8 @@ impl Endpoint {
         })
     }
 
-    /// Sends all `calls` over `connections` connections, and returns when all have succeeded. A call that fails is an
-    /// error, and so is a broken connection; a PATCH that the server answers with 500 or above is repeated first.
+    /// Sends all `calls` over `connections` connections, and returns when all have succeeded. A failed call or a broken
+    /// connection is an error. But if the server answers a PATCH with 500 or above, the PATCH is repeated first.
     pub async fn send_all(&self, connections: usize, calls: Vec<Call>) -> Result<Report> {
         let senders = try_join_all((0..connections).map(|_| self.connect())).await?;
         let (calls, next) = (Arc::new(calls), Arc::new(AtomicUsize::new(0)));
@@ -163,8 +163,8 @@ impl Endpoint {
         while let Some(call) = calls.get(next.fetch_add(1, Ordering::Relaxed)) {
             let start = Instant::now();
             let mut sent = self.send(&mut sender, call).await;
-            // An overloaded server sometimes answers a PATCH with 500. Repeating the PATCH is harmless, so it is sent
-            // again.
+            // An overloaded server sometimes answers a PATCH with 500. Then the PATCH is sent again, which does no
+            // harm.
             let mut left = if call.method == Method::PATCH {
                 AGAIN
             } else {

@@ -1,8 +1,7 @@
 //! A temporary folder that is removed when the process that created it ends, in whatever way.
 //!
 //! A small `sh` reads from a pipe whose other end only this process has. When the pipe closes, by drop, exit or
-//! SIGKILL, the shell removes the folder. The folder is removed in no other way, so nothing has to be cleaned up at the
-//! next start.
+//! SIGKILL, the shell removes the folder. So nothing has to be cleaned up at the next start.
 //!
 //! The folder is kept, and its path printed, in three cases: the [`Scratch`] is dropped while its thread panics (a
 //! failed test), [`Scratch::keep`] was called, or `CADASTRE_KEEP` is set in the environment.
@@ -16,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 
-/// Retries for about 10 s, because processes that are being killed may still write for a moment.
+/// Retries for about 10 s, because processes that are being killed may still write to the folder for a moment.
 const REMOVE: &str = r#"
 tries=0
 until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done

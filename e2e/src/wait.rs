@@ -6,17 +6,16 @@ use anyhow::{Result, bail};
 
 /// The shortest interval between two calls of `look`.
 const LOOK: Duration = Duration::from_millis(20);
-/// The longest interval between two calls of `look`. Calls are not more frequent, because a call may use the processor
-/// time that the condition needs.
+/// The longest interval between two calls of `look`. The interval grows, because a call may use the processor time that
+/// the condition needs.
 const SELDOM: Duration = Duration::from_millis(500);
-/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed at most this fraction too
-/// late.
+/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed late by at most this fraction.
 const LATE: u32 = 20;
 
-/// Calls `look` until it returns a value; fails after `limit`. `what` completes the error "not within 10 s: …".
+/// Calls `look` until it returns a value. Fails after `limit`. `what` completes the error "not within 10 s: …".
 ///
-/// An error of `look` counts as "not yet", because the API server may be down for a while. If `limit` is reached, the
-/// last error is part of the reported one.
+/// An error of `look` counts as "not yet", because the API server may be down for a while. When `limit` is reached, the
+/// error contains the last error of `look`.
 pub async fn until<T>(
     what: &str,
     limit: Duration,

@@ -3,8 +3,8 @@
 //! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait in
 //! the proxy until [`Wire::release`]. They are delivered even if the client has died meanwhile, because the proxy
 //! closes the connection to the server only [`LINGER`] after the last byte. So the API server can execute requests of a
-//! dead client long after its death, as with real networks and proxies. After [`Wire::fall_silent`], connections stay
-//! open, but nothing is delivered over them.
+//! client long after the client's death, as with real networks and proxies. After [`Wire::fall_silent`], connections
+//! stay open, but nothing is delivered over them.
 //!
 //! # Caveats
 //! A client that cancels a request in an orderly way announces that within TLS. The proxy delivers this announcement
@@ -25,11 +25,11 @@ use tokio::task::JoinHandle;
 use crate::control_plane::ControlPlane;
 use crate::kubeconfig::write_private;
 
-/// How long the connection to the server stays open after its client has closed: an API server drops the requests of
+/// How long the connection to the server stays open after its client has closed. An API server drops the requests of
 /// closed connections.
 pub const LINGER: Duration = Duration::from_secs(10);
 
-/// A running proxy; once dropped, it accepts no new connections.
+/// A running proxy. Once dropped, it accepts no new connections.
 #[derive(Debug)]
 pub struct Wire {
     held: watch::Sender<bool>,
@@ -58,7 +58,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // An error needs no handling here: the client notices that its connection failed.
+                    // An error needs no handling here, because the client notices that its connection failed.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }
@@ -82,7 +82,7 @@ impl Wire {
         Ok(path)
     }
 
-    /// Stops delivering what clients send; bytes from the server still pass.
+    /// Stops delivering what clients send. Bytes from the server still pass.
     pub fn hold(&self) {
         self.held.send_replace(true);
     }
@@ -143,7 +143,7 @@ async fn forward(
         }
     });
     let mut bytes = vec![0; 16 << 10];
-    // A read from a client that died returns an error, a read from a client that closed returns 0: both end the loop.
+    // For a client that died, a read returns an error. For a client that closed, it returns 0. Both end the loop.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
         gate.pass().await?;
         if silenced.has_changed()? {

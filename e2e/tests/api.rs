@@ -1,8 +1,8 @@
-//! The CRDs in a real API server: which objects each rule accepts, and which it rejects with which message; defaults,
+//! The CRDs in a real API server: which objects each rule accepts, which it rejects with which message, defaults,
 //! limits, and the columns of kubectl.
 //!
-//! This is one test in steps, because all steps can share one control plane. Most objects are validated by dry run,
-//! which stores nothing.
+//! This is one test in steps, so that all steps share one control plane. Most objects are validated by dry run, which
+//! stores nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -24,8 +24,8 @@ mod older;
 
 const WAIT: &str = "wait --for=condition=Established --timeout=30s crd/ippools.cadastre.dev crd/nodesubnets.cadastre.dev crd/ipamblocks.cadastre.dev";
 
-/// Part of a message of the API server. If a value violates the CRD's schema, such as a maximum length, the API server
-/// adds this message, because it then does not evaluate the CEL rules.
+/// A part of a message of the API server. If a value violates the CRD's schema, for example by its length, the API
+/// server does not evaluate the CEL rules and adds this message.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
 /// What the server objects to: the field, and the end of the message.
@@ -117,7 +117,7 @@ impl Lab {
         lab
     }
 
-    /// Applies objects; a warning of the API server counts as an error.
+    /// Applies objects. A warning of the API server counts as an error.
     pub(crate) async fn apply(&self, name: &str, yaml: &str) {
         let path = self.cluster.folder().join(name);
         std::fs::write(&path, yaml).unwrap();

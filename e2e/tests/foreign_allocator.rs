@@ -16,7 +16,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// For how long Cadastre pauses in these tests after the last foreign allocation.
+/// How long Cadastre pauses in these tests after the last podCIDR of a foreign allocator.
 const HOLD: Duration = Duration::from_secs(8);
 
 /// Returns the messages of events with this reason about objects of this kind, by the object's name.
@@ -69,7 +69,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let options = KcmOptions::node_ipam(&["10.244.0.0/16", "fd00:244::/48"]);
     let mut kcm = lab.cluster.start_kcm(&options).unwrap();
 
-    // Creates ten nodes at a time while both allocators run, until the foreign allocator has won at least one race.
+    // While both allocators run, creates ten nodes at a time, until the foreign allocator has won at least one race.
     let mut created = 0;
     wait::until("the other one has written", LIMIT, async || {
         if created < 240 {

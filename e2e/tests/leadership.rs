@@ -1,7 +1,8 @@
 //! Two controllers, one of which leads. Whatever happens to the leader, two live nodes never have overlapping podCIDRs,
 //! and every node gets podCIDRs.
 //!
-//! The controllers are real processes with a real API server. A recording of every revision of the nodes is checked.
+//! The controllers are real processes with a real API server. A recording has every revision of the nodes, and is
+//! checked.
 
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -15,7 +16,7 @@ use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
 use common::{Lab, leads, log_says, wait_leads, wait_ready};
 use rustix::process::Signal;
 
-/// Enough nodes that a fault happens while podCIDRs are being allocated.
+/// There are so many nodes that a fault happens while podCIDRs are being allocated.
 const NODES: u32 = 1000;
 const STRIKE_AT: usize = 200;
 const LIMIT: Duration = Duration::from_secs(180);
@@ -38,9 +39,8 @@ async fn dealing() -> (Lab, Daemon, Daemon) {
     (lab, a, b)
 }
 
-/// Creates a pool, and then nodes with descending numbers. The leader allocates in order of creation, so the next
-/// leader allocates in another order than the one before. Calls `strike` once the first nodes have podCIDRs; returns
-/// when all nodes exist.
+/// Creates a pool, and then nodes with descending numbers. A leader allocates in the order of creation, and the next
+/// leader in another order. Calls `strike` once the first nodes have podCIDRs. Returns when all nodes exist.
 async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     lab.pool("default", V4, V6, 60).await;
     let arrivals = nodes::create(&lab.cluster, NODES, |i| nodes::numbered(NODES - 1 - i));
@@ -53,8 +53,8 @@ async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
     arrived.unwrap();
 }
 
-/// Asserts that no leader touched a node. The Lease names the writes that an earlier leader may still send, so touching
-/// is not needed.
+/// Asserts that no leader touched a node. No touch is needed, because the Lease names the writes that an earlier leader
+/// may still send.
 fn assert_untouched(lab: &Lab) {
     let touched = lab.history.revisions().iter().any(|it| it.term.is_some());
     assert!(!touched, "a node was touched");
@@ -127,7 +127,7 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     a.process().kill().unwrap();
     let left = lab.history.assigned();
     assert!(left + 100 < NODES as usize, "too late to strike");
-    // By now the next leader has allocated ranges that are also in the delayed writes of `a`.
+    // By now the next leader has allocated some of the ranges that the delayed writes of `a` also allocate.
     lab.history
         .wait_until_all_assigned(left + 50, LIMIT)
         .await
@@ -242,7 +242,7 @@ async fn leader_and_standby_say_what_they_are() {
         assert_eq!(daemon.get("/healthz").await.unwrap().trim(), "ok");
     }
 
-    // A standby that cannot read the Lease reports that it knows no leader.
+    // A standby that cannot read the Lease reports that it knows of no leader.
     let mut early = lab.controller("early", &["--lease-namespace", "nowhere"]);
     wait_ready(&early, "standby (no leader").await;
     assert!(log_says(

@@ -1,8 +1,8 @@
 //! Three controllers under random faults while nodes are created and deleted. Two live nodes never have overlapping
 //! podCIDRs. Once the faults stop, every node gets podCIDRs and no range is lost.
 //!
-//! `CADASTRE_SEED` repeats the random choices of a run, but not its timing. `CADASTRE_SECONDS` sets how long faults are
-//! caused.
+//! With `CADASTRE_SEED`, a run has the same random choices as before, but not the same timing. `CADASTRE_SECONDS` sets
+//! for how long faults are caused.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -57,7 +57,7 @@ impl Seat {
     }
 }
 
-/// Causes random faults until the given time. Then continues all paused processes, and returns how often each fault
+/// Causes random faults until the given time. Then lets all paused processes continue, and returns how often each fault
 /// happened.
 async fn faults(
     lab: &Lab,
@@ -118,8 +118,8 @@ async fn faults(
     counts
 }
 
-/// Creates and deletes nodes until `done` is set; deleted names may be used again. Returns the numbers of the live
-/// nodes.
+/// Creates and deletes nodes until `done` is set. Names of deleted nodes may be used again. Returns the numbers of the
+/// live nodes.
 async fn churn(lab: &Lab, random: &mut Rng, done: &Cell<bool>) -> BTreeSet<u32> {
     let api = Api::<Node>::all(lab.client.clone());
     let mut live = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Elections with a real API server: which candidate leads, from when on, and what the Lease contains.
+//! Elections with a real API server: which candidate leads, since when, and what the Lease contains.
 //!
 //! The elections run in this process. Each test uses a Lease of its own, so that tests do not affect each other.
 
@@ -86,7 +86,7 @@ impl Candidate {
         term
     }
 
-    /// Waits until the candidate's state has changed `times` times; a leader's state changes when it renews the Lease.
+    /// Waits until the candidate's state has changed `times` times. A leader's state changes when it renews the Lease.
     async fn renews(&mut self, times: u32) {
         for _ in 0..times {
             let renewed = tokio::time::timeout(LIMIT, self.leadership.changed()).await;
@@ -102,7 +102,8 @@ impl Candidate {
     }
 }
 
-/// Returns the control plane that all tests share, and a new client: a client ends with the runtime of its test.
+/// Returns the control plane that all tests share. Also returns a new client, because a client ends with the tokio
+/// runtime of its test.
 async fn start() -> (&'static ControlPlane, Client) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     let start = async || ControlPlane::start(Options::default()).await.unwrap();
@@ -203,7 +204,7 @@ async fn a_renewal_keeps_what_others_wrote_and_the_time_of_acquisition() {
     assert!(after.renew_time > before.renew_time);
 }
 
-/// The maximum number of requests per minute that a standby may send, including its watch. Polling would take some 130.
+/// A standby may send at most this many requests per minute, including its watch. With polling, it would send some 130.
 const CALM: f64 = 10.0;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -16,8 +16,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// The number of nodes in a cluster without changes. The takeover must not write any of them.
 const NODES: u32 = 50;
 
-/// Returns the API server's counts of PATCHes of Nodes, and of LISTs of Nodes, NodeSubnets and IPAMBlocks, whatever
-/// their outcome.
+/// Returns the API server's counts of PATCHes of Nodes, and of LISTs of Nodes, NodeSubnets and IPAMBlocks. Failed
+/// requests are counted, too.
 async fn patches_and_lists(lab: &Lab) -> [f64; 4] {
     let counts = lab.cluster.apiserver_metrics().await.unwrap();
     let asked = [
@@ -50,7 +50,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     let before = patches_and_lists(&lab).await;
     a.process().kill().unwrap();
     wait_leads(&b).await;
-    // The new leader must allocate a block, which shows that it works.
+    // The new leader must allocate a block, to show that it works.
     hand.create_node(nodes::numbered(NODES)).await.unwrap();
     hand.listed(&format!("node-{NODES:05}"), 1).await.unwrap();
     let after = patches_and_lists(&lab).await;
@@ -61,8 +61,8 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
     assert!(after[0].abs() < f64::EPSILON, "{text}");
 }
 
-/// Starts two controllers, of which `a` leads, and creates a pool of podCIDRs, a pool of blocks and a node. The API
-/// server rejects updates of that node. Returns when the controller has reported that.
+/// Starts two controllers, of which `a` leads. Creates a pool of podCIDRs, a pool of blocks, and a node whose updates
+/// the API server rejects. Returns when the controller has reported that.
 async fn with_a_node_refused() -> (Lab, Fixtures, Daemon, Daemon, String) {
     let lab = Lab::start().await;
     let hand = Fixtures::new(lab.client.clone());

@@ -18,13 +18,13 @@ const SECTOR: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Lasts,
-    /// The n-th change or sync from now on does not happen, nor does any after it: the process was killed
+    /// From the n-th change or sync from now on, none happens: the process was killed
     Dies(u64),
     /// Like [`Fate::Dies`], but the first half of the n-th write happens
     Tears(u64),
     /// From the n-th access on, writes fail because the disk is full
     Full(u64),
-    /// From the n-th on, writes and syncs fail with an I/O error
+    /// From the n-th write or sync on, writes and syncs fail with an I/O error
     Fails(u64),
 }
 
@@ -88,7 +88,7 @@ impl MemoryDisk {
         self.0.lock().unwrap().seen.clone()
     }
 
-    /// Returns a disk with these bytes, all of them synced.
+    /// Returns a disk that contains these bytes, all of them synced.
     pub fn of(bytes: Vec<u8>) -> Self {
         let state = State {
             synced: bytes.clone(),
@@ -98,7 +98,8 @@ impl MemoryDisk {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Returns the disk after its process was killed: everything written is in the kernel, so nothing is lost.
+    /// Returns the disk after its process was killed. Nothing is lost, because everything that was written is in the
+    /// kernel.
     pub fn after_kill(&self) -> Self {
         let state = self.0.lock().unwrap();
         Self(Arc::new(Mutex::new(State {
@@ -114,7 +115,7 @@ impl MemoryDisk {
         Self::of(self.0.lock().unwrap().synced.clone())
     }
 
-    /// Returns the disk after a loss of power that lost a file's new size, and nothing else.
+    /// Returns the disk after a loss of power in which only the file's new size was lost.
     pub fn without_growth(&self) -> Self {
         let state = self.0.lock().unwrap();
         let mut bytes = state.seen.clone();
@@ -122,7 +123,7 @@ impl MemoryDisk {
         Self::of(bytes)
     }
 
-    /// Returns the disk after a random loss of power. Each change since the last sync is kept or lost; of a lost write,
+    /// Returns the disk after a random loss of power. Each change since the last sync is kept or lost. Of a lost write,
     /// some sectors may be kept.
     pub fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let state = self.0.lock().unwrap();
@@ -148,7 +149,7 @@ impl MemoryDisk {
     }
 }
 
-/// Appends all zeros at once: one at a time, that takes half of the time of an unoptimised simulation.
+/// Appends all zeros at once. One at a time would take half of the time of an unoptimised simulation.
 fn grow(bytes: &mut Vec<u8>, size: usize) {
     let more = size.saturating_sub(bytes.len());
     bytes.extend_from_slice(&vec![0; more]);

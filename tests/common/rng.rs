@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
-/// `splitmix64`: small, fast, and good with any seed.
+/// The generator `splitmix64`: small, fast, and good with any seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -26,7 +26,7 @@ impl Rng {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// A random index into a list of length `len`.
+    /// A random index into a list of `len` entries.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }
@@ -55,7 +55,8 @@ impl Rng {
         &of[self.index(of.len())]
     }
 
-    /// A number from `low` to `high`, for example a duration. Every doubling of `low` is equally likely.
+    /// A number from `low` to `high`, for example a duration. How many times `low` is doubled is drawn first, so short
+    /// and long durations are about equally likely.
     pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);

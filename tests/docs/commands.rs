@@ -11,7 +11,7 @@ use crate::repository::packages;
 use crate::shell::commands;
 use crate::{assert_none, pages, path, text};
 
-/// The repository's folders: if a word of a command is a path in one of them, the file must exist.
+/// The repository's folders. If a word of a command is a path in one of them, a file of that path must exist.
 const FOLDERS: [&str; 10] = [
     ".ci", "charts", "config", "crates", "docs", "e2e", "hack", "proto", "src", "tests",
 ];

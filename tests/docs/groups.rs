@@ -1,4 +1,4 @@
-//! Checks that commands name Cadastre's kinds with their group: other APIs have `ippools`, too.
+//! Checks that commands name Cadastre's kinds with their API group, because other APIs have `ippools`, too.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn names() -> BTreeSet<String> {
     all
 }
 
-/// The uses of a name of Cadastre's kinds without group in the commands of a text.
+/// The names of Cadastre's kinds that the commands of a text use without a group.
 fn bare(text: &str, names: &BTreeSet<String>) -> Vec<String> {
     let text = text.replace("\\\n", " ");
     let mut bare = Vec::new();

@@ -1,7 +1,7 @@
 //! Checks that everything that the documentation links to, calls, sets and names exists in this repository.
 //!
-//! Commands are taken from `sh` blocks and from code in sentences, and are checked by the programs' own parsers. The
-//! effects of commands are covered by the end-to-end tests.
+//! Commands are taken from `sh` blocks and from code in sentences. The programs' own parsers check them. What the
+//! commands do is tested by the end-to-end tests.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 

@@ -43,7 +43,8 @@ fn images_that_something_is_built_in_are_named_by_their_digest() {
         let digest = image.split_once("@sha256:").unwrap_or_default().1;
         assert!(is_hex(digest, 64), "{image}");
     }
-    // A stage builds only on nothing, on a pinned image, or on another stage, so no other image is used.
+    // Each stage of the Dockerfile is based on nothing, on a pinned image, or on another stage. So no other image is
+    // used.
     let mut stages = vec!["scratch", "${BUILDER}", "${BINARIES}"];
     for from in after(&dockerfile, "FROM ") {
         let (base, stage) = from.split_once(" AS ").unwrap_or((from, ""));

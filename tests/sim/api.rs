@@ -79,14 +79,15 @@ pub struct Api {
     /// What agents have written: statuses of NodeSubnets by UID, and NodeAddresses by name.
     pub statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
-    /// The node of each pod, by the pod's UID. Deleted pods stay in the map.
+    /// The node of each pod, by the pod's UID. Deleted pods are kept.
     pub placed: BTreeMap<ObjectUid, NodeName>,
     /// Whether the Lease loses the intents that are written to it.
     pub forgets_intents: bool,
-    /// By UID of a node: its terms before each touch that the mutation `TouchWithoutEffect` made ineffective.
+    /// By UID of a node: the terms that it had before each touch that the mutation `TouchWithoutEffect` made
+    /// ineffective.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<TermId>>>,
-    /// The number of duplicates that only the test of the node's UID prevented, and that only the test of the term
-    /// prevented.
+    /// How many times only the test of the node's UID prevented that two nodes got one range, and how many times only
+    /// the test of the term did.
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
@@ -103,7 +104,8 @@ impl Api {
         self.revision
     }
 
-    /// Restores a backup, including the revision counter. The counter of UIDs stays, because real UIDs never repeat.
+    /// Restores a backup, including the revision counter. The counter of UIDs is not restored, because UIDs never
+    /// repeat in a real cluster, either.
     pub fn restore(&mut self, backup: Api) {
         let before = std::mem::replace(self, backup);
         self.uids = before.uids;
@@ -120,7 +122,7 @@ impl Api {
         self.pods.version = version;
     }
 
-    // Writes of kubelets, users and agents. They follow the server's rules, but have no preconditions.
+    // Writes of kubelets, users and agents. The server's rules apply to these, but no preconditions.
 
     /// Creates or replaces an object.
     pub fn put<T: Stored>(&mut self, object: T) -> Arc<T> {
@@ -132,7 +134,7 @@ impl Api {
         after
     }
 
-    /// Deletes an object at once, whatever finalizers it has.
+    /// Deletes an object at once, even if it has finalizers.
     pub fn remove<T: Stored>(&mut self, name: &T::Name) {
         let version = self.revision();
         let before = T::kind_mut(self).remove(name, version);
@@ -355,7 +357,7 @@ impl Api {
         Ok(Arc::unwrap_or_clone(self.put(object)))
     }
 
-    /// Changes an object if it is still as it was read.
+    /// Changes an object if it still has the UID and version that the sender has read.
     fn update<T: Stored>(
         &mut self,
         as_read: &KnownObject,
@@ -408,7 +410,8 @@ impl Api {
         Some((after.version, status))
     }
 
-    /// Writes an agent's NodeAddresses. Returns `false` if `is_new` and they exist, or if neither is the case.
+    /// Writes an agent's NodeAddresses. Returns `false` if they exist although `is_new` is set, or do not exist
+    /// although it is not.
     pub fn write_addresses(
         &mut self,
         name: &NodeName,
@@ -457,7 +460,7 @@ impl Api {
             || overlooked.is_some_and(|terms| terms.contains(&a.term))
     }
 
-    /// Whether another node has a podCIDR that overlaps these ranges.
+    /// Whether another node has a podCIDR that overlaps the ranges of this allocation.
     fn is_held(&self, a: &PodCidrAllocation) -> bool {
         let hits = |held: &Cidr| a.cidrs.iter().any(|cidr| cidr.overlaps(held));
         let nodes = &mut self.nodes.live.values();
@@ -569,7 +572,7 @@ fn same_term(node: &Node, term: Option<&TermId>, annotated: bool) -> bool {
     node.annotated == annotated && (!annotated || node.term.as_ref() == term)
 }
 
-/// The condition that another writer updates when it has seen this version of a NodeSubnet.
+/// The condition that another writer updates after it has seen this version of a NodeSubnet.
 fn of_another(version: u64) -> SubnetCondition {
     SubnetCondition {
         kind: OF_ANOTHER.into(),

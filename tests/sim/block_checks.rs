@@ -2,14 +2,15 @@
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
-//!    existing pod reports it. No block is listed that overlaps a block listed for another live node, or a podCIDR
-//!    that a controller has allocated.
+//!   existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
+//!   a controller has allocated.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
-//!    block, by CIDR and UID.
+//!   block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
-//!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
-//!    quarantine is over, and no pod of the node reports an address of the block.
-//! 4. *Policy.* A block is created inside its pool, for a node that the pool selects. It overlaps no range that the
+//!   release; or the block was never listed and another range held its addresses; or its node is deleted, the
+//!   quarantine is over, and no pod of the node reports an address of the block.
+//! 4. *Policy.* A new block lies inside its pool and is for a node that the pool selects. It overlaps no range that the
+//!   writing process had received as allocated, and no older pool.
 //!    writing process had received as allocated, and no older pool.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,7 @@ use super::pool_model::{PoolModel, counted};
 use super::received::Received;
 use super::run::{RunId, Sim};
 
-/// A controller must respect an object that it received at least this long ago: a pool, service range or pod.
+/// A controller must respect a pool, service range or pod that it received at least this long ago.
 const HEEDED: Time = 120 * SECOND;
 
 /// The history of each block (by CIDR and UID) and of each node.
@@ -66,7 +67,8 @@ fn is_live(api: &Api, uid: &ObjectUid) -> bool {
 }
 
 impl BlockChecks {
-    /// Records that a host uses a range that the restored server does not know: blocks that overlap it are contested.
+    /// Records that a host uses a range that the restored server does not know. Blocks that overlap the range count as
+    /// contested.
     pub fn used(&mut self, range: &Cidr) {
         for ((cidr, _), history) in &mut self.histories {
             history.contested |= cidr.overlaps(range);
@@ -101,7 +103,8 @@ impl Checks {
             }
         }
         if author == Author::World {
-            // A NodeSubnet is one of two records of the node's blocks, and a user has changed it.
+            // A NodeSubnet is one of two records of the node's blocks. A user has changed it, so its blocks count as
+            // edited.
             for block in listed(before) {
                 self.blocks.histories.entry(block).or_default().edited = true;
             }
@@ -115,7 +118,7 @@ impl Checks {
             let report = before.and_then(|before| before.report.as_ref());
             let report = report.filter(|report| report.node_uid == uid);
             for block in was {
-                // A block that was deleted by hand and created again has another UID, so only the CIDR is compared.
+                // A block that was deleted by hand and created again has a new UID, so only the CIDR is compared.
                 let stays = has.as_ref() == Some(&uid) && is.iter().any(|it| it.0 == block.0);
                 let entry = report.and_then(|report| report.of_block(&block.0, &block.1));
                 if !stays && !entry.is_some_and(|entry| entry.released) {
@@ -143,7 +146,7 @@ impl Checks {
                 return wrong(DUPLICATE, text, [subnet.name.clone()]);
             }
             // After a user has deleted the NodeSubnet, a late creation may list a block that the agent has released.
-            // That is harmless, because the agent assigns nothing from it.
+            // That does no harm, because the agent assigns nothing from the block.
             if before.is_none() && history.released.contains(&uid) {
                 history.edited = true;
                 continue;
@@ -241,7 +244,7 @@ impl Checks {
         history.contested |= contested;
     }
 
-    /// Records written podCIDRs: whoever wrote them, blocks that overlap them are contested.
+    /// Records written podCIDRs, whoever wrote them. Blocks that overlap them count as contested.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
         for ((cidr, _), history) in &mut self.blocks.histories {
             history.contested |= ranges.iter().any(|range| range.overlaps(cidr));
@@ -261,7 +264,7 @@ impl Checks {
         let was_listed =
             |it: &&(&Key, &BlockHistory)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // The same is true of a block that a late deletion removed and that was created again.
+        // A block that a late deletion removed may have been created again, too.
         let is_let_go = |it: &BlockHistory| it.released.contains(&owner.uid);
         let remade = |it: &BlockHistory| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -304,7 +307,8 @@ impl Checks {
             let text = format!("{cidr} of {uid} ends while a pod reports an address of it");
             return wrong("end of a block", text, names);
         }
-        // The same host may have released the block as another Node, which may be deleted by now.
+        // The same host may have released the block while it was registered as another Node, which may be deleted by
+        // now.
         let released = !history.released.is_empty() || !history.listed.contains(&owner.uid);
         let died = self.blocks.died.get(&owner.uid).copied();
         let quarantine = self.quarantine_of(|it| it.name == spec.pool);
@@ -336,7 +340,8 @@ impl Checks {
             wrong("policy", text, [&*owner.name, &*spec.pool])
         };
         let subnet = received.subnets.objects.get(&spec.owner.name);
-        // Creating a quarantined block, or one that the node had already, is a repair: the node gains nothing by it.
+        // If a new block is quarantined, or the node had it already, its creation is a repair: the node gains nothing
+        // by it.
         let restored = spec.owner.quarantined
             || received
                 .used
@@ -375,7 +380,7 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(format!("{} was seen with a podCIDR there", node.name));
         }
-        // The request may have waited since the decision, so only objects known for long enough count.
+        // The request may have been sent long after the decision, so only objects known for long enough count.
         let heeded = |uid: &ObjectUid| received.has_known_since(uid, now.saturating_sub(HEEDED));
         let mut services = received.services.objects.values();
         let covers = |s: &&ServiceRange| {
@@ -422,16 +427,16 @@ fn owner_is(subnet: Option<&Subnet>, uid: &ObjectUid) -> bool {
 }
 
 impl Sim {
-    /// The blocks that a host uses: the unreleased blocks of its present Node, and blocks with addresses in use of
-    /// Nodes that the server lost in a restore. A host that is off for good uses none.
+    /// The blocks that a host uses: those of its present Node that are not released, and those with addresses in use of
+    /// Nodes that a restore has removed. A host that is off for good uses none.
     fn used_by(&self, id: usize) -> Vec<&Key> {
         let agent = &self.machines.hosts[id];
         if agent.is_gone && self.was_restored() {
             return Vec::new();
         }
         let node = self.machines.live_node(id, &self.api);
-        // A host without a Node cannot publish anything. After a restore it stays without one if an earlier Node of its
-        // name came back.
+        // A host without a Node cannot publish anything. After a restore, a host has no Node for good if the restore
+        // brought back an earlier Node of its name.
         if node.is_none() && self.was_restored() && !self.registering.contains(&agent.name) {
             return Vec::new();
         }
@@ -517,9 +522,11 @@ impl Sim {
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
-            // A user who edits the block of a dead node decides whose it is, so nothing is checked then.
+            // If a user edits the block of a dead node, that edit decides which node has the block. So nothing is
+            // checked then.
             let edited = self.checks.was_edited(addr);
-            // Clocks measure the quarantine of a dead node's addresses: with fast clocks it ends too early.
+            // The quarantine of a dead node's addresses is measured by clocks. If a clock is fast, the quarantine ends
+            // too early.
             let of_dead = || {
                 let of_pod = self.machines.of_pod.get(&other.uid);
                 of_pod.is_none_or(|(_, node)| !is_live(&self.api, node))

@@ -1,8 +1,8 @@
 //! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
 //!
-//! Counted over a minute are: writes of an object that have no effect, reads of an object, all requests of a process,
-//! and how often the process is woken by its clock alone. The counts of an object start again with a write of the
-//! object that succeeds, or when a new object takes its run_id.
+//! These are counted over a minute: writes of an object that have no effect, reads of an object, all requests of a
+//! process, and how often only the clock wakes the process. After a successful write of an object, or when a new object
+//! has its name, the counts of the object start again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,13 +19,13 @@ use super::run::RunId;
 
 const MINUTE: Time = 60 * SECOND;
 
-/// The maximum number of writes of one kind without effect, per object and minute.
+/// The maximum number of ineffective writes of one kind, per object and minute.
 const WRITES: usize = 16;
 /// The maximum number of reads of one object in a minute without a successful write of the object.
 const READS: usize = 40;
 /// The maximum number of requests of one process in a minute.
 const ALL: usize = 6_000;
-/// The maximum number of wake-ups of one process by its clock alone, in a minute.
+/// The maximum number of times that only its clock wakes a process in a minute.
 const WAKES: usize = 2_400;
 
 /// The times of the events in the last minute.
@@ -77,7 +77,7 @@ impl Budget {
             let text = format!("{run_id} asks {all} times in a minute");
             return wrong("budget", text, None::<&str>);
         }
-        // A request that was not sent costs the server nothing, so it is not counted for its object.
+        // A request that was not sent costs the server nothing, so it does not count against its object.
         if matches!(outcome, RequestOutcome::Rejected(Rejection::NotSent)) {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Handles the creation of a Node. Earlier reads by this name concerned another object, so they no longer count.
+    /// Handles the creation of a Node. Earlier reads of this name were about another object, so they no longer count.
     pub fn born(&mut self, name: &NodeName) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),
@@ -131,7 +131,7 @@ impl Budget {
         self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
     }
 
-    /// Counts a wake-up of a process by its clock alone, and checks the count against the limit.
+    /// Counts that only its clock has woken a process, and checks the count against the limit.
     pub fn woke(&mut self, run_id: RunId, now: Time) -> Verdict {
         let count = self.wakes.entry(run_id).or_default().add(now);
         if count > WAKES * self.pace {

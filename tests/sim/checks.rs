@@ -1,5 +1,5 @@
-//! The guarantees that every step is checked for, and the records that the checks keep: of the API server's history and
-//! of reports. No check reads the state of a controller.
+//! The guarantees that are checked after every step, and the records that the checks keep of the API server's history
+//! and of reports. No check reads the state of a controller.
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* A range that a controller allocates overlaps no range that a controller has allocated to another
@@ -14,12 +14,12 @@
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
 //!    another size and contain addresses of its own pods.
 //! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it. The Lease
-//!    names it until it can no longer take effect. Another write that an earlier leader could do harm with is sent only
-//!    after a write of the Lease that took effect after the decision.
-//! 5. *Fence.* After an unclean takeover from a Lease without intents, no podCIDRs are allocated before every existing
-//!    node without podCIDRs has the new term.
-//! 6. *Records.* A NodeSubnet's record of a node's ranges does not vanish too early. A pool's finalizer stays while
-//!    ranges of the pool are allocated or quarantined.
+//!   names it until it can no longer take effect. Any other write that could do harm if an earlier leader sent it is
+//!   sent only after a write of the Lease that took effect after the decision.
+//! 5. *Fence.* After an unclean takeover of a Lease without intents, no podCIDRs are allocated before every existing
+//!   node without podCIDRs has the new term.
+//! 6. *Records.* A NodeSubnet does not lose its record of a node's ranges while the node exists and has them, or while
+//!   their quarantine lasts. A pool's finalizer stays while ranges of the pool are allocated or quarantined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -76,9 +76,9 @@ pub struct DeadNode {
     pub died: Time,
     /// Whether a NodeSubnet contained the ranges when the node was deleted, and no user has edited that record since.
     pub recorded: bool,
-    /// Whether a user has edited the record. A controller that received the edit considers the quarantine over.
+    /// Whether a user has edited the record. A controller that received the edit counts the quarantine as over.
     pub edited: bool,
-    /// The times at which lists of the node's pods showed none of its addresses.
+    /// When lists of the node's pods showed none of the node's addresses.
     pub looked: Vec<Time>,
 }
 
@@ -90,8 +90,8 @@ pub struct Checks {
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
-    /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine the process that
-    /// last chose the ranges had to respect.
+    /// By UID of a node and the ranges chosen for it: UIDs of dead nodes. The process that last chose the ranges had to
+    /// respect their quarantine.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
     pub born: BTreeMap<ObjectUid, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
@@ -101,7 +101,7 @@ pub struct Checks {
     /// The holder of the Lease, and since when.
     pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
-    /// By term: when the Lease was last written in it, and the intents in that Lease.
+    /// By term: when the Lease was last written in that term, and the intents that it named then.
     pub leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
     pub last_term: Option<TermId>,
@@ -109,15 +109,15 @@ pub struct Checks {
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
     pub blocks: BlockChecks,
-    /// UIDs of pods that a restore has brought back: the addresses in their statuses are outdated.
+    /// UIDs of pods that a restore has brought back. The addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
-    /// UIDs of pods that got an address after the agent's Node was deleted, or an address of a foreign allocator's
-    /// podCIDR: nothing is guaranteed for them.
+    /// UIDs of pods for which nothing is guaranteed: they got an address after the agent's Node was deleted, or from a
+    /// foreign allocator's podCIDR.
     pub given_too_late: BTreeSet<ObjectUid>,
     /// Addresses that an agent has released, with the host, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
-    /// How often each process has sent each report about an object since the last block was allocated to the object,
-    /// after the number of blocks that were allocated to it before.
+    /// For each process, object and report: the number of blocks allocated to the object so far, and how often the
+    /// report was sent since the last of these blocks.
     reported: BTreeMap<(RunId, String), (u64, u32)>,
     /// The last report of each process about each object.
     last_report: BTreeMap<(RunId, String), String>,
@@ -292,16 +292,16 @@ impl Checks {
         dead.died + self.quarantine_of(|it| dead.ranges.iter().any(|range| it.overlaps(range)))
     }
 
-    /// The shortest quarantine of the selected versions of pools, as the fastest clock measures it.
+    /// The shortest quarantine among the versions of pools that `is_of` selects, as the fastest clock measures it.
     pub fn quarantine_of(&self, is_of: impl Fn(&PoolModel) -> bool) -> Time {
         let versions = self.models.iter().filter(|it| is_of(it));
         let shortest = versions.map(|it| it.quarantine).min().unwrap_or(0) * SECOND;
         shortest - shortest * self.skew * 2 / 1_000_000
     }
 
-    /// Checks a report of a controller once the faults are over. The same report may be sent again only if another
-    /// one about the same object came between, and at most `OFTEN` times. For a node, counting starts again with each
-    /// block that is allocated to the node, because its pods come and go and wait for different pools.
+    /// Checks a report of a controller once the faults are over. The same report about an object may be sent again only
+    /// after another report about the object, and at most `OFTEN` times. For a node, counting starts again with each
+    /// block that is allocated to it: its pods come and go, and wait for different pools.
     pub fn reported(
         &mut self,
         run_id: RunId,
@@ -324,7 +324,7 @@ impl Checks {
             _ => (allocated, 1),
         };
         let times = count.1;
-        // Blocks come and go, so the limit of a node may be reached, and reported, several times.
+        // A node's blocks come and go, so it may reach its limit, and an event may report that, several times.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{run_id} tells {times} times: {text}");
@@ -364,7 +364,7 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
         uid: "u0".into(),
     };
     let mut checks = Checks::default();
-    // Counts how often the two reasons may be reported, in turn.
+    // Reports the two reasons in turn, and counts how often that is accepted.
     let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
         let mut is_accepted = |reason| {
             let report = EventRecord {

@@ -18,7 +18,7 @@ pub fn seconds(now: Time) -> i64 {
     EPOCH + i64::try_from(now / SECOND).unwrap()
 }
 
-/// The clocks of one host. The monotonic clock never goes back; it may run at any rate, stop, and jump ahead.
+/// The clocks of one host. The monotonic clock never goes back, but it may run at any rate, stop, and jump ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
     /// When the rate last changed (`since`), and what the monotonic clock showed at that time, in microseconds.
@@ -71,7 +71,7 @@ impl Clocks {
         (self.since, self.rate, self.stands_until) = (now, rate, stands_until);
     }
 
-    /// Stops the monotonic clock until then.
+    /// Stops the monotonic clock until the time `until`.
     pub fn stop(&mut self, now: Time, until: Time) {
         self.set_pace(now, self.rate, until);
     }

@@ -86,7 +86,7 @@ impl Sim {
             process.clocks.set_pace(now, rate, now);
             self.log(None, || format!("{run_id}'s clock runs at {rate} ppm"));
         }
-        // The timers of a process follow its clock, so the elector and the controller are called again.
+        // The process measures its timers by its clock, so the elector and the controller are called again.
         self.after(0, Due::CallElector(run_id));
         self.after(0, Due::CallController(run_id));
     }
@@ -102,7 +102,7 @@ impl Sim {
         }
     }
 
-    /// Restarts one watch or all watches with a list.
+    /// Makes one watch, or all watches, start again with a list.
     fn relist(&mut self, run_id: RunId) {
         let all = self.rng.chance(2_000);
         let one = *self.rng.pick(&Watched::ALL);
@@ -113,7 +113,7 @@ impl Sim {
         }
     }
 
-    /// Cuts a watch for a time; later it resumes where it stopped.
+    /// Cuts a watch for a time. Then the watch resumes where it stopped.
     fn stall(&mut self, run_id: RunId) {
         let kind = *self.rng.pick(&Watched::ALL);
         let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
@@ -141,7 +141,7 @@ impl Sim {
         });
     }
 
-    /// Cuts the process off: its writes arrive when the network is back, or never.
+    /// Cuts the process off. Its writes arrive when the network is back, or never.
     fn cut(&mut self, run_id: RunId) {
         let length = self.rng.stretch(SECOND, 90 * SECOND);
         self.processes[run_id.process].cut_until = self.now + length;

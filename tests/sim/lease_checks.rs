@@ -24,7 +24,7 @@ impl Checks {
         new
     }
 
-    /// Checks and records the intents that a controller wants in the Lease: chosen by itself, or inherited.
+    /// Checks and records the intents that a controller wants in the Lease: its own, or inherited ones.
     pub fn wants(
         &mut self,
         run_id: RunId,
@@ -91,7 +91,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Whether the Lease was last written in this term. Without a term the answer is yes.
+    /// Whether the Lease was last written in this term. Returns true without a term.
     pub fn is_leading(&self, term: Option<&TermId>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
@@ -113,7 +113,7 @@ impl Checks {
         }
         if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
-            // A node that is deleted or has podCIDRs cannot get any, so the Lease need not name the allocation.
+            // A node that is deleted or has podCIDRs cannot get any. So the Lease need not name the allocation.
             let node = api.nodes.get(&a.name);
             let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
             if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {

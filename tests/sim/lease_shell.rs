@@ -1,4 +1,4 @@
-//! The Lease in the shell of a controller process: elections, renewals, and the leadership that the controller gets.
+//! The Lease in a controller process: elections, renewals, and the leadership that is passed to the controller.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::clock::{MS, SECOND};
 use super::process::{Run, Watched};
 use super::run::{Due, Reply, RunId, Sim};
 
-/// A process ends if it could not read the Lease for this long, because its cache may be outdated.
+/// A process that could not read the Lease for this long ends, because its cache may be outdated.
 const AWAY: Duration = Duration::from_secs(60);
 
 impl Sim {
@@ -90,9 +90,9 @@ impl Sim {
         }
     }
 
-    /// Returns the renewal time that a process writes into the Lease: usually the present time. But after a gap (a time
-    /// without a leader), it is the last renewal before the gap until agents have published. So the Lease still shows
-    /// the gap.
+    /// Returns the renewal time that a process writes into the Lease. Usually it is the present time. But after a gap
+    /// (a time without a leader), it is the last renewal before the gap until agents have published, so that the Lease
+    /// still shows the gap.
     fn renewal(&self, run_id: RunId) -> Timestamp {
         let process = &self.processes[run_id.process];
         let wall = process.clocks.wall(self.now);
@@ -126,7 +126,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Delivers a write of the Lease to the candidates' watches, which may be late or silent.
+    /// Delivers a write of the Lease to the candidates' watches, which may lag or deliver nothing.
     fn tell_watches(&mut self, record: &LeaseRecord) {
         for process in 0..self.processes.len() {
             let run_id = self.run_id(process);
@@ -185,7 +185,7 @@ impl Sim {
         self.poll_lease(run_id);
     }
 
-    /// Schedules passing a changed leadership to the controller, and retries requests that wait for the Lease.
+    /// Schedules passing a changed leadership to the controller. Also retries requests that wait for the Lease.
     fn leadership_changed(&mut self, run_id: RunId) {
         let held = std::mem::take(&mut self.processes[run_id.process].run().awaiting_lease);
         for id in held {

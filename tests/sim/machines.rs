@@ -1,4 +1,5 @@
-//! All hosts: the Nodes that they register as, their pods, and events on them. A *machine* is a simulated host.
+//! All hosts: the Nodes that they register as, their pods, and events on them. *Machine* in a name means a simulated
+//! host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,11 +26,11 @@ pub enum Act {
 #[derive(Default)]
 pub struct Machines {
     pub hosts: Vec<Host>,
-    /// The index of the host of each Node that ever existed, by the Node's UID.
+    /// By UID of every Node that ever existed: the index of its host.
     pub of_node: BTreeMap<ObjectUid, usize>,
-    /// The identity and the index of the last host of each Node name.
+    /// By Node name: the machine identity and the index of the last host of that name.
     last: BTreeMap<NodeName, (MachineIdentity, usize)>,
-    /// The index of the host and the UID of the Node that each pod was bound to, by the pod's UID.
+    /// By UID of each pod: the index of its host, and the UID of the Node that it was bound to.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
 }
@@ -55,8 +56,8 @@ impl Machines {
 }
 
 impl Sim {
-    /// Assigns a host to a new Node: the last host with the Node's name if its machine identity is the same, otherwise
-    /// a new host.
+    /// Decides which host a new Node is on: the last host with the Node's name if its machine identity is the same,
+    /// otherwise a new host.
     pub fn settle_in(&mut self, node: &Node) {
         let same = self.machines.last.get(&node.name);
         let same = same.filter(|(machine, _)| machine.same(&node.machine));
@@ -69,7 +70,7 @@ impl Sim {
         } else if self.machines.hosts[id].is_off {
             self.after(MS, Due::Machine(id, Act::Start));
         }
-        // Other hosts of that name are gone, so the addresses that they had are not in use any more.
+        // Other hosts of that name are gone, so their addresses are not in use any more.
         for (other, host) in self.machines.hosts.iter_mut().enumerate() {
             if other != id && host.name == node.name {
                 host.forgotten.clear();
@@ -81,12 +82,12 @@ impl Sim {
         self.machines.of_node.insert(node.uid.clone(), id);
     }
 
-    /// Queues a change for the watches of the agents that the change concerns.
+    /// Queues a change for the watches of all agents that it concerns.
     pub fn tell_agents(&mut self, commit: &Commit) {
         for id in 0..self.machines.hosts.len() {
             self.tell_host(id, commit);
         }
-        // Deleting a Node means that its host is gone, so no range that the host ever had is in use any more.
+        // If a Node is deleted, its host is gone. So no range that the host ever had is in use any more.
         if let Commit::Node(Some(gone), after) = commit
             && after.as_ref().is_none_or(|after| after.uid != gone.uid)
             && let Some(id) = self.machines.of_node.get(&gone.uid)
@@ -120,14 +121,14 @@ impl Sim {
         host.node.as_ref().is_some_and(is_so)
     }
 
-    /// Draws a host; returns `None` if it is off.
+    /// Draws a host. Returns `None` if that host is off.
     fn draw_host(&mut self) -> Option<usize> {
         let id = self.rng.index(self.machines.hosts.len().max(1));
         let host = self.machines.hosts.get(id)?;
         (!host.is_off).then_some(id)
     }
 
-    /// Injects a random fault into a random host, unless agents are spared after a restore.
+    /// Causes a random fault of a random host, unless agents are spared because of a recent restore.
     pub fn inject_host_fault(&mut self) {
         let host = self.draw_host();
         let what = self.rng.below(100);
@@ -154,7 +155,7 @@ impl Sim {
         }
     }
 
-    /// Creates a pod, binds it to the Node, and has the kubelet of the host start it.
+    /// Creates a pod, binds it to the Node, and makes the kubelet of the host start it.
     pub fn bind_pod(&mut self, node: &Arc<Node>) {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
@@ -173,7 +174,7 @@ impl Sim {
         self.after(lives, end);
     }
 
-    /// Has the kubelet report the pod's addresses, if the Node that the pod was bound to still exists.
+    /// Makes the kubelet report the pod's addresses, if the Node that the pod was bound to still exists.
     pub fn pod_reports(&mut self, uid: &ObjectUid) {
         let Some((id, node)) = self.machines.of_pod.get(uid) else {
             return;
@@ -195,7 +196,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Lets a pod finish: it no longer uses its addresses, and is deleted some time later.
+    /// Makes a pod finish: it no longer uses its addresses, and is deleted some time later.
     pub fn pod_finishes(&mut self, name: &Text) {
         let Some(pod) = self.api.pods.get(name).cloned() else {
             return;
@@ -220,7 +221,7 @@ impl Sim {
     pub fn pod_ended(&mut self, uid: &ObjectUid) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
             let id = *id;
-            // After a forced deletion, the pod runs on although the API server does not know it any more.
+            // After a forced deletion, the pod still runs although the API server does not know it any more.
             let is_forced = self.has_faults && self.rng.chance(1_500);
             let lag = if is_forced {
                 self.rng.between(20, 150) * SECOND

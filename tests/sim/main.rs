@@ -1,10 +1,10 @@
 //! Deterministic simulation: an in-memory API server, controller processes and the agents of nodes in virtual time.
 //!
 //! Controllers and agents are the shipped state machines: `controller::Controller`, `cluster::lease::Elector`, and the
-//! agent in `host`. Everything around them is drawn from a seed: requests that are lost, delayed or rejected, watches
-//! that are cut or lag, pauses, crashes and hand-overs of processes, wrong clocks, and changes of nodes, pools and
-//! pods. After every step the changes at the API server are checked against the guarantees. In the last part of a run
-//! there are no faults and no changes, so at the end nothing may wait, be left over, or still be written.
+//! agent in `host`. A seed decides everything around them: requests that are lost, delayed or rejected, watches that
+//! are cut or lag, pauses, crashes and hand-overs of processes, wrong clocks, and changes of nodes, pools and pods.
+//! After every step, the changes at the API server are checked against the guarantees. In the last part of a run there
+//! are no faults and no changes, so at the end nothing may wait, be left over, or still be written.
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! Tries deliberate bugs: checks that the simulation finds each bug that it has to find according to `proofs`.
 //!
-//! Some searches from seed 0 on take minutes. So `make sim` first runs the seeds in `found.txt`, at which the last
-//! search found the mutations. If a seed no longer finds its mutation, `make sim` searches from seed 0 on.
-//! `make mutants` always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
+//! A search from seed 0 can take minutes. So `make sim` first runs the seeds in `found.txt`, which found the mutations
+//! in the last search. If a seed no longer finds its mutation, `make sim` searches from seed 0 on. `make mutants`
+//! always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
 //! `tests/common/mutated.rs`.
 
 use super::proofs::Scenario;
@@ -12,7 +12,7 @@ use super::proofs::Scenario;
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
     pub scenario: Scenario,
-    /// The only rule whose violation ends a run; with `None` a violation of any rule does.
+    /// Only a violation of this rule ends a run. `None`: a violation of any rule does.
     pub rule: Option<&'static str>,
 }
 
@@ -34,7 +34,7 @@ mod tried {
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
 
     /// Runs a seed with the mutation. Returns the violation that the seed found, or the number of steps that were run.
-    /// A seed that also fails without the mutation proves nothing.
+    /// A seed that fails without the mutation, too, does not count.
     fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Result<String, u64> {
         mutation::set(Some(mutation));
         let done = Sim::run(seed, Some(trial));
@@ -53,7 +53,8 @@ mod tried {
         ))
     }
 
-    /// Runs seeds from 0 on until one finds the mutation, for about `within` steps. Returns the seed and the violation.
+    /// Runs seeds from 0 on, for about `within` steps, until one finds the mutation. Returns that seed and the
+    /// violation.
     fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<(u64, String), String> {
         let (mut seed, mut steps) = (0, 0);
         while steps <= within {
@@ -66,7 +67,7 @@ mod tried {
         Err(format!("not found in {steps} steps"))
     }
 
-    /// Returns the seeds in `found.txt`; none if this run has to search.
+    /// Returns the seeds in `found.txt`, or none if this run must search.
     fn known_seeds() -> BTreeMap<String, u64> {
         if variable("SEARCH").is_some() {
             return BTreeMap::new();
@@ -79,7 +80,7 @@ mod tried {
         text.lines().map(entry).collect()
     }
 
-    /// Tries each mutation on its own, two of them in parallel, and prints the results. Returns the seeds.
+    /// Tries each mutation on its own, two mutations in parallel, and prints the results. Returns the seeds.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
         attempt: impl Fn(Mutation) -> Result<(u64, String), String> + Sync,
@@ -120,7 +121,7 @@ mod tried {
         }
     }
 
-    /// `MUTANT` names the mutation to try; without it all mutations that the simulation has to find are tried.
+    /// `MUTANT` names the mutation to try. Without it, all mutations that the simulation has to find are tried.
     #[test]
     fn the_simulation_finds_its_mutations() {
         let named = variable("MUTANT");

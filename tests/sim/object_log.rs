@@ -77,7 +77,7 @@ impl<T: Stored> Kind<T> {
         object
     }
 
-    /// Removes an object; watches receive its last state with the version of the removal.
+    /// Removes an object. Watches receive its last state, with the version of the removal.
     pub fn remove(&mut self, name: &T::Name, version: u64) -> Option<Arc<T>> {
         let last = self.live.remove(name)?;
         self.record(T::clone(&last), version, true);
@@ -107,7 +107,8 @@ pub struct Feed<T> {
 
 enum Stage<T> {
     Down,
-    /// The start of the list was delivered, but the list is not read yet: it will contain changes that happen now.
+    /// The start of the list was delivered, but its content is not read yet, so it will include changes that happen
+    /// now.
     Announced,
     Listing(std::vec::IntoIter<Arc<T>>),
     Listed,
@@ -130,7 +131,7 @@ pub trait AnyFeed {
     fn relist(&mut self);
 
     /// Handles a restore of the server to an older state. A watch resumes after the last version that it delivered, so
-    /// it delivers nothing until the server has passed that version again; an unfinished list starts again.
+    /// it delivers nothing until the server has passed that version again. An unfinished list starts again.
     fn cut(&mut self, api: &Api);
 
     fn has_next(&self, api: &Api) -> bool;
@@ -200,7 +201,7 @@ impl<T: Stored> Feed<T> {
     }
 }
 
-/// What a process has received of one kind, for the checks. An object counts as known until the process has
+/// What a process has received of one kind, as the checks record it. An object counts as known until the process has
 /// received its deletion, or a complete list without it.
 pub struct View<T: Object> {
     pub objects: BTreeMap<T::Name, T>,

@@ -39,7 +39,7 @@ pub enum PersistentFault {
     Requests {
         subject: Subject,
         fate: Fate,
-        /// Whether the fault concerns all requests of that kind, or only those about some objects.
+        /// Whether the fault concerns all requests of that kind. Otherwise only those about some objects.
         all: bool,
         from: Time,
     },
@@ -96,7 +96,7 @@ impl Sim {
         }
     }
 
-    /// Whether a process receives nothing of a kind, not even the first list.
+    /// Whether a process receives neither lists nor watch events of a kind.
     pub fn is_silent(&self, run_id: RunId, kind: Watched) -> bool {
         let silent = PersistentFault::SilentWatch {
             process: run_id.process,
@@ -106,7 +106,8 @@ impl Sim {
     }
 }
 
-/// Whether a fault concerns the request: all requests of its kind, or only those about a third of the objects.
+/// Whether a fault concerns the request. The fault concerns all requests of its kind, or only those about a third of
+/// the objects.
 fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
     let (of, name): (_, &str) = match request {
         ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) => {

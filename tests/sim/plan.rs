@@ -15,7 +15,7 @@ pub struct Plan {
     pub pools: u64,
     /// The chance that a new pool allocates blocks rather than podCIDRs.
     pub blocks: u32,
-    /// The prefix length of IPv4 pools' ranges: the longer, the more nodes wait for space.
+    /// The prefix length of IPv4 pools' ranges. The longer the prefix, the more nodes wait for ranges.
     pub slice: u8,
     /// Whether there are many more nodes than blocks.
     pub crowded: bool,
@@ -23,7 +23,7 @@ pub struct Plan {
     pub limit: usize,
     /// How long objects change and faults happen, from the start of the run.
     pub faults_for: Time,
-    /// How long the cluster may take afterwards, until the checks at the end.
+    /// How long the cluster may take after that, until the checks at the end.
     pub settle_for: Time,
     /// The maximum time between two changes of objects, and between two faults.
     pub work_every: Time,
@@ -37,13 +37,13 @@ pub struct Plan {
     pub clocks_stop: bool,
     /// Whether a foreign allocator sometimes allocates podCIDRs.
     pub foreign_allocator: bool,
-    /// Whether users edit NodeSubnets (`tampering`) or IPAMBlocks (`tampering_blocks`) by hand. Never both, because
-    /// then no record of a node's blocks would be left.
+    /// Whether users edit NodeSubnets (`tampering`) or IPAMBlocks (`tampering_blocks`) by hand. No run has both,
+    /// because then no record of a node's blocks would be left.
     pub tampering: bool,
     pub tampering_blocks: bool,
-    /// The chance, at each change of the workload, of a new pod with an address that Cadastre has not assigned.
+    /// The chance, per change of the workload, that a new pod has an address that Cadastre has not assigned.
     pub strangers: u32,
-    /// The chance, at each change of the workload, that a host loses its store, in addition to the usual faults.
+    /// The chance, per change of the workload, that a host loses its store. This is in addition to the usual faults.
     pub lost_stores: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
@@ -153,8 +153,8 @@ impl Plan {
         if plan.crowded { plan.crowd() } else { plan }
     }
 
-    /// Returns the conditions in which late writes do the most harm: little space for many nodes, and leaders that
-    /// stop sending just after an allocation.
+    /// Returns the conditions in which late writes do the most harm: few ranges for many nodes, and leaders that stop
+    /// sending just after an allocation.
     pub fn crowd(self) -> Self {
         let network = Network {
             late: 100,
@@ -275,8 +275,8 @@ impl Plan {
         }
     }
 
-    /// Adds a restore of the API server to a state more than a minute old. Then a process whose clock is correct sees
-    /// in the Lease that nobody has led for a while.
+    /// Adds a restore of the API server to a state more than a minute old. So the restored Lease shows that nobody has
+    /// led for over a minute, to a process whose clock is correct.
     pub fn with_restore(self, rng: &mut Rng) -> Self {
         let backup = rng.between(20, 150) * SECOND;
         let restore = backup + rng.between(65, 200) * SECOND;
@@ -295,13 +295,13 @@ impl Plan {
         }
     }
 
-    /// Whether requests and watches have no faults in this run; processes then have hardly any.
+    /// Whether requests and watches have no faults in this run. Processes then have hardly any faults.
     pub fn is_mild(&self) -> bool {
         self.network == Network::default()
     }
 
     /// Makes monotonic clocks unreliable: they stop while their host stands still, as in a virtual machine that is
-    /// paused or moved. Unless they only `lose` time, they also jump ahead and run at any rate.
+    /// paused or moved. Unless `lose` is set, they also jump ahead and run at any rate.
     pub fn with_bad_clocks(self, lose: bool) -> Self {
         Plan {
             faults: Faults {

@@ -68,8 +68,8 @@ impl Checks {
         let inside = |addr: &&Addr| a.cidrs.iter().any(|c| c.contains_addr(**addr));
         let returns = self.had_before(a, received);
         if self.dead_nodes.iter().any(|dead| dead.uid == a.uid) && returns {
-            // The node is deleted and had these ranges. The process may not know that it is deleted; the server will
-            // reject the write, because it tests the UID.
+            // The node that had these ranges is deleted, but the process may not know that. The write tests the UID, so
+            // the server will reject it.
             return Ok(());
         }
         let labels = received.labels.get(&a.uid);
@@ -79,7 +79,7 @@ impl Checks {
                 model.could_allocate(&a.cidrs, it) || returns && model.could_return(&a.cidrs, it)
             })
         };
-        // If several pools have the same ranges, any of them may have allocated them.
+        // If several pools have the same ranges, any of them may be the source of the allocation.
         let pools: Vec<&PoolModel> = received.models.iter().filter(could).collect();
         let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
@@ -125,7 +125,7 @@ impl Checks {
     }
 
     /// Returns a better pool than `dealt` that lacks only its finalizer, according to the objects that the process has
-    /// received: the node should have waited for the better pool.
+    /// received. If there is one, the node should have waited for it.
     fn starting_before(
         &self,
         dealt: &PoolModel,
@@ -167,7 +167,7 @@ impl Checks {
     }
 
     /// Whether an earlier node with the same name had these ranges, or the process had chosen the ranges for such a
-    /// node. The sources are the history, the process's own decisions, and the NodeSubnet that the process received.
+    /// node. This is known from the history, the process's own decisions, and the NodeSubnet that the process received.
     fn had_before(&self, a: &PodCidrAllocation, received: &Received) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let had = |dead: &DeadNode| dead.name == a.name && all(&dead.ranges);
@@ -204,7 +204,7 @@ impl Checks {
         self.ours.insert(node.uid.clone());
         let back = |dead: &DeadNode| dead.name == node.name && dead.machine.same(&node.machine);
         for dead in self.dead_nodes.iter().filter(|dead| hits(&dead.ranges)) {
-            // The range is the host's own, even if an earlier host of the same name had it before.
+            // The host gets its own range back, even if an earlier host of the same name had the range before.
             let had = |range: &Cidr| {
                 let mut later = self.dead_nodes.iter().filter(|it| it.died >= dead.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
@@ -213,7 +213,7 @@ impl Checks {
                 continue;
             }
             let seen = received.is_some_and(|received| received.seen_deleted.contains(&dead.uid));
-            // Another node may have had all of these ranges later; then the quarantine of that node counts.
+            // If another node had all of these ranges later, the quarantine of that node counts instead.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));
@@ -223,8 +223,9 @@ impl Checks {
             if !dead.recorded && !seen {
                 continue;
             }
-            // A write that was sent before the node was deleted may take effect at any time, so it is not checked. Nor
-            // is a write of ranges that a process chose without knowing the node, even if another leader repeats it.
+            // Two kinds of writes are not checked. A write that was sent before the node was deleted may take effect at
+            // any time. And a process may have chosen the ranges without knowing the node, even if another leader
+            // repeats the write.
             let key = (node.uid.clone(), node.pod_cidrs.to_vec());
             let considered_dead = received.and_then(|received| received.considered_dead.get(&key));
             let considered_dead = considered_dead.or_else(|| self.considered_dead.get(&key));

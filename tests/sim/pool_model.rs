@@ -1,4 +1,5 @@
-//! Pools as the checks understand them: derived from the spec independently of the product, except for parsing CIDRs.
+//! Pools as the checks understand them. They are derived from the spec by code of their own; only CIDRs are parsed by
+//! the product's code.
 
 use cadastre_api::{AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
@@ -44,7 +45,7 @@ pub struct PoolModel {
 }
 
 impl PoolModel {
-    /// Returns `None` if the spec cannot be parsed.
+    /// Returns the model of a pool, or `None` if the pool's spec cannot be parsed.
     pub fn new(pool: &Pool) -> Option<Self> {
         let spec: &IPPoolSpec = pool.spec.as_ref().ok()?;
         let read = |cidrs: &[String]| -> Vec<Cidr> {
@@ -91,7 +92,7 @@ impl PoolModel {
     }
 
     /// Whether the node gets nothing from this pool because the pool lacks a family. The oldest of the node's best
-    /// pools decides which families nodes get. A pool that lacks one of them is passed over if another pool of the
+    /// pools decides which families the node gets. A pool that lacks one of them is not used if another pool of the
     /// same rank has all of them.
     pub fn is_passed_over(&self, serving: &[PoolModel], labels: &[(Text, Text)]) -> bool {
         let rank = |it: &PoolModel| (it.priority, it.selector.len());
@@ -142,7 +143,7 @@ impl PoolModel {
             && self.could_return(ranges, labels)
     }
 
-    /// Whether the node of a host that had these ranges earlier may get them back from this pool.
+    /// Whether a host that had these ranges earlier may get them back from this pool.
     pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
         let is_reserved = |range: &Cidr| self.reserved.iter().any(|span| span.overlaps(range));
         !self.disabled

@@ -60,7 +60,7 @@ impl Sim {
             ],
             _ => Vec::new(),
         };
-        // A few pools of blocks lie in the range of podCIDRs, so they may overlap pools of podCIDRs.
+        // A few pools of blocks lie in the range of the podCIDR pools, so they may overlap such pools.
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();

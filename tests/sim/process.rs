@@ -38,10 +38,10 @@ impl Watched {
     ];
 }
 
-/// A controller process. After a crash or stop the next run begins in it.
+/// A controller process. After a crash or stop, it starts again as its next run.
 pub struct Process {
     pub clocks: Clocks,
-    /// The number of the current run; events for earlier runs are dropped.
+    /// The number of the current run. Events for earlier runs are dropped.
     pub incarnation: u32,
     pub paused_until: Time,
     /// Until when the process is cut off: nothing that it sends arrives, and it receives nothing.
@@ -59,15 +59,15 @@ pub struct Run {
     pub leadership_scheduled: bool,
     /// Whether a request about the Lease is in flight.
     pub lease_in_flight: bool,
-    /// Whether the process has read the Lease. It starts no watch before.
+    /// Whether the process has read the Lease. Before that, it starts no watch.
     pub has_read_lease: bool,
-    /// When a request about the Lease last had a certain outcome, by the monotonic clock.
+    /// When a request about the Lease was last answered clearly, by the monotonic clock.
     pub read_at: Option<Duration>,
     /// The version and renewal time of the Lease that the process last received.
     pub lease: Option<(u64, Timestamp)>,
     /// Whether agents have had time to publish since this process began to lead.
     pub agents_heard: bool,
-    /// How long nobody had led when this process last tried to acquire the Lease.
+    /// When this process last tried to acquire the Lease: for how long nobody had led.
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
@@ -75,19 +75,19 @@ pub struct Run {
     pub received: Received,
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
-    /// Requests that wait because the Lease has not been written since their decision.
+    /// Requests that wait because no write of the Lease has followed their decision yet.
     pub awaiting_lease: Vec<RequestId>,
     /// The intents that the controller wants in the Lease, until they are passed to the elector.
     pub wanted: Option<LeaseContent>,
     /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
     pub look_at: Option<Time>,
     pub lease_at: Option<Time>,
-    /// When the controller wants to be called if nothing happens before.
+    /// When the controller wants to be called even if nothing happens before.
     pub wake_at: Option<Time>,
-    /// When a graceful stop ends even if requests are still in flight.
+    /// When a graceful stop ends, even if requests are still in flight then.
     pub stopping: Option<Time>,
     pub released: bool,
-    /// A moment of virtual time, and the number of requests sent at it: too many mean that a loop spins.
+    /// A moment of virtual time, and the number of requests sent at that moment. If there are too many, a loop spins.
     pub burst: (Time, u32),
 }
 
@@ -136,7 +136,7 @@ impl Run {
             controller: Controller::new(ControllerSettings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
-                // Short enough that the addresses of leaks are released before the run ends.
+                // This is so short that addresses of leaks are released before the run ends.
                 leak_grace: Duration::from_secs(30),
                 ..ControllerSettings::default()
             }),
@@ -182,7 +182,7 @@ impl Run {
         leadership
     }
 
-    /// Returns whether the write may be sent now, by the rule of the real shell. `None` means that the write has to
+    /// Returns whether the write may be sent now, by the rule of the real process. `None` means that the write has to
     /// wait until the Lease is written.
     pub fn gate(&self, outgoing: &OutgoingRequest, mono: Duration) -> Option<bool> {
         match self.leadership() {
@@ -195,7 +195,7 @@ impl Run {
         }
     }
 
-    /// Passes the next event of a watch to the controller; returns the event for the trace.
+    /// Passes the next event of a watch to the controller, and returns the event for the trace.
     pub fn deliver(
         &mut self,
         kind: Watched,
@@ -219,7 +219,7 @@ impl Run {
 }
 
 impl Process {
-    /// The run in progress; there is one, because events of runs that have ended are dropped.
+    /// The run in progress. It exists, because events of runs that have ended are dropped.
     pub fn run(&mut self) -> &mut Run {
         self.run.as_mut().unwrap()
     }

@@ -1,7 +1,7 @@
-//! What finds each mutation: the simulation under certain conditions, or a unit test by name.
+//! What finds each mutation: the simulation under certain conditions, or a unit test of a certain name.
 //!
-//! The match is complete, so every mutation has a line. `docs/mutations.md` has the same content. The tests of the
-//! simulation, of the pages and of the crates include this file.
+//! The match covers all mutations. `docs/mutations.md` has the same content. The tests of the simulation, of the pages
+//! and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
 // The match below is a table: one line for each mutation, by its bare name.
@@ -12,7 +12,7 @@ use super::Mutation::{self, *};
 /// The conditions under which the simulation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// The conditions that the seed draws.
+    /// The conditions that follow from the seed alone.
     AsDrawn,
     /// Little space for many nodes; leaders stop sending after an allocation.
     Crowded,
@@ -25,7 +25,7 @@ pub enum Scenario {
     HandOvers,
     /// Watches are cut every few seconds, and leaders stop sending after an allocation.
     Behind,
-    /// Allocations arrive late while nodes wait for the space.
+    /// Allocations arrive late, while nodes wait for the ranges.
     Scarce,
     /// Pods have addresses that Cadastre has not assigned.
     Strangers,
@@ -42,8 +42,8 @@ pub enum Scenario {
 /// What finds a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// The simulation, within this many thousand steps from seed 0 on: by a violation of the named rule, or of any
-    /// rule.
+    /// The simulation, within this many thousand steps from seed 0 on. It counts only violations of the named rule, or
+    /// without a name those of any rule.
     Simulation(Scenario, u64, Option<&'static str>),
     Test(&'static str),
 }
@@ -59,7 +59,7 @@ const fn duplicate(scenario: Scenario, thousands: u64) -> Proof {
     Proof::Simulation(scenario, thousands, ONE_HOLDER)
 }
 
-/// Found by the check of waiting nodes during a run, not only at its end.
+/// A proof by the check of waiting nodes, which runs throughout a run and not only at its end.
 const fn liveness(scenario: Scenario, thousands: u64) -> Proof {
     Proof::Simulation(scenario, thousands, Some("served in time"))
 }

@@ -1,7 +1,7 @@
 //! The objects that one run of a controller process has received, as the checks record them without the controller.
 //!
-//! A controller can only respect objects that it has received. For example, a node may appear with a range just after
-//! the controller has allocated that range; then the controller has made no mistake.
+//! A controller can only respect objects that it has received. For example, if a node appears with a range just after
+//! the controller has allocated that range, the controller has made no mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,32 +35,33 @@ pub struct Received {
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<TermId>,
     pub takeover: Option<Takeover>,
-    /// Whether the process got the intents of earlier leaders from the Lease.
+    /// Whether the Lease gave the process the intents of earlier leaders.
     pub has_inherited_intents: bool,
-    /// Whether the controller has requested a write other than a touch in that term, and so has passed the fence.
+    /// Whether the controller has requested a write other than a touch in that term. If so, it has passed the fence.
     pub has_written: bool,
     /// Whether the controller has requested a list in that term.
     pub has_listed: bool,
-    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a node that is deleted already may
-    /// arrive after newer ones of the same name; the process rightly ignores them.
+    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a deleted node may arrive after
+    /// newer ones of the same name. The process ignores them, and so must the checks.
     had_podcidrs: BTreeSet<ObjectUid>,
     /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
     pub seen_deleted: BTreeSet<ObjectUid>,
-    /// All ranges that the process has chosen, with the name of the node. The process may choose them again for that
-    /// name, even if no node ever had them.
+    /// All ranges that the process has chosen, with the name of the node. The process may choose the same ranges again
+    /// for that name, even if no node ever had them.
     pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
-    /// Blocks that the process received or requested, with the name of their node: creating them again is a repair.
+    /// Blocks that the process received or requested, with the name of their node. To create one of them again is a
+    /// repair.
     pub had: BTreeSet<(Cidr, NodeName)>,
-    /// Blocks that a node's agent uses, according to a NodeSubnet in a watch event or response: they may be adopted.
+    /// Blocks that a node's agent uses, according to a NodeSubnet that the process received. They may be adopted.
     pub used: BTreeSet<(Cidr, NodeName)>,
     /// The newest version of each pool in a watch event or response, by UID.
     newest: BTreeMap<ObjectUid, u64>,
-    /// By UID: the present version of a service range or pod, or generation of a pool, and when it was received.
+    /// By UID: the present version of a service range or pod, or the generation of a pool, and when that was received.
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// By UID of a node and ranges that were chosen for it: UIDs of the dead nodes whose quarantine had to be
-    /// respected, by this process or by the one from which it inherited the choice.
+    /// By UID of a node and the ranges chosen for it: UIDs of dead nodes. The process that chose the ranges had to
+    /// respect their quarantine. This was this process, or the one from which this process inherited the choice.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
@@ -158,7 +159,7 @@ impl Received {
         }
     }
 
-    /// Records the first write in a term, with which the controller has passed the fence. Nodes that died earlier are
+    /// Records the first write in a term: with it, the controller has passed the fence, and nodes that died earlier are
     /// no longer in its records. Returns whether it is the first write after an unclean takeover without any list.
     pub fn begins_to_write(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.has_written, true);
@@ -182,7 +183,7 @@ impl Received {
             .extend(used.map(|report| (report.cidr, subnet.name.clone())));
     }
 
-    /// Whether no newer version of the pool was received than this one.
+    /// Whether the process has received no newer version of the pool than this one.
     pub fn is_newest(&self, pool: &Pool) -> bool {
         let newest = self.newest.get(&pool.uid);
         newest.is_none_or(|newest| *newest <= pool.version)

@@ -1,22 +1,22 @@
-//! The API server is restored to an older state, as etcd from a backup.
+//! The API server is restored to an older state, as if its etcd were restored from a backup.
 //!
-//! All objects go back, and so does the revision counter. Administrators should avoid the latter, but it is the worst
-//! case for watches. The server is down for a while before, so that every connection ends and no request is under
-//! way. Controllers and agents keep running with what they know, and pods keep running, too.
+//! All objects go back to their state in the backup, and so does the revision counter. Administrators should avoid to
+//! set back the counter, but for watches it is the worst case. The server is down for a while before, so that every
+//! connection ends and no request is in flight. Controllers and agents keep running with what they know, and pods keep
+//! running, too.
 //!
 //! | who | does |
 //! |---|---|
 //! | watches of controllers | resume after the last version that they delivered: they deliver nothing until the server has passed it |
 //! | agents | list again within half a minute |
 //! | hosts whose Node is lost | register again within 20 s |
-//! | kubelets | end pods that the server does not know, start those that are back, report the others |
-//! | users | delete Nodes that are back and whose host is gone |
+//! | kubelets | end pods that the server does not know; start pods that are back; report the others |
+//! | users | delete Nodes that the restore has brought back and whose host is gone |
 //!
-//! # What is left out
-//! What docs/backup.md says is not repaired: podCIDRs that are lost (no component here remembers them); hosts whose
-//! Node was deleted since the backup and that register again; agents that cannot reach the server while agents publish
-//! what they use, or whose Node is deleted before they have published; pools and labels of nodes that had other values
-//! after the backup.
+//! # What is left out What docs/backup.md says is not repaired: podCIDRs that are lost (no component here remembers
+//! them); hosts that register again after their Node was deleted since the backup; agents that cannot reach the server
+//! while agents publish what they use, or whose Node is deleted before they have published; pools and labels of nodes
+//! that had other values after the backup.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub struct Backup {
 }
 
 impl Sim {
-    /// Whether a backup was made. The server is, or will be, restored to it.
+    /// Whether a backup was made. The server will be restored to that backup, or was.
     pub fn is_backed_up(&self) -> bool {
         let restore = self.plan.restore;
         restore.is_some_and(|(backup, _)| self.now >= backup)
@@ -57,7 +57,7 @@ impl Sim {
         restore.is_some_and(|(_, at)| self.now >= at)
     }
 
-    /// Whether the restore was so recent that agents are still publishing. No live host's Node is deleted in this time.
+    /// Whether agents are still publishing after a restore. No live host's Node is deleted in this time.
     pub fn agents_are_publishing(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
     }
@@ -75,7 +75,7 @@ impl Sim {
         let Some(backup) = self.backup.take() else {
             return;
         };
-        // The server is down so long that every term ends.
+        // The server is down for so long that every term ends.
         self.down_until = self.now + self.rng.between(12, 60) * SECOND;
         let back = self.down_until;
         self.log(None, || {
@@ -117,14 +117,14 @@ impl Sim {
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
     }
 
-    /// Returns a random time: until the server is back, and up to `most` longer.
+    /// Returns a random delay: until the server answers again, and up to `most` longer.
     fn once_back(&mut self, most: Time) -> Time {
         let lag = self.rng.stretch(MS, most);
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// Handles the differences to the nodes `before` the restore: hosts of Nodes that are back have ended, and hosts
-    /// of Nodes that are lost will register again.
+    /// Handles the differences to the nodes `before` the restore. If the restore has brought a Node back, its host has
+    /// ended. If the restore has removed a Node, its host will register again.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -207,7 +207,7 @@ impl Sim {
             host.paused_until = host.paused_until.min(self.down_until);
             host.held_until = self.now + notice;
             let (is_off, is_gone) = (host.is_off, host.is_gone);
-            // The agent lists again now, even if its watches were cut for longer.
+            // The agent lists again now, even if its watches were to stay cut for longer.
             self.reset_lines(id);
             if !is_off {
                 self.relist_host(id, false);
@@ -234,7 +234,7 @@ impl Sim {
             let of = self.machines.of_pod.get(&pod.uid).map(|(id, _)| *id);
             match was {
                 None => {
-                    // The pod is started again, and deleted some time later.
+                    // The restore has brought the pod back: it is started again, and deleted some time later.
                     let lives = self.once_back(20 * SECOND) + self.rng.between(1, 200) * SECOND;
                     self.after(lives, Due::PodGone(pod.name.clone()));
                     self.checks.ghosts.insert(pod.uid.clone());

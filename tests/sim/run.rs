@@ -1,6 +1,7 @@
 //! Runs one seed: executes scheduled events one after the other, in the order of virtual time.
 //!
-//! Nothing waits in real time, and the seed is the only source of randomness, so a failing seed fails again.
+//! Nothing waits in real time, and the seed is the only source of randomness. So a failing seed fails again in the same
+//! way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,18 +36,19 @@ const RESTORES: u32 = 1_500;
 /// The share of seeds with unreliable monotonic clocks, in ten thousand.
 const CLOCKS: u32 = 3_000;
 
-/// The share of seeds in which the Lease loses intents, as under leaders of an earlier version, in ten thousand.
+/// The share, in ten thousand, of seeds in which the Lease loses intents, as if a leader of an earlier version had
+/// written it.
 const UNNAMED: u32 = 1_000;
 
 /// A scheduled event.
 pub enum Due {
     /// An object changes.
     Work,
-    /// The faults and changes end; until the end of the run everything has to settle.
+    /// The faults and changes end. From then on, everything has to settle until the end of the run.
     EndFaults,
     Fault,
     Start(usize),
-    /// The node for which a late write was decided is changed.
+    /// The node of a late write changes before the write takes effect.
     Disturb(NodeName),
     /// Many nodes are created at once.
     CreateNodes,
@@ -59,7 +61,7 @@ pub enum Due {
     /// A changed leadership is passed to a controller.
     PassLeadership(RunId),
     Deliver(RunId, Watched),
-    /// A request is sent if the lease check passes.
+    /// A request is sent if the check of the lease permits it.
     Send(RunId, RequestId),
     /// A request takes effect at the API server.
     Arrive(RunId, Box<OutgoingRequest>, Reply),
@@ -97,8 +99,8 @@ pub enum Due {
 }
 
 impl Due {
-    /// The run of a controller process that handles the event: later if the process is paused, not at all if the run
-    /// has ended.
+    /// The run of a controller process that handles the event. If the process is paused, it handles the event later. If
+    /// the run has ended, the event is dropped.
     fn handler(&self) -> Option<RunId> {
         match self {
             Due::CallController(run_id)
@@ -114,7 +116,7 @@ impl Due {
         }
     }
 
-    /// Whether the event needs the API server, so that it is delayed while the server is down.
+    /// Whether the event needs the API server. If so, the event is delayed while the server is down.
     fn waits(&self) -> bool {
         matches!(
             self,
@@ -138,11 +140,11 @@ pub struct RunId {
     pub incarnation: u32,
 }
 
-/// When the sender of an executed request receives the answer.
+/// When the sender of an executed request gets the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// Never: the sender already counts the outcome as indeterminate.
+    /// The answer never arrives. The sender already counts the outcome as indeterminate.
     Never,
 }
 
@@ -151,7 +153,7 @@ macro_rules! tally {
         /// Totals of a run that succeeded.
         #[derive(Clone, Copy, Debug, Default)]
         pub struct Tally {
-            /// The hash of the trace, if there is one.
+            /// The hash of the trace, if a trace is recorded.
             pub trace: u64,
             $($(#[$doc])* pub $field: u64,)*
         }
@@ -182,12 +184,12 @@ tally! {
     takeovers: "terms",
     /// Takeovers without a clean hand-over that needed no list.
     unlisted: "of them without a list",
-    /// How often a standby learned of a write of the Lease from its watch.
+    /// How often a watch showed a write of the Lease to a standby.
     shown: "Leases shown to standbys",
     averted_by_uid: "duplicates averted only by the test of the node's UID",
     averted_by_term: "only by the test of the term",
     restores: "restores",
-    /// Blocks unknown to a restored API server that were adopted.
+    /// Blocks that a restored API server had lost and that were adopted.
     adopted: "blocks adopted",
     withdrawn: "ranges withdrawn",
 }
@@ -225,7 +227,7 @@ pub struct Sim {
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
-    /// The scheduled events, by time, and in the order in which they were scheduled.
+    /// The scheduled events, by time; events of the same time in the order in which they were scheduled.
     schedule: BTreeMap<(Time, u64), Due>,
     /// How many events were scheduled.
     scheduled: u64,
@@ -237,7 +239,7 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
         let plan = plan.under(scenario);
-        // A separate generator, so that all other draws of the seed do not depend on these.
+        // These draws have a generator of their own, so that all other draws of the seed do not depend on them.
         let mut chance = Rng::new(!seed);
         let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
             Scenario::AsDrawn => chance.chance(share),
@@ -253,8 +255,8 @@ impl Sim {
         } else {
             plan
         };
-        // There are no persistent faults in trials of mutations, which set their own faults, and after a restore: the
-        // agent of a Node that the restore has removed must be able to write its NodeSubnet.
+        // There is no persistent fault in a trial of a mutation, which has conditions of its own, or with a restore:
+        // the agent of a Node that the restore has removed must be able to write its NodeSubnet.
         let persistent_fault = match trial {
             None if plan.restore.is_none() => {
                 let mut rng = Rng::new(seed.rotate_left(32) ^ !0);
@@ -318,7 +320,7 @@ impl Sim {
         sim
     }
 
-    /// Runs a seed to its end. A failing seed runs again with a trace.
+    /// Runs a seed to its end. If the seed fails, runs it again with a trace.
     pub fn run(seed: u64, trial: Option<Trial>) -> Result<Tally, Failure> {
         let mut sim = Sim::new(seed, trial, Trace::default());
         if let Err(violation) = sim.go() {
@@ -346,8 +348,8 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Passes the verdict on, except that a trial ignores violations of other rules than its own: a mutation may
-    /// break several rules.
+    /// Returns the verdict. But in a trial of a mutation, which may break several rules, ignores violations of all
+    /// rules except the trial's.
     pub fn judge(&self, verdict: Verdict) -> Verdict {
         verdict.or_else(|violation| match self.trial {
             Some(Trial {
@@ -464,8 +466,8 @@ impl Sim {
         self.now < self.down_until
     }
 
-    /// Ends every connection to the API server. Requests that the server has not executed are lost; their outcome is
-    /// indeterminate.
+    /// Ends every connection to the API server. Requests that the server has not executed yet are lost, and their
+    /// outcome is indeterminate.
     pub fn hang_up(&mut self) {
         self.on_wire.clear();
         let lose = |due| match due {
@@ -488,7 +490,7 @@ impl Sim {
         self.schedule = kept.collect();
     }
 
-    /// The run with this id; `None` if the run has ended.
+    /// The run with this id, or `None` if that run has ended.
     pub fn run_of(&self, run_id: RunId) -> Option<&Run> {
         let process = &self.processes[run_id.process];
         let run = process.run.as_ref();

@@ -1,5 +1,4 @@
-//! Which seeds are run: fixed seeds, seeds computed from the commit, and with `make soak` as many as there is time
-//! for.
+//! Which seeds are run: fixed seeds, seeds computed from the commit, and with `make soak` as many as time permits.
 //!
 //! | environment | meaning |
 //! |---|---|
@@ -18,7 +17,7 @@ const FRESH: u64 = 1_500_000;
 /// How often the totals so far are printed, in seconds.
 const INTERVAL: u64 = 30;
 
-/// Runs consecutive seeds beginning with `first`, until `is_over`. Returns the totals.
+/// Runs consecutive seeds from `first` on, until `is_over` returns true. Returns the totals.
 fn run_seeds(
     first: u64,
     mut is_over: impl FnMut(&Tally) -> bool,
@@ -45,7 +44,7 @@ fn run_seeds(
     total
 }
 
-/// Runs seeds until `steps` are done; panics at the first failure.
+/// Runs seeds until `steps` are done. Panics at the first failure.
 fn run_steps(first: u64, steps: u64) -> Tally {
     let is_over = |total: &Tally| total.steps >= steps;
     run_seeds(first, is_over, |failure| panic!("{failure}"))
@@ -77,7 +76,8 @@ fn seed_of_clock() -> u64 {
 #[test]
 fn guarantees_hold_over_fixed_seeds() {
     let total = run_steps(0, 500_000);
-    // Half or less of what these seeds did when the numbers were chosen. Other seeds differ too much from each other.
+    // About half of what these seeds did when the numbers were chosen, or less. Other seeds differ too much from each
+    // other.
     for (count, least) in [
         (total.assigned, 50),
         (total.freed, 100),
@@ -92,7 +92,7 @@ fn guarantees_hold_over_fixed_seeds() {
     }
 }
 
-/// Each commit runs seeds of its own: they can find failures that fixed seeds never show.
+/// Each commit runs seeds of its own, which can find failures that fixed seeds never find.
 #[test]
 fn guarantees_hold_over_new_seeds() {
     let (seed, of) = match variable("COMMIT") {

@@ -1,15 +1,15 @@
-//! No node waits for longer than a minute while a pool has free addresses for it: throughout the run, not only at the
-//! end.
+//! While a pool has free addresses for a node, the node waits no longer than a minute. This is checked throughout the
+//! run, not only at the end.
 //!
-//! Every few seconds the check looks at the API server's state for nodes that wait although the same addresses were
+//! Every few seconds, the check looks in the API server's state for nodes that wait although the same addresses were
 //! free for them all the time. One free address suffices, because pools also allocate blocks of one address. A range
-//! counts as free only when this is certain: its quarantine is over, and indeterminate writes of it have been read.
+//! counts as free only if that is certain: its quarantine is over, and every indeterminate write of it has been read.
 //!
 //! # When it is guaranteed
 //! One leader must be up, must allocate, and must have received answers and watch events during the whole minute. This
-//! is the case after the faults, and throughout in runs without faults. After a gap (a time without a leader), the new
-//! leader lets agents publish first, so nodes may wait longer. Nothing is guaranteed in runs with a restore, with a
-//! foreign allocator, which pauses pools, or with users who undo writes.
+//! is the case after the faults, and throughout in runs without faults. After a gap (a time without a leader), nodes
+//! may wait longer, because the new leader lets agents publish first. Nothing is guaranteed in runs with a restore,
+//! with a foreign allocator, which pauses pools, or with users who undo writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,8 @@ const PATIENCE: Time = 60 * SECOND;
 /// The additional time that a node may wait under a leader that lets agents publish first.
 const LISTENING: Time = 50 * SECOND;
 
-/// For this long after a node's deletion its ranges do not count as free: the longest quarantine, and its last pods.
+/// After a node's deletion, its ranges do not count as free for this long: the longest quarantine, and time for its
+/// last pods to end.
 const DOUBT: Time = 180 * SECOND;
 
 /// By node (UID) and pool: since when the node waits, and what has been free since then in each family.
@@ -84,7 +85,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Returns how long a node may wait while something is free; `None` if nothing is guaranteed now.
+    /// Returns how long a node may wait while something is free for it, or `None` if nothing is guaranteed now.
     fn patience(&self) -> Option<Time> {
         let plan = &self.plan;
         let undone = plan.tampering || plan.tampering_blocks || plan.foreign_allocator;
@@ -133,7 +134,7 @@ impl Sim {
         doubted
     }
 
-    /// Nodes that lack a range of a pool, with the pool and the ranges that are free for them in each of its families.
+    /// Nodes that lack a range of a pool, each with the pool, and with the free ranges in each of the pool's families.
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
@@ -159,7 +160,7 @@ impl Sim {
         found
     }
 
-    /// What a pool could allocate in each family: whole podCIDRs, or for blocks single addresses.
+    /// What a pool could allocate in each family: whole podCIDRs, or single addresses if it is a pool of blocks.
     fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let mut held = self.held();
         held.extend(doubted);
@@ -182,7 +183,7 @@ impl Sim {
         let is_current = spec.is_some_and(|it| it.node_uid.as_deref() == Some(&*node.uid));
         let report = self.report_of(node).filter(|_| is_current);
         report.is_some_and(|report| {
-            // A block that was just listed is not in the status yet, so it counts as large enough.
+            // The status may not contain a block that was just listed, so such a block counts as large enough.
             let unreported = u64::MAX / 64;
             let own = self.pool_use(node, model, report, unreported);
             own.lacks_block(model)

@@ -94,8 +94,8 @@ impl Sim {
             let Some(model) = PoolModel::new(pool) else {
                 continue;
             };
-            // A range that an older pool with a finalizer contains keeps that pool, so it is no reason to keep
-            // this one.
+            // If an older pool with a finalizer contains a range, that pool is kept because of the range, and this pool
+            // need not be.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
                 let keeper = ages.iter().find(|s| s.has_finalizer && s.contains(range));
@@ -103,7 +103,7 @@ impl Sim {
             };
             let held = self.held();
             let mut held = held.iter().filter(|range| model.overlaps(range));
-            // A block of this pool keeps the pool, even if the pool's ranges have changed since.
+            // A block that was allocated from this pool keeps the pool, even if the pool's ranges have changed since.
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
             let carved = blocks.clone().any(|spec| *spec.pool == *pool.name);
@@ -121,7 +121,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks the numbers in the status that can be counted even if the pool's range contains blocks: ranges and
+    /// Checks those numbers in the status that can be counted even if the pool's range contains blocks: ranges and
     /// addresses.
     fn check_counts(&self, pool: &Pool, model: &PoolModel) -> Verdict {
         let blocks = self.api.blocks.live.values();
@@ -232,7 +232,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The pools that may allocate: of two pools that overlap, only the older one.
+    /// The pools that may allocate. Of two pools that overlap, only the older one may.
     pub fn serving(&self) -> Vec<PoolModel> {
         let models = self.by_age();
         let is_able = |(at, model): &(usize, &PoolModel)| {
@@ -262,9 +262,9 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: all that can be assigned, the
-    /// addresses in use, and the addresses cooling. The counts come from the store of the agent; without a store from
-    /// the agent's last status; without a status from the pods.
+    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: all that can be assigned, those
+    /// in use, and those cooling. The source is the agent's store. Without a store it is the agent's last status, and
+    /// without a status it is the pods.
     fn count_addresses(&self, model: &PoolModel, family: Family) -> AddressStatus {
         let services = self.services_now();
         let services = services.into_iter().filter(|it| model.overlaps(it));
@@ -310,7 +310,8 @@ impl Sim {
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
-    /// Nodes with a range that counts for the pool: of all pools that contain a range, it counts for the oldest.
+    /// Nodes with a range that counts for this pool. If several pools contain a range, it counts for the oldest of
+    /// them.
     fn holders(&self, model: &PoolModel) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {
@@ -322,7 +323,7 @@ impl Sim {
         holders.map(|node| node.name.clone()).collect()
     }
 
-    /// The number of nodes that wait for the pool: the pool selects them, and no other pool allocates to them instead.
+    /// The number of nodes that wait for the pool. The pool selects them, and no other pool allocates to them instead.
     fn waiting(&self, model: &PoolModel) -> usize {
         let serving = self.serving();
         let serves = serving.iter().any(|s| s.name == model.name);
@@ -339,7 +340,7 @@ impl Sim {
         self.api.nodes.live.values().filter(waits).count()
     }
 
-    /// Whether the pool cannot allocate the range, even if no node and no pod has any of it.
+    /// Whether the pool cannot allocate the range even if no node and no pod has any address of it.
     fn is_blocked(&self, model: &PoolModel, range: &Cidr) -> bool {
         let mut services = self.api.services.live.values();
         model.reserved.iter().any(|span| span.overlaps(range))
@@ -347,7 +348,7 @@ impl Sim {
             || self.node_in(range)
     }
 
-    /// Whether the pool could allocate the range if only these ranges were `held`.
+    /// Whether the pool could allocate the range if only the ranges in `held` were allocated.
     pub fn is_free(&self, model: &PoolModel, range: &Cidr, held: &[Cidr]) -> bool {
         !held.iter().any(|it| it.overlaps(range))
             && !self.is_blocked(model, range)

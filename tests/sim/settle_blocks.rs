@@ -1,6 +1,6 @@
 //! Checks of blocks at the end of a run.
 //!
-//! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks, and no empty block is left that
+//! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks. No node keeps an empty block that
 //! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,13 +19,13 @@ use super::run::Sim;
 #[derive(Debug)]
 struct BlockUse {
     cidr: Cidr,
-    /// The number of addresses in use or cooling.
+    /// The number of addresses that are in use or cooling.
     busy: u64,
-    /// The number of all addresses that can be assigned.
+    /// The number of addresses that can be assigned, including those that are in use.
     size: u64,
 }
 
-/// The blocks that a node has of a pool, and how many addresses the node demands and keeps ready.
+/// The blocks of a pool that a node has, and how many addresses the node demands and keeps ready.
 #[derive(Debug)]
 pub struct PoolUse {
     blocks: Vec<BlockUse>,
@@ -149,8 +149,8 @@ impl Sim {
         spec.map_or(&[], |spec| &spec.blocks)
     }
 
-    /// How many addresses of a block are in use and cooling: by the agent's store, or without a store by the agent's last
-    /// status.
+    /// How many addresses of a block are in use and cooling: according to the agent's store, or without a store
+    /// according to the agent's last status.
     pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
@@ -174,7 +174,7 @@ impl Sim {
         (!agent.is_off && agent.node.as_ref() == Some(&node.uid)).then_some(agent)
     }
 
-    /// Checks that every block is listed for its owner, or is quarantined because a pod reports an address of it.
+    /// Checks that a block is listed for its owner, or is quarantined because a pod reports an address of it.
     fn check_object(&self, block: &Block, listed: &BTreeMap<Key, ObjectUid>) -> Verdict {
         // The owner of an unreadable block is unknown. If such a block is listed, another check fails.
         let Ok(spec) = &block.spec else {
@@ -198,7 +198,7 @@ impl Sim {
         pools.filter_map(|pool| PoolModel::new(pool)).collect()
     }
 
-    /// Checks that NodeSubnets contain the reserved addresses of their blocks.
+    /// Checks that the NodeSubnet lists the reserved addresses of its blocks.
     fn check_reserved(&self, node: &Node, lists: &[AllocatedBlock]) -> Verdict {
         for held in lists {
             let (cidr, _) = key(held);
@@ -291,7 +291,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What a node has and demands of a pool, according to its agent's report, without blocks that a user drains.
+    /// What a node has and demands of a pool, according to its agent's report. Blocks that a user drains do not count.
     pub fn pool_use(
         &self,
         node: &Node,
@@ -383,8 +383,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether a block of the pool's size, or down to 1/64 of it, could be allocated if the blocks in `freed` were
-    /// free.
+    /// Whether a block of the pool's size, or a smaller one down to 1/64 of that size, could be allocated if the blocks
+    /// in `freed` were free.
     fn has_room(&self, model: &PoolModel, family: Family, freed: &[Cidr]) -> bool {
         let mut held = self.held();
         held.retain(|it| !freed.contains(it));

@@ -1,8 +1,8 @@
 //! Simulates the shell of a controller process: the code that connects the state machines to the network.
 //!
-//! The simulated shell has the same rule as the real one. A write is sent only under the term in which it was
-//! decided, only while that term is valid by the process's own clock, and only after the Lease was written following
-//! the decision.
+//! The simulated shell has the same rule as the real one. A write is sent only in the term in which it was decided,
+//! only while that term is valid by the process's own clock, and only after a write of the Lease that followed the
+//! decision.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::describe::{describe, name_of, of_outcome, of_report, of_request, verb
 use super::process::Watched;
 use super::run::{Due, Reply, RunId, Sim};
 
-/// If a process has more requests than this at one moment, a loop spins.
+/// If a process sends more requests than this at one moment of virtual time, a loop spins.
 const SPIN: u32 = 2_000;
 
 /// The maximum number of watch events that one delivery contains.
@@ -30,7 +30,7 @@ const BATCH: u64 = 24;
 /// How long a shell waits for the response to a request.
 const PATIENCE: Time = 10 * SECOND;
 
-/// Every watch has caught up when this time has passed since the last fault.
+/// When this time has passed since the last fault, every watch has delivered all events.
 const CATCH_UP: Time = 30 * SECOND;
 
 impl Sim {
@@ -70,7 +70,7 @@ impl Sim {
         self.look_soon(run_id)
     }
 
-    /// Calls the controller, in most cases at once.
+    /// Calls the controller, usually at once and otherwise a little later.
     fn look_soon(&mut self, run_id: RunId) -> Verdict {
         if self.rng.chance(7_000) {
             return self.look(run_id);
@@ -88,7 +88,7 @@ impl Sim {
         }
     }
 
-    /// Takes requests from the controller and sends them, until the controller has none or enough are in flight.
+    /// Takes requests from the controller and sends them, until the controller returns none.
     pub fn look(&mut self, run_id: RunId) -> Verdict {
         let clocks = self.processes[run_id.process].clocks;
         let now = self.processes[run_id.process].now(self.now);
@@ -156,7 +156,7 @@ impl Sim {
             let (about, text) = of_report(&report);
             self.log(Some(&about), || format!("{run_id} reports {text}"));
         }
-        // If the wake-up time is over already, only a new event is a reason to call the controller again.
+        // If the wake-up time is in the past, the controller is called again only after a new event.
         if let Some(at) = wake.filter(|at| *at > self.now) {
             self.look_by(run_id, at);
             self.processes[run_id.process].run().wake_at = Some(at);
@@ -164,9 +164,9 @@ impl Sim {
         self.wind_down(run_id)
     }
 
-    /// Judges a decision of a controller. A decision during a restore is based on a state that no longer exists, and
-    /// a decision after another process acquired the Lease is too late. Neither is sent, so a violation in it does not
-    /// count.
+    /// Judges a decision of a controller. A violation does not count if the decision will not be sent. This is so
+    /// during a restore, when the decision is based on a state that no longer exists, and after another process has
+    /// acquired the Lease.
     fn judge_decision(&self, term: Option<&TermId>, verdict: Verdict) -> Verdict {
         if self.is_down() || !self.checks.is_leading(term) {
             return Ok(());
@@ -174,14 +174,14 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Draws how long a request and its answer take: up to `slow` each on a slow network, otherwise up to `fast`.
+    /// Draws how long a request and its answer take. Each takes up to `slow` on a slow network, otherwise up to `fast`.
     pub fn travel_times(&mut self, slow: Time, fast: Time) -> (Time, Time) {
         let is_slow = self.has_faults && self.rng.chance(self.plan.network.slow);
         let (low, high) = if is_slow { (50 * MS, slow) } else { (MS, fast) };
         (self.rng.stretch(low, high), self.rng.stretch(low, high))
     }
 
-    /// Checks whether a request may be sent, and draws what the network does with it.
+    /// Checks whether a request may be sent, and draws what the network does with the request.
     pub fn send(&mut self, run_id: RunId, id: RequestId) -> Verdict {
         let process = &mut self.processes[run_id.process];
         let mono = process.clocks.mono(self.now);
@@ -245,7 +245,7 @@ impl Sim {
             )
         });
         let request = &outgoing.request;
-        // When the request arrives, and the outcome that its sender sees if the server's answer does not reach it.
+        // When the request arrives, and which outcome its sender sees if the server's answer does not reach it.
         let (arrives, outcome) = match fate {
             Fate::Arrives => (Some(there), None),
             Fate::Refused(refusal) => {
@@ -293,7 +293,7 @@ impl Sim {
         } else if rng.chance(network.lost_after) {
             Fate::LostAfter
         } else if patch && rng.chance(network.refused) {
-            // A server answers a patch with 409 if the object changes several times while the patch is applied.
+            // If the object changes several times while a patch is applied, a real server answers 409.
             Fate::Refused(Rejection::Guard("the object has been modified".to_owned()))
         } else if rng.chance(network.busy) {
             let names_time = rng.chance(5_000);
@@ -306,7 +306,7 @@ impl Sim {
         }
     }
 
-    /// Executes the request at the API server, even if its sender has ended meanwhile.
+    /// Executes the request at the API server, even if its sender has ended.
     pub fn arrive(&mut self, run_id: RunId, outgoing: &OutgoingRequest, reply: Reply) -> Verdict {
         let request = &outgoing.request;
         self.on_wire.remove(&(run_id, outgoing.id));
@@ -355,7 +355,7 @@ impl Sim {
         self.look_soon(run_id)
     }
 
-    /// Ends a run that was asked to stop, once it can hand over or has waited long enough.
+    /// Ends a run that was asked to stop, once it can hand over, or its time to stop is over.
     pub fn wind_down(&mut self, run_id: RunId) -> Verdict {
         let run = self.processes[run_id.process].run();
         let Some(limit) = run.stopping.filter(|_| !run.released) else {
@@ -379,7 +379,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks at a clean hand-over that no podCIDR allocation of the process is under way that can still take effect.
+    /// Checks at a clean hand-over that no podCIDR allocation of the process is in flight that can still take effect.
     fn check_hand_over(&self, run_id: RunId) -> Verdict {
         for ((sender, _), outgoing) in &self.on_wire {
             let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {

@@ -8,7 +8,7 @@ use cadastre_controller::cluster::objects::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure shows: the last ones about the objects concerned. `LINES=n` shows the last n of all lines.
+/// How many lines a failure prints: the last ones about the objects concerned. With `LINES=n`, the last n of all lines.
 const SHOWN: usize = 60;
 
 /// The lines of one run. Recording is off by default; a failing seed is run again with recording on.
@@ -20,7 +20,7 @@ pub struct Trace {
 struct Line {
     step: u64,
     at: Time,
-    /// The name of the object that the line is about. A line without a name is shown whatever objects are concerned.
+    /// The name of the object that the line is about. A line without a name is printed for all objects.
     about: Option<Text>,
     text: String,
 }
@@ -64,7 +64,7 @@ impl Trace {
         self.lines.as_ref().map_or(0, Vec::len)
     }
 
-    /// Returns the last lines about these objects, and those about no object.
+    /// Returns the last lines about these objects, and the lines that are about no object.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
         let all_of_it = std::env::var_os("LINES").is_some();
         let all = || self.lines.iter().flatten();

@@ -1,13 +1,13 @@
-//! Withdrawals: an address that a node has handed back is not used on the node before it is returned.
+//! Withdrawals: a node assigns no address that it has handed back, until the controller returns it.
 //!
-//! A range is handed back once one version of the NodeSubnet shows both that the controller wants the range back and
-//! that the agent has withdrawn it: from then on the controller may allocate the range elsewhere. The range is the
-//! node's again once a NodeSubnet returns it.
+//! A range is handed back once one version of the NodeSubnet lists it both in `withdraw` (the controller wants it back)
+//! and in `withdrawn` (the agent has withdrawn it). From then on the controller may allocate the range elsewhere. The
+//! node may use the range again once a NodeSubnet returns it.
 //!
 //! # Left out
-//! - A user who deletes a NodeSubnet also deletes the requests in its annotations.
-//! - After a restore of the API server the NodeSubnet may lack a withdrawal that only the store records, so nothing is
-//!   checked of a host that loses its store then.
+//! - If a user deletes a NodeSubnet, the requests in its annotations are deleted, too.
+//! - After a restore of the API server, the NodeSubnet may lack a withdrawal that only the store records. So nothing is
+//!   checked about a host that loses its store then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub struct Withdrawn {
 }
 
 impl Withdrawn {
-    /// Forgets the ranges of a node of which nothing is checked any more.
+    /// Forgets the ranges of a node about which nothing is checked any more.
     pub fn forget(&mut self, name: &NodeName) {
         self.of.remove(name);
     }
@@ -41,7 +41,8 @@ fn cidrs(texts: &[String]) -> BTreeSet<Cidr> {
     texts.map(|it| Cidr::parse_strict(it).unwrap()).collect()
 }
 
-/// Returns the agent's report if it is about the Node of the spec, with the lists `withdraw` and `returned`.
+/// Returns the UID of the Node in the spec, the agent's report if it is about that Node, and the lists `withdraw` and
+/// `returned`.
 fn lists(
     subnet: &Subnet,
 ) -> Option<(
@@ -58,7 +59,7 @@ fn lists(
 }
 
 impl Sim {
-    /// Records the withdrawals of a NodeSubnet that was written. Checks that no sandbox uses a range that is handed
+    /// Records the withdrawals in a NodeSubnet that was written. Checks that no sandbox uses a range that is handed
     /// back.
     pub fn check_withdrawn(&mut self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
         let Some(after) = after else {
@@ -96,7 +97,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that an address that is assigned was not handed back.
+    /// Checks that an assigned address was not handed back.
     pub fn check_not_withdrawn(&self, id: usize, addr: Addr) -> Verdict {
         let name = &self.machines.hosts[id].name;
         let uid = self.machines.live_node(id, &self.api);
@@ -107,7 +108,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks at the end that a node has withdrawn what is wanted back, and has nothing withdrawn that is not.
+    /// Checks at the end that a node has withdrawn no range that the controller does not want back. Every range that
+    /// the controller wants back must be withdrawn, or reported as in use.
     pub fn check_withdrawals_settled(&self, id: usize) -> Verdict {
         let name = &self.machines.hosts[id].name;
         let subnet = self.api.subnets.get(name);
@@ -132,7 +134,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Returns the ranges that the agent reports as to be withdrawn and in use.
+    /// Returns the ranges that the agent still has to withdraw, because it reports addresses of them in use.
     fn withdrawing(&self, name: &NodeName) -> BTreeSet<Cidr> {
         let subnet = self.api.subnets.get(name);
         let status = subnet.and_then(|it| self.api.statuses.get(&it.uid));

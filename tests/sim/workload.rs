@@ -83,7 +83,7 @@ impl Sim {
         self.after(gap, Due::Work);
     }
 
-    /// In runs with blocks: binds a few pods, and sometimes causes a fault of a host or requests a drain or release.
+    /// In runs with blocks, binds a few pods. Sometimes also causes a fault of a host, or requests a drain or release.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
             self.inject_host_fault();
@@ -109,8 +109,8 @@ impl Sim {
 
     fn change_something(&mut self) {
         match self.rng.below(100) {
-            // After a backup, the pools do not change: their specs decide which node can own a block that a restore has
-            // lost.
+            // After a backup, the pools do not change, because their specs decide which node can own a block that a
+            // restore has removed.
             78..90 if self.is_backed_up() => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
@@ -169,7 +169,7 @@ impl Sim {
         };
         self.world.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
-        // A few addresses of nodes lie inside a pool: they are in use and must not be allocated.
+        // A few addresses of nodes lie inside a pool. These are in use, so no pool may allocate them.
         let address = if self.rng.chance(300) {
             format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256))
         } else {
@@ -257,7 +257,7 @@ impl Sim {
         }
     }
 
-    /// Creates many nodes at once, so that the space is used up.
+    /// Creates many nodes at once, so that the pools are exhausted.
     pub fn rush(&mut self) {
         for _ in 0..if self.has_faults { 16 } else { 0 } {
             self.create_node();
@@ -265,7 +265,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Changes or deletes the node for which a write under way was decided.
+    /// Changes or deletes the node of a write that is in flight.
     pub fn disturb(&mut self, name: &NodeName) {
         let Some(node) = self
             .api
@@ -377,14 +377,14 @@ impl Sim {
         }
     }
 
-    /// Creates a pod without the help of an agent, and schedules the deletion of the pod.
+    /// Creates a pod without an agent's help, and schedules the deletion of the pod.
     fn run_pod(&mut self, node: &Node, kind: &str, addresses: Box<[Addr]>) {
         let (_, name) = self.put_new_pod(node, kind, addresses);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }
 
-    /// Returns the UID and the name of the new pod.
+    /// Creates a pod. Returns its UID and its name.
     pub fn put_new_pod(
         &mut self,
         node: &Node,
@@ -437,7 +437,7 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
-        // In half of the edits, the cleared parts count as invalid instead of missing.
+        // Half of the edits make the cleared parts invalid, the other half remove them.
         subnet.is_partial = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.quarantined.clear(),
@@ -476,7 +476,7 @@ impl Sim {
         self.request(&subnet, requests);
     }
 
-    /// Returns a part of a block, sometimes.
+    /// Returns a random part of a block, or sometimes `None`.
     fn some_part(&mut self, block: Cidr) -> Option<Cidr> {
         let bits = block.family().bits();
         if !self.rng.chance(6_000) || block.len() == bits {
@@ -532,7 +532,8 @@ impl Sim {
         self.api.put(block);
     }
 
-    /// Lets a foreign allocator write a podCIDR: the lowest range without another podCIDR, for a node without podCIDRs.
+    /// Lets a foreign allocator write a podCIDR for a node without podCIDRs: the lowest range that overlaps no other
+    /// podCIDR.
     fn write_as_another(&mut self) {
         let Some(node) = self.some_node().filter(|node| node.is_empty()) else {
             return;

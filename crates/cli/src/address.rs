@@ -1,4 +1,4 @@
-//! Finds out what an address is and who uses it. The address need not be in a pool.
+//! Finds out what an address is and who uses it. This works for any address, in a pool or not.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ pub(crate) enum AddressState {
     /// An agent reports the address in use by a pod that is gone or has ended. The address is leaked, or about to be
     /// released.
     WithoutPod,
-    /// An agent keeps the address for an earlier sandbox of a pod, and releases it when that sandbox is gone.
+    /// An agent keeps the address for an earlier sandbox of a pod, and releases the address when that sandbox is gone.
     Superseded,
     /// An agent reports the address in use by something other than a pod.
     InUseByOther,
@@ -32,7 +32,7 @@ pub(crate) enum AddressState {
     NodeAddress,
     /// The address is in a range of services.
     Service,
-    /// The address is in a range that is in quarantine: the node of the range was deleted.
+    /// The address is in a range that is in quarantine, because its node was deleted.
     Quarantine,
     /// The pool never assigns the address.
     Reserved,
@@ -40,9 +40,9 @@ pub(crate) enum AddressState {
     OnRequest,
     /// The address is the gateway of its block.
     Gateway,
-    /// The address is the lowest of its block: the network address.
+    /// The address is the network address, the lowest of its block.
     Network,
-    /// The address is the highest of its block: the IPv4 broadcast address.
+    /// The address is the IPv4 broadcast address, the highest of its block.
     Broadcast,
     /// The address is in a block of a node, and free or in cooldown.
     Free,
@@ -93,13 +93,13 @@ pub(crate) struct AddressReport {
     /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The smallest range of a node that contains the address
+    /// The smallest range of a node, live or deleted, that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeFact>,
-    /// Larger ranges that contain the address as well: normally none
+    /// Larger ranges that also contain the address; normally there are none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
-    /// The agents' entries for the address: normally at most one
+    /// The agents' entries for the address; normally there is at most one
     pub holders: Vec<AddressHolder>,
     /// The pods that report the address in their status, as `namespace/name`
     pub pods: Vec<String>,
@@ -117,18 +117,18 @@ pub(crate) struct RangeFact {
     pub kind: &'static str,
     /// The node that has the range, or that had it before the quarantine
     pub node: String,
-    /// Whether the range is in quarantine: its node was deleted
+    /// Whether the range is in quarantine, because its node was deleted
     pub quarantined: bool,
-    /// When the block was allocated to this node, or went into quarantine; `None` for a podCIDR
+    /// When the block was allocated to this node, or when its quarantine began; `None` for a podCIDR
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The earliest end of the quarantine. It lasts longer if a pod still reports an address in the range
+    /// The earliest end of the quarantine, which lasts longer if a pod still reports an address in the range then
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
     /// How many addresses the agent reports as in use
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// How many addresses are in cooldown. The agent does not report which ones
+    /// How many addresses are in cooldown. The agent does not report which addresses these are
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cooling: Option<i64>,
     /// How many addresses the agent can assign now
@@ -142,9 +142,9 @@ pub(crate) struct RangeFact {
 pub(crate) struct AddressHolder {
     /// The node whose agent reports the address
     pub node: String,
-    /// The pod as `namespace/name`; empty if the agent does not know it
+    /// The pod as `namespace/name`; empty if the agent does not know the pod
     pub pod: String,
-    /// The UID of the pod; empty if the agent does not know it, or if the user is no pod
+    /// The UID of the pod; empty if the agent does not know the UID, or if no pod uses the address
     #[serde(rename = "podUID")]
     pub pod_uid: String,
     /// Whether a pod with this UID exists and has not ended
@@ -181,7 +181,7 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
-    // Where the agent does not know the pod's UID, the pod's name is compared.
+    // If the agent does not know the pod's UID, the pods' names are compared.
     let is_of = |holder: &AddressHolder, pod: &PodFact| match holder.pod_uid.as_str() {
         "" => holder.pod == pod.name,
         uid => PodUid::read(uid) == PodUid::read(&pod.uid),
@@ -236,8 +236,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     }
 }
 
-/// Returns why an agent never assigns this address of a block: it is the gateway, network or broadcast address. `None`
-/// if the agent may assign it.
+/// Returns why an agent never assigns this address of a block: it is the gateway, network or broadcast address. Returns
+/// `None` if the agent may assign it.
 fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressState> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;

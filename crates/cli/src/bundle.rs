@@ -1,10 +1,10 @@
 //! `kubectl cadastre support-bundle`: writes everything that a problem report needs to one folder.
 //!
 //! # Guarantees
-//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads only fields that are named here are kept: no
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this file names are kept: no
 //!   environment, no commands, no volumes, and only annotations `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
-//! - `README.txt` names the files in the bundle, and what could not be read.
+//! - `README.txt` names the files in the bundle, and the objects and metrics that could not be read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -40,8 +40,8 @@ pub(crate) struct BundleArgs {
 /// The label selector of the workloads of Cadastre itself, as part of a URL.
 const OWN_WORKLOADS: &str = "labelSelector=app.kubernetes.io/name%3Dcadastre";
 
-/// A list to collect: the name of the file, the path of the request, the parts of an object that are kept, and which
-/// objects are kept.
+/// A list to collect: the name of the file, the path of the request, a function that returns the parts of an object to
+/// keep, and a function that decides which objects are kept.
 type ListFile = (
     &'static str,
     String,
@@ -250,7 +250,7 @@ fn cleaned(item: &Value) -> Value {
     item
 }
 
-/// Returns the parts of the metadata that are kept of an object that is not Cadastre's own kind.
+/// Returns the metadata to keep of an object whose kind is not one of Cadastre's.
 fn meta(item: &Value) -> Value {
     const FIELDS: [&str; 7] = [
         "name",
@@ -317,7 +317,7 @@ fn versions(item: &Value) -> Value {
     })
 }
 
-/// Returns images, resources and replica counts of a workload; no arguments, no environment.
+/// Returns images, resources and replica counts of a workload, without arguments and environment.
 fn workload(item: &Value) -> Value {
     let containers = item["spec"]["template"]["spec"]["containers"].as_array();
     let containers = containers.into_iter().flatten();
@@ -330,8 +330,8 @@ fn workload(item: &Value) -> Value {
     })
 }
 
-/// Returns the number of a pod's port with the name `admin`, which serves metrics. The chart lets users choose the
-/// numbers, and those of controllers and agents differ.
+/// Returns the number of a pod's port with the name `admin`, which serves metrics. The number must be looked up,
+/// because users can set it in the chart, and controllers and agents have different ones.
 fn admin_port(pod: &Value) -> Option<u64> {
     let containers = pod["spec"]["containers"].as_array()?.iter();
     let mut ports = containers.filter_map(|it| it["ports"].as_array()).flatten();

@@ -21,7 +21,7 @@ use super::{Cli, ExitVerdict, Flags};
 const NO_FILES: &str = ":4";
 /// Cobra's directive that the shell may offer names of files.
 const FILES: &str = ":0";
-/// Time limit for each request to the API server, because a user does not wait longer for a completion.
+/// Time limit for each request to the API server. A user would not wait longer for a completion.
 const PATIENCE_SECONDS: u16 = 5;
 
 /// Complete a command line for kubectl
@@ -39,7 +39,7 @@ pub(crate) enum Completion {
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
     Names(NameKind),
-    /// A file name or any other text, which is not completed here
+    /// A file name or any other text, for which there are no completions here
     Anything,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum NameKind {
     Block,
 }
 
-/// Returns the completions of the last of `words`, which may be typed only in part.
+/// Returns the completions of the last of `words`, which may be incomplete.
 pub(crate) fn next(words: &[String]) -> Completion {
     let root = Cli::command();
     let (typed, before) = words
@@ -64,7 +64,7 @@ pub(crate) fn next(words: &[String]) -> Completion {
         .map_or(("", words), |(last, all)| (last.as_str(), all));
     let mut at = &root;
     let mut path = Vec::new();
-    // The flag whose value the next word is.
+    // The flag whose value comes next.
     let mut open: Option<&Arg> = None;
     for word in before {
         if open.take().is_some() {
@@ -138,7 +138,7 @@ fn value(arg: &Arg) -> Completion {
 }
 
 /// Returns the completions for a positional argument. `path` has the verbs, and an empty string for each argument
-/// before. Only `drain` and `undrain` take more than one argument.
+/// before this one. Only `drain` and `undrain` take more than one argument.
 fn positional(path: &[&str]) -> Completion {
     Completion::Names(match path {
         ["show" | "explain", "pool"] | ["map"] => NameKind::Pool,
@@ -200,7 +200,8 @@ fn cluster(words: &[String]) -> Flags {
     }
 }
 
-/// Returns the output for kubectl: the words that begin with `typed`, then the directive to offer no files.
+/// Returns the output for kubectl: the words that begin with `typed`, then the directive that the shell must not offer
+/// files.
 fn lines(all: &[(String, String)], typed: &str) -> String {
     let fit = all.iter().filter(|it| it.0.starts_with(typed));
     let fit = fit.map(|(word, about)| match about.as_str() {
@@ -210,7 +211,7 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
     fit.collect::<String>() + NO_FILES + "\n"
 }
 
-/// Runs `__complete`: prints the possible words, and asks the API server if they are names of objects.
+/// Runs `__complete`: prints the possible words. If these are names of objects, asks the API server for them.
 pub(crate) async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {

@@ -84,7 +84,7 @@ pub(crate) struct DrainReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Drained {
     pub block: Cidr,
-    /// The node to which the block is allocated; empty if unknown
+    /// The node to which the block is allocated; empty if the node is unknown
     pub node: String,
     pub state: DrainState,
     /// The reason of the state; may be empty
@@ -118,8 +118,8 @@ impl Drained {
 }
 
 /// Returns the empty blocks that the node with this UID does not need. The node keeps one block of each pool and
-/// family. A node that has no address of a pool in use keeps no block of the pool in two cases: pods on other nodes
-/// wait for the pool (`wanted`), or the pool allocates blocks only on demand.
+/// family, with one exception. If the node has no address of a pool in use, it keeps no block of that pool in two
+/// cases: pods on other nodes wait for the pool (`wanted`), or the pool allocates blocks only on demand.
 pub(crate) fn surplus(
     uid: &ObjectUid,
     inventory: &Inventory,
@@ -137,7 +137,7 @@ pub(crate) fn surplus(
         let state = state.filter(|it| it.is_serving());
         state.is_some_and(|it| !it.terms.first_immediate || wanted.contains(pool))
     };
-    // A block in use stays in any case, so the node need not keep an empty one of its pool and family.
+    // A block in use stays in any case. So the node need not keep an empty block of the same pool and family.
     let key = |entry: &BlockEntry| (entry.pool.clone(), entry.cidr.family());
     let mut kept: BTreeSet<(PoolName, Family)> = used.iter().map(|it| key(it)).collect();
     let mut surplus = Vec::new();
@@ -165,8 +165,8 @@ pub(crate) fn surplus_of_pool(
     all.filter(of_pool).collect()
 }
 
-/// Returns the node whose NodeSubnet gets the request to drain the block. `Err`: the block cannot be drained, with the
-/// reason.
+/// Returns the node whose NodeSubnet gets the request to drain the block. `Err` has the reason why the block cannot be
+/// drained.
 pub(crate) fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained> {
     let blocks = &inventory.registry.blocks;
     let Some(entry) = blocks.get(&cidr) else {
@@ -190,7 +190,7 @@ pub(crate) fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained
     }
 }
 
-/// Changes the drain requests of a node with `change`, and removes requests for blocks that the node no longer has.
+/// Changes the drain requests of a node with `change`. Also removes requests for blocks that the node no longer has.
 async fn request(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),

@@ -1,4 +1,5 @@
-//! The cluster as the verbs see it. The controller's own code parses the objects and finds the owner of each range.
+//! The cluster as the verbs see it. The controller's own code parses the objects and finds out which node has each
+//! range.
 //!
 //! An object that cannot be parsed affects only itself: it is missing in the inventory, and `check` reports it.
 
@@ -32,9 +33,9 @@ use cadastre_daemon::watch::ObjectEvent;
 
 /// The cluster at the time it was listed.
 pub(crate) struct Inventory {
-    /// The objects, parsed as the controller parses those that it watches
+    /// The objects, parsed by the code with which the controller parses watched objects
     pub cache: ClusterCache,
-    /// The owners of ranges and the states of pools, computed as by a controller that has just become leader
+    /// Which node has each range, and the states of pools, as a controller finds them that has just become leader
     pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
@@ -100,18 +101,18 @@ pub(crate) struct SubnetFact {
     pub requests: Requests,
     /// The UID of the Node for which the agent reports
     pub agent_node: Option<String>,
-    /// The agent's version and boot id
+    /// The version and the boot id that the agent reports
     pub agent: Option<AgentInfo>,
     /// The numbers of used, cooling and free addresses that the agent reports for each block
     pub blocks: Vec<BlockStatus>,
     /// Ranges that the agent has handed back to the controller
     pub withdrawn: Vec<Cidr>,
-    /// Ranges that the agent is to hand back, and that have addresses in use or cooling
+    /// Ranges that the agent is to hand back but cannot yet, because they have addresses in use or cooling
     pub withdrawing: Vec<Cidr>,
     /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
-    /// Addresses in use, from the list in the NodeAddresses. Without the addresses in blocks that the agent's newer
-    /// status no longer reports as used
+    /// Addresses in use, from the list in the NodeAddresses. If the agent's newer status no longer reports used
+    /// addresses of a block, the addresses of that block are left out
     pub allocations: Vec<(Addr, AddressEntry)>,
     /// When the agent made the list of `allocations`; `None` if there is no such list
     pub listed_at: Option<Timestamp>,
@@ -242,7 +243,7 @@ impl Inventory {
         within.flat_map(|(addr, all)| all.iter().map(|at| (*addr, &self.pods[*at])))
     }
 
-    /// Returns the ranges that nodes of this name have or had: blocks, podCIDRs, and podCIDRs in quarantine. Sorted.
+    /// Returns the ranges that nodes of this name have or had, sorted: blocks, podCIDRs, and podCIDRs in quarantine.
     pub(crate) fn ranges_of(&self, node: &str) -> Vec<Cidr> {
         let registry = &self.registry;
         let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *node);
@@ -269,7 +270,7 @@ impl Inventory {
         self.pods.iter().find(|pod| pod.name == name)
     }
 
-    /// Returns the agents' entries for an address in use: normally at most one.
+    /// Returns the agents' entries for an address in use. Normally there is at most one.
     pub(crate) fn in_use_at(&self, addr: Addr) -> &[AddressInUse] {
         self.in_use.get(&addr).map_or(&[], Vec::as_slice)
     }
@@ -311,8 +312,8 @@ impl Inventory {
         })
     }
 
-    /// Returns the addresses in the range that agents or pods report as in use, each with the name of its pod, or with
-    /// its handle if the agent does not know the pod.
+    /// Returns the addresses in the range that agents or pods report as in use, each with the name of its pod. If the
+    /// agent does not know the pod, the handle replaces the name.
     pub(crate) fn in_use(&self, range: &Cidr) -> BTreeMap<Addr, &str> {
         let by_agents = self.in_use_within(range).map(|(addr, it)| {
             let AddressEntry { pod, handle, .. } = &it.allocation;
@@ -323,15 +324,15 @@ impl Inventory {
         by_agents.chain(by_pods).collect()
     }
 
-    /// Returns the NodeSubnet of a Node if the agent of this Node has written its status. `None` if only the agent of an
-    /// earlier Node with the same name has.
+    /// Returns the NodeSubnet of a Node, if the agent of this Node has written its status. Returns `None` if only the
+    /// agent of an earlier Node with the same name has written it.
     pub(crate) fn subnet_of(&self, node: &Node) -> Option<&SubnetFact> {
         let subnet = self.subnets.get(&node.name)?;
         subnet.is_of(&node.uid).then_some(subnet)
     }
 
-    /// Returns the counts that the agent of the block's node reports for the block; `None` if it has not reported the
-    /// block yet.
+    /// Returns the counts that the agent of the block's node reports for the block, or `None` if it has not reported
+    /// the block yet.
     pub(crate) fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let uid = entry.uid.as_deref()?;
@@ -350,8 +351,8 @@ impl Inventory {
         status.is_some_and(|it| usize::try_from(it.used).is_ok_and(|used| used == listed))
     }
 
-    /// Returns how many addresses of a block are in use. Where the agent reports no count, the addresses that pods
-    /// report are counted.
+    /// Returns how many addresses of a block are in use. If the agent reports no count, counts the addresses that pods
+    /// report.
     pub(crate) fn used_in(&self, entry: &BlockEntry) -> u64 {
         match self.block_status(entry) {
             Some(status) => u64::try_from(status.used).unwrap_or(0),
@@ -359,7 +360,7 @@ impl Inventory {
         }
     }
 
-    /// Finds a pool by name; the error lists the pools that exist.
+    /// Finds a pool by name. If there is none, the error lists the pools that exist.
     pub(crate) fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
             let names: Vec<&PoolName> = self.registry.pools.iter().map(|pool| &pool.name).collect();
@@ -372,7 +373,7 @@ impl Inventory {
         })
     }
 
-    /// Returns the status of a pool; `None` if the controller has not written it yet.
+    /// Returns the status of a pool, or `None` if the controller has not written it yet.
     pub(crate) fn pool_status(&self, pool: &str) -> Option<&IPPoolStatus> {
         self.cache.pools.get(pool)?.status.as_ref()
     }
@@ -386,7 +387,7 @@ impl Inventory {
         }
     }
 
-    /// Returns how many nodes wait for the pool according to its status; `None` if none does.
+    /// Returns how many nodes wait for the pool according to its status, or `None` if no node waits.
     pub(crate) fn waiting(&self, pool: &str) -> Option<i64> {
         self.pool_status(pool)?.waiting.filter(|it| *it > 0)
     }
@@ -428,7 +429,7 @@ fn moment(now: Timestamp) -> Now {
     }
 }
 
-/// Passes the objects to `change`, as a watch passes a complete list.
+/// Passes the objects to `change` in the form in which a watch delivers a complete list.
 fn fill<K: Clone, T, R>(
     objects: &[K],
     convert: impl Fn(K) -> T,
@@ -478,20 +479,21 @@ impl PodFact {
         }
     }
 
-    /// Whether the pod is the mirror of a static pod. The kubelet alone decides what the status of such a pod says.
+    /// Whether the pod is the mirror of a static pod. The kubelet alone decides the content of such a pod's status.
     pub(crate) fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
-    /// Whether the pod may use the addresses in its status. False if it has ended, or if they are the node's addresses.
+    /// Whether the pod may use the addresses in its status. This is false if the pod has ended, or if the addresses are
+    /// the node's.
     pub(crate) fn uses_addresses(&self) -> bool {
         !self.finished && !self.host_network
     }
 }
 
 impl SubnetFact {
-    /// Parses what can be parsed of a NodeSubnet, and of the NodeAddresses with the same name (`list`), if there is
-    /// one.
+    /// Parses a NodeSubnet, and the NodeAddresses with the same name (`list`) if there is one. Parts that cannot be
+    /// parsed are left out.
     pub(crate) fn read(subnet: &NodeSubnetLite, list: Option<&NodeAddressesLite>) -> Self {
         let meta = &subnet.metadata;
         let annotations = meta.annotations.as_ref();
@@ -507,8 +509,8 @@ impl SubnetFact {
             let addr = Addr::parse_lenient(&it.address)?;
             Some((addr, PodUid::read(&it.pod_uid)))
         };
-        // The status may be by another agent than the list, for example after the Node was replaced. Then its counts
-        // say nothing about the list, so the whole list is kept.
+        // The status may come from another agent than the list, for example after the Node was replaced. Then the
+        // status says nothing about the list, so the whole list is kept.
         let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
         let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
         let used = blocks.iter().filter(|it| it.used > 0);
@@ -554,7 +556,7 @@ impl SubnetFact {
         spec.is_ok_and(|spec| spec.blocks.iter().any(|it| it.cidr == text))
     }
 
-    /// Whether the agent's list has the address with the pod of this UID.
+    /// Whether the agent's list has the address for the pod of this UID.
     pub(crate) fn has_pod(&self, addr: Addr, uid: &str) -> bool {
         let uid = PodUid::read(uid);
         let mut entries = self.allocations.iter();
@@ -568,7 +570,8 @@ impl SubnetFact {
     }
 }
 
-/// Clamps the counts to what an agent could report. Whoever may write the status could otherwise make sums overflow.
+/// Limits the counts to what an agent could report. Otherwise, anybody who may write the status could make sums
+/// overflow.
 fn clamped(status: BlockStatus) -> BlockStatus {
     let count = |count: i64| count.clamp(0, MOST_COUNT);
     BlockStatus {

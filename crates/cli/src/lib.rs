@@ -1,11 +1,11 @@
 //! `kubectl cadastre`: shows and checks the address space, with nothing but the user's rights in the API.
 //!
-//! No controller and no agent has to run: a verb reads the objects of the API and judges them with the controller's own
-//! code.
+//! No controller and no agent has to run: a verb reads the objects of the API and evaluates them with the controller's
+//! own code.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`lists`], [`inventory`] | the objects as listed; the indices that verbs look things up in |
+//! | [`lists`], [`inventory`] | the objects as listed; the objects with indices, as verbs use them |
 //! | [`reach`] | all IO with the API server |
 //! | [`render`] | tables, JSON, YAML, colours |
 //! | [`status`], [`running`] | the health of Cadastre itself; its controllers, agents and leases |
@@ -14,16 +14,16 @@
 //! | [`explain`] | why a pool serves a pod, why a node waits, why a pool is exhausted |
 //! | [`check`] | contradictions between objects |
 //! | [`plan`] | the effect of changes before they are made |
-//! | [`release`], [`drain`], `update` | requests to release addresses and blocks; how they are written |
+//! | [`release`], [`drain`], `pop`, `update` | requests to release or withdraw addresses and blocks; their writes |
 //! | [`complete`] | command line completion |
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
 //! - The result of a verb depends only on the inventory, the arguments and the current time.
-//! - Only [`release`] and [`drain`] write. They write an annotation of a NodeSubnet, and the write fails if the
+//! - Only [`release`], [`drain`] and `pop` write. They write an annotation of a NodeSubnet, and the write fails if the
 //!   NodeSubnet has changed since it was read.
-//! - Exit code 0: done, nothing found; 1: failed, standard error says why; 2: `check` or `status` found something,
-//!   `plan` found something that does not fit, or `release` or `drain` left something undone.
+//! - Exit code 0: done, and nothing was found. 1: failed; standard error says why. 2: `check` or `status` found
+//!   something, the changes of `plan` do not fit, or `release`, `drain` or `pop` left something undone.
 
 #![warn(unreachable_pub)]
 
@@ -188,7 +188,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // clap's own exit code for errors is 2, which means findings here, so 1 is returned.
+            // clap's own exit code for errors is 2. Here, 2 means findings, so 1 is returned.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
         }
@@ -261,7 +261,7 @@ fn completion(shell: Shell) -> anyhow::Result<ExitVerdict> {
     Ok(ExitVerdict::Clean)
 }
 
-/// Whether an error says that the reader of the output has closed the pipe early, as `head` does. This is no failure.
+/// Whether an error says that the reader of the output has closed the pipe, as `head` does. This is no failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -35,14 +35,14 @@ pub(crate) struct ClusterLists {
     pub parts: Readable<Pod>,
 }
 
-/// Objects that a verb can do without. `Err` has the reason why they cannot be read, which the verb reports.
+/// Objects that are not necessary for a verb. `Err` has the reason why they cannot be read, which the verb reports.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
-/// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are always
-/// listed.
+/// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are
+/// always listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WantedKinds {
-    /// None of them
+    /// Neither pods nor Namespaces
     NoPods,
     /// Pods of all namespaces
     Pods,

@@ -99,13 +99,13 @@ pub(crate) enum PopState {
     WouldPop,
     /// The node has handed the range back.
     Popped,
-    /// The range is the node's again.
+    /// The range belongs to the node again.
     Pushed,
-    /// Nothing is written.
+    /// Nothing is written, because the request is not possible.
     Refused,
 }
 
-/// Returns why the range cannot be taken out of the node; `None` if it can.
+/// Returns why the range cannot be taken out of the node, or `None` if it can.
 pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Option<String> {
     let mut blocks = inventory.registry.blocks.of(&node.uid);
     let block = blocks.find(|it| it.cidr.overlaps(range));
@@ -130,7 +130,8 @@ pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Opti
     None
 }
 
-/// Changes the ranges that are requested of a node, and removes requests that lie in no block of the node any more.
+/// Changes the ranges that are to be withdrawn from a node. Also removes requests for ranges that lie in no block of
+/// the node any more.
 async fn request(
     node: &str,
     change: impl Fn(&mut BTreeSet<Cidr>),

@@ -25,7 +25,7 @@ use cadastre_daemon::client;
 
 /// The field manager that writes the annotations.
 const MANAGER: &str = "kubectl-cadastre";
-/// At most this many attempts to list a kind. A list must start again if it expires between two pages.
+/// At most this many attempts to list a kind. If the list expires between two pages, it must start again.
 const TRIES: usize = 3;
 /// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -121,7 +121,7 @@ impl ApiReach {
         })
     }
 
-    /// Lists objects that a verb can do without.
+    /// Lists objects that are not necessary for a verb.
     async fn optional<K: Listed>(&self, params: &ListParams) -> Readable<K> {
         let api = Api::<K>::all(self.client.clone());
         let listed = self.call(api.list(params)).await.map(|it| it.items);
@@ -170,12 +170,12 @@ impl ApiReach {
         }
     }
 
-    /// Reads the NodeSubnet of a node, not from a cache; `None` if there is none.
+    /// Reads the NodeSubnet of a node from etcd, not from a cache. Returns `None` if there is none.
     pub(crate) async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         self.get(name).await
     }
 
-    /// Reads the NodeAddresses of a node, not from a cache; `None` if there is none.
+    /// Reads the NodeAddresses of a node from etcd, not from a cache. Returns `None` if there is none.
     pub(crate) async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         self.get(name).await
     }
@@ -187,8 +187,8 @@ impl ApiReach {
             .map_err(CallError::about::<K>)
     }
 
-    /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Does nothing if the NodeSubnet no longer
-    /// has this version.
+    /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Has no effect if the NodeSubnet has
+    /// another version than `version` by now.
     pub(crate) async fn annotate(
         &self,
         name: &str,
@@ -215,7 +215,7 @@ impl ApiReach {
         }
     }
 
-    /// Awaits one call for at most the time of `--request-timeout`.
+    /// Waits for the answer to a call, for at most the time of `--request-timeout`.
     pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -243,7 +243,7 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    /// Like [`Self::into_error`], with the name of the resource.
+    /// Does the same as [`Self::into_error`], with the name of the resource.
     fn about<K: Resource<DynamicType = ()>>(self) -> anyhow::Error {
         let (plural, group) = (K::plural(&()), K::group(&()));
         let dot = if group.is_empty() { "" } else { "." };

@@ -6,11 +6,11 @@
 //! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
 //!
 //! # Guarantees
-//! - Proof from the API is always required: an address is refused if it belongs to the newest sandbox of a living pod,
-//!   if a pod reports it, or if another pod has it by now.
-//! - `--force` is the user's declaration that the container is gone, for cases where the node cannot tell. The agent
-//!   keeps the address if the node sees the container.
-//! - The write of a request fails if the NodeSubnet has changed since it was read. It is then read again.
+//! - Proof from the API is always required: the command refuses an address that belongs to the newest sandbox of a
+//!   living pod, that a pod reports, or that another pod has by now.
+//! - With `--force` the user declares that the container is gone, for cases in which the node cannot find out. If the
+//!   node sees the container, the agent keeps the address.
+//! - The write of a request fails if the NodeSubnet has changed since it was read. Then the command reads it again.
 //! - Requests that are done or no longer apply are removed from the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,7 +74,7 @@ pub(crate) struct ReleaseArgs {
     timeout: u32,
 }
 
-/// An address that was assigned fewer seconds ago than this may be missing in its pod's status.
+/// An address that was assigned more recently than this many seconds ago may be missing in its pod's status.
 const YOUNG: i64 = 60;
 
 /// The report of `release`.
@@ -100,7 +100,7 @@ pub(crate) struct Released {
 /// The state of a request to release an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum ReleaseState {
-    /// The node has released it.
+    /// The node has released the address.
     Freed,
     /// The node still has the address. A request is written if one is needed.
     Asked,
@@ -137,8 +137,8 @@ pub(crate) fn intersection(reports: &[CheckReport]) -> BTreeSet<Leak> {
         .unwrap_or_default()
 }
 
-/// Returns what to request for an address. `Err`: the address must not be released, with the reason. `expected` is the
-/// leak to which the agent's entry must correspond, if the address is from a report.
+/// Returns what to request for an address. `Err` has the reason why the address must not be released. If the address is
+/// from a report, `expected` is the leak to which the agent's entry must correspond.
 pub(crate) fn judge(
     addr: Addr,
     expected: Option<&Leak>,
@@ -204,7 +204,7 @@ pub(crate) fn judge(
     Err(refused(Some(entry), why))
 }
 
-/// Returns the text that tells the user what to check before --force, for an address that belongs to no pod.
+/// Returns the text that tells the user what to check before `--force`, if the address belongs to no pod.
 fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
     let id = entry
         .allocation
@@ -217,8 +217,8 @@ fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
     )
 }
 
-/// Returns the requests to write: those in the annotation that still apply, and those for the targets `more` that the
-/// node still has assigned.
+/// Returns the requests to write. These are the requests in the annotation that still apply, and requests for the
+/// targets `more` whose addresses the node still has assigned.
 pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     for target in more.iter().filter(|it| it.is_assigned(subnet)) {
@@ -322,7 +322,7 @@ fn read_reports(paths: &[PathBuf]) -> anyhow::Result<Vec<CheckReport>> {
     paths.iter().map(read).collect()
 }
 
-/// Runs `release`; [`ExitVerdict::Findings`] if an address was refused or is still in use.
+/// Runs `release`. Returns [`ExitVerdict::Findings`] if an address was refused or is still in use.
 pub(crate) async fn exec(
     args: &ReleaseArgs,
     flags: &Flags,
@@ -330,7 +330,7 @@ pub(crate) async fn exec(
 ) -> anyhow::Result<ExitVerdict> {
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
-    // Pods are listed after NodeSubnets, and not from a cache. So a pod that is missing in the list is gone.
+    // NodeSubnets are listed before pods, and no list comes from a cache. So a pod that is missing in the list is gone.
     let inventory = reach.inventory(WantedKinds::Pods).await?;
     let mut given: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {
@@ -369,7 +369,7 @@ pub(crate) async fn exec(
     }
     let limit = Duration::from_secs(args.timeout.into());
     done.addresses.extend(wait(&targets, limit, reach).await?);
-    // The waiting is over, so the requests that are done are removed.
+    // The waiting is over, so requests that are done are removed from the annotations.
     for node in by_node.keys() {
         if reach.subnet(node).await?.is_some() {
             update(node, RELEASE_ANNOTATION, reach, |it| wanted(it, &[])).await?;

@@ -39,8 +39,8 @@ pub(crate) struct Style {
 
 /// The result of a verb, which can be printed in every output format.
 pub(crate) trait VerbReport: Serialize {
-    /// Whether the text has colours if the style allows them. Such a text is printed as it is, so `text` must make
-    /// strings from objects inert.
+    /// Whether the text has colours if the style allows colours. A text with colours is printed unchanged, so `text`
+    /// itself must make strings from objects inert.
     const COLOURED: bool = false;
 
     /// Formats the report for users. Each line must end with a line feed.
@@ -70,7 +70,7 @@ impl Style {
     }
 }
 
-/// Formats a report. Strings from objects are made inert, so that they cannot send commands to the terminal.
+/// Formats a report. Strings from objects are made inert: they cannot send commands to the terminal.
 fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
@@ -83,8 +83,8 @@ fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Re
             if inert::lines(&yaml) == yaml {
                 return Ok(yaml);
             }
-            // Escapes in place of control characters would change the meaning of YAML. JSON is YAML, too, and has
-            // escapes, so the report is written as JSON.
+            // If control characters were escaped in YAML, its meaning would change. JSON is YAML, too, and has escapes
+            // for them, so the report is written as JSON.
             serde_json::to_string_pretty(report)? + "\n"
         }
     };
@@ -186,7 +186,7 @@ impl FactLines {
         let width = widths.max().unwrap_or(0);
         let mut text = String::new();
         for (name, value) in self.0 {
-            // Further lines of a value are indented, so that they begin where the first one begins.
+            // Further lines of a value are indented, so that all lines of the value are aligned.
             let value = value.replace('\n', &format!("\n{:width$}  ", ""));
             let name = format!("{name}:");
             let _ = writeln!(text, "{name:width$}  {value}");
@@ -251,7 +251,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Returns the line that counts the entries of a table which are left out without `-o wide`; empty if there are none.
+/// Returns the line that says how many entries of a table are left out without `-o wide`. Empty if none are left out.
 pub(crate) fn more(all: usize, shown: usize, noun: &str) -> String {
     if all > shown {
         format!("and {} more (-o wide)\n", count(all - shown, noun))

@@ -1,7 +1,8 @@
 //! The state of Cadastre itself: which controller leads, and which pods of controllers and agents are ready.
 //!
-//! The objects of the API do not show this, because they outlive the processes that wrote them. Agents need not run as
-//! pods, and the user may lack the right to read Leases or pods. Then the state is unknown, and is reported as unknown.
+//! The objects of the API do not show this state, because objects outlive the processes that wrote them. The state may
+//! be unknown: agents need not run as pods, and the user may lack the right to read Leases or pods. Then it is reported
+//! as unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +12,18 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::lists::{ClusterLists, Readable, full_name};
 
-/// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds; the
-/// rest is a margin for clock skew.
+/// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds, so this
+/// leaves a margin for clock skew.
 const STALE_SECONDS: i64 = 60;
-/// A pod that is not ready is no fault for this many seconds: after it was created or, if it is being deleted, after
-/// the end of its grace period. By then it has started, or another pod has replaced it.
+/// A pod that is not ready is no fault for this many seconds after it was created. If it is being deleted, the time
+/// counts from the end of its grace period. By then it has started, or another pod has replaced it.
 const YOUNG_SECONDS: i64 = 120;
 
 /// The Lease of the controllers, and the pods of controllers and agents.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningComponents {
-    /// The Lease of the controllers that was renewed last; `None` if there is none. `Err` has the reason why Leases
-    /// cannot be read
+    /// The Lease of the controllers, or `None` if there is none. If there are several, the one that was renewed last.
+    /// `Err` has the reason why Leases cannot be read
     pub lease: Result<Option<LeaseFact>, String>,
     /// The pods of controllers and agents, or why they cannot be read
     pub parts: Readable<ComponentPod>,
@@ -56,7 +57,7 @@ pub(crate) struct ComponentPod {
     pub configures: bool,
 }
 
-/// The state of the agent of a node, judged by its pods.
+/// The state of the agent of a node, as its pods show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AgentPod {
     /// A pod of the agent is ready.
@@ -80,13 +81,14 @@ impl RunningComponents {
         }
     }
 
-    /// Returns the pods of agents (`agents`) or of controllers; none if pods cannot be read.
+    /// Returns the pods of agents (`agents` is true) or of controllers. Returns none if pods cannot be read.
     pub(crate) fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
     }
 
-    /// Returns the state of a node's agent, by its best pod; `None` if pods cannot be read.
+    /// Returns the state of a node's agent. If it has several pods, the best of them counts. Returns `None` if pods
+    /// cannot be read.
     pub(crate) fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
         self.parts.as_ref().ok()?;
         let pods = self.pods(true).filter(|it| it.node == node);
@@ -98,7 +100,7 @@ impl RunningComponents {
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
     }
 
-    /// Returns the nodes whose agent writes the runtime's CNI configuration; none if pods cannot be read.
+    /// Returns the nodes whose agent writes the runtime's CNI configuration. Returns none if pods cannot be read.
     pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()
@@ -160,7 +162,7 @@ impl ComponentPod {
     }
 }
 
-/// Whether the agent's pod has the flag or the environment variable by which the agent writes the CNI configuration.
+/// Whether the agent's pod has the flag or environment variable that makes the agent write the CNI configuration.
 fn configures(pod: &Pod) -> bool {
     let containers = pod.spec.iter().flat_map(|it| &it.containers);
     containers.into_iter().any(|it| {

@@ -219,7 +219,7 @@ impl VerbReport for StatusReport {
 }
 
 impl StatusReport {
-    /// Returns the details of all parts that do not work, in one line; `None` if there are none.
+    /// Returns the details of all parts that do not work, in one line. Returns `None` if there are none.
     fn bad(&self) -> Option<String> {
         let bad = self.parts.iter().filter(|it| it.health == Health::Bad);
         let bad: Vec<String> = bad.map(|it| format!("{}: {}", it.part, it.says)).collect();
@@ -227,7 +227,7 @@ impl StatusReport {
     }
 }
 
-/// Runs `status`; [`ExitVerdict::Findings`] if a part does not work.
+/// Runs `status`. Returns [`ExitVerdict::Findings`] if a part does not work.
 pub(crate) async fn exec(
     args: &StatusArgs,
     flags: &Flags,

@@ -8,13 +8,13 @@ use super::inventory::SubnetFact;
 use super::reach::{ApiReach, WriteOutcome};
 use cadastre_api::{DRAIN_ANNOTATION, Requests, WITHDRAW_ANNOTATION};
 
-/// At most this many attempts at a write, which fails if the NodeSubnet has changed since it was read.
+/// At most this many attempts at a write. A write fails if the NodeSubnet has changed since it was read.
 const TRIES: usize = 8;
 /// The time between two reads of the objects while a command waits for nodes.
 pub(crate) const POLL: Duration = Duration::from_millis(500);
 
-/// Sets the annotation to the requests that `change` returns for the node. Retries if the NodeSubnet was changed at the
-/// same time.
+/// Sets the annotation to the requests that `change` returns for the node. If the NodeSubnet has changed meanwhile,
+/// tries again.
 pub(crate) async fn update(
     node: &str,
     annotation: &str,

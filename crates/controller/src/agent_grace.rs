@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(45);
 /// Progress of the agent grace.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrace {
-    /// The request for the final list, from its scheduling until the list has arrived; empty before and after
+    /// The request for the final list, while it waits to be sent or repeated
     list: Queue<ObjectKind>,
     is_over: bool,
 }
@@ -43,7 +43,7 @@ impl AgentGrace {
         AgentGrace::new(term.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
-    /// Creates the loop. Unless the grace is `needed`, it counts as over from the start.
+    /// Creates the loop. If the grace is not `needed`, it counts as over from the start.
     fn new(needed: bool) -> Self {
         AgentGrace {
             list: Queue::default(),
@@ -51,7 +51,8 @@ impl AgentGrace {
         }
     }
 
-    /// Starts the grace. From now on every node must get a NodeSubnet, because its agent reports there.
+    /// Starts the grace: the final list is due after 45 s. From now on every node must get a NodeSubnet, because agents
+    /// report in it.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(ObjectKind::Subnet, now + GRACE);

@@ -1,12 +1,14 @@
 //! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
-//! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In between,
-//! [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every deletion.
+//! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In
+//! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every
+//! deletion.
 //!
 //! # Guarantees
-//! - A podCIDR leaves the ledger in two ways only. `sync` removes it if the node provably has other podCIDRs. `release`
+//! - A podCIDR leaves the ledger in two ways only. `sync` removes a podCIDR if the node provably has others. `release`
 //!   removes it when its quarantine is over and no NodeSubnet records it any more.
-//! - A range that two nodes have is recorded twice: releasing one record never frees the other node's addresses.
+//! - If two nodes have the same range, the ledger has one record for each of them. So releasing one record never frees
+//!   the other node's addresses.
 
 pub mod adopt;
 pub mod blocks;
@@ -54,22 +56,22 @@ pub struct SyncOutcome {
 /// The ledger of ranges, and the state on which decisions about ranges depend.
 #[derive(Debug, Default)]
 pub struct AllocationState {
-    /// Holdings of nodes on ranges
+    /// Which node holds which range
     pub ledger: RangeLedger,
     /// The pools and their state
     pub pools: PoolStates,
     /// podCIDRs in quarantine
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
-    /// Affinity blocks
+    /// The blocks of all nodes, and the blocks in quarantine
     pub blocks: BlockTable,
     /// Addresses of claims
     pub claims: ClaimTable,
-    /// Leak candidates that agents are to check, by the UID of the agent's node
+    /// Leak candidates that NodeSubnets list for their agents to check, by the UID of the Node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
-    /// Blocks that agents report in use but that cannot be adopted now
+    /// Blocks that agents use but that no node can get back now
     pub unadopted: UnadoptedBlocks,
-    /// Whether the agent grace is not over: agents still have time to report blocks that the API has lost, and no block
-    /// is allocated yet
+    /// Whether the agent grace still runs: agents have time to report blocks that the API has lost, and no block is
+    /// allocated
     pub in_agent_grace: bool,
     /// Whether this term follows a gap: there was no leader for so long that the API server may have been restored from
     /// a backup.
@@ -79,7 +81,7 @@ pub struct AllocationState {
     /// podCIDR writes that may be in flight; the Lease must name each of them before it is sent
     pub(super) intents: IntentBook,
     pub(super) holders: HolderIds,
-    /// podCIDRs that are too wide to count against pools
+    /// podCIDRs so wide that they do not count against pools (see [`foreign`])
     pub(super) too_wide: AllTooWide,
     /// Pairs of holdings of different nodes that overlapped when the second one was recorded
     conflicts: BTreeSet<(HoldingId, HoldingId)>,

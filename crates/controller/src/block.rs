@@ -38,7 +38,7 @@ pub(crate) struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,
-    /// Blocks for which an event has reported that they stay in quarantine beyond its end
+    /// Blocks for which an event has reported that they stay in quarantine longer than planned
     kept: BTreeSet<Cidr>,
 }
 
@@ -129,12 +129,13 @@ impl BlockLoop {
         let step = entry.step;
         let request = match (step, object) {
             (Step::Settled, _) => return self.look_at_quarantine(cidr, cx),
-            // The object was created or read recently, so the watch should show it soon.
+            // The object was created or read recently. The loop waits for the watch to show it.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
                 return KeyDecision::Done;
             }
-            // The watch has shown the object, so the block is about to be confirmed or deleted.
+            // The watch has shown the object, so [`AllocationState::judge_blocks`] will confirm the block or mark it
+            // for deletion.
             (Step::Await, Some(_)) => return KeyDecision::Done,
             (Step::Create, _) => ApiRequest::Create(name, ObjectSpec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
@@ -153,7 +154,7 @@ impl BlockLoop {
         KeyDecision::Send(request, purpose(Some(step)))
     }
 
-    /// Handles a block whose object is as it should be. If the block's quarantine is over, checks whether it may be
+    /// Handles a block whose object needs no request. If the block's quarantine is over, checks whether it may be
     /// deleted.
     fn look_at_quarantine(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let entry = cx.allocations.blocks.get(&cidr);
@@ -199,8 +200,8 @@ impl BlockLoop {
         }
     }
 
-    /// Handles the answer to the list of a deleted node's pods: the node's blocks that no pod uses and whose quarantine
-    /// is over are deleted.
+    /// Handles the list of a deleted node's pods: deletes those of the node's blocks whose quarantine is over and that
+    /// no pod uses.
     fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
         self.listing_pods.remove(uid);
         let now = cx.now.mono;
@@ -259,7 +260,7 @@ impl BlockLoop {
             (Some(Step::Create), RequestOutcome::Block(block)) => {
                 created(entry, block, now);
                 if entry.confirmed {
-                    // An object that was created again has another UID, which the NodeSubnet must list.
+                    // A restored object has a new UID, which the NodeSubnet must list.
                     affected.nodes.push(owner.name);
                 }
                 self.queue.add(*cidr);
@@ -338,7 +339,8 @@ fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState)
     ))
 }
 
-/// Records that the object exists. The watch will show which node owns it, and whether anything older overlaps it.
+/// Records that the object exists. The watch will show which node owns the object, and whether an older block overlaps
+/// it.
 fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
         let spec = block.spec.as_ref();
@@ -356,7 +358,7 @@ impl BlockEntry {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
 
-    /// Handles the object that a read found under the block's name.
+    /// Handles an object of the block's name that a read found.
     fn found(&mut self, block: &Block, now: Duration) {
         if !self.confirmed {
             created(self, block, now);
@@ -368,8 +370,8 @@ impl BlockEntry {
                 Step::Replace
             };
         } else {
-            // The object exists. If the watch is behind, the object must not be read again at once, so the watch gets
-            // time.
+            // The object exists, but the watch may be behind. The next read waits, so that the watch has time to show
+            // the object.
             self.await_until = now + AWAIT;
         }
     }
@@ -424,7 +426,7 @@ mod tests {
             self.allocations.blocks.get_mut(&cidr(BLOCK)).unwrap()
         }
 
-        /// Passes the answer to a request for this step, or to a read.
+        /// Passes the loop the answer to the request of `step`, or to a read if there is no step.
         fn answer(&mut self, step: Option<Step>, object: Block, now: Now) {
             let (key, outcome) = ((&cidr(BLOCK), self.holding), RequestOutcome::Block(object));
             let answered = |cx: &mut Context| self.blocks.written_or_read(key, step, &outcome, cx);
@@ -448,7 +450,8 @@ mod tests {
             entry.step
         };
         let invalid = || Err("no spec".to_owned());
-        // It is unknown which node had the provisional block, so it is quarantined as it is, then deleted.
+        // It is unknown which node had the provisional block. So its object stays invalid until the quarantine is over,
+        // and is then deleted.
         assert_eq!(step_after(invalid(), false), Step::Settled);
         assert_eq!(step_after(invalid(), true), Step::Replace);
         // The object has another owner. A provisional block waits for the watch, a confirmed one is written again.

@@ -1,19 +1,19 @@
 //! Decides on the default pool of a cluster that has none.
 //!
-//! The pool is created from the first source that names ranges: the flags, else kubeadm's podSubnet, else a private
-//! range that overlaps neither nodes nor services. It is an ordinary pool, which can be changed like any other.
+//! The first source that names ranges decides: the flags, else kubeadm's podSubnet, else a private range that overlaps
+//! neither nodes nor services. The default pool is an ordinary pool, which can be changed like any other.
 //!
 //! # Guarantees
-//! - The pool always has the same name and is never updated: if two controllers decide differently, the API server
-//!   rejects the second creation.
-//! - One source decides: ranges of one family mean that no other family is wanted. Both families of a source become
-//!   one dual-stack pool, as a node gets all its ranges from one pool.
-//! - A source that cannot be read is an error. It is not skipped, because the next source would supply ranges that the
-//!   administrator did not intend.
+//! - The default pool always has the same name and is never updated. So if two controllers choose different ranges, the
+//!   API server rejects the second creation.
+//! - One source decides alone: if it names ranges of one family only, the pool has no other family. Ranges of both
+//!   families become one dual-stack pool, because a node gets all its ranges from one pool.
+//! - If a source cannot be read, that is an error. The source is not skipped, because the next one would supply ranges
+//!   that the administrator did not intend.
 //!
 //! # Caveats
-//! - A deleted default pool is created again if it was the only pool. To be rid of it, create another pool first. To
-//!   keep it without allocation, set its field `disabled`.
+//! - If the default pool was the only pool and is deleted, it is created again. To delete it for good, create another
+//!   pool first. To keep it without allocation, set its field `disabled`.
 
 use std::fmt;
 
@@ -75,7 +75,7 @@ pub(crate) enum Source {
     Private,
 }
 
-/// Why no pool can be created. Except for [`BootstrapError::NoNode`], an administrator must act.
+/// Why no default pool can be created. An administrator must act, except after [`BootstrapError::NoNode`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BootstrapError {
     /// No node has an address yet, so it is unknown which families and ranges are suitable.
@@ -117,8 +117,7 @@ pub(crate) enum BootstrapError {
     },
 }
 
-/// Returns the default pool to create, for a cluster without any pool. It is no error if a pool with the default pool's
-/// name exists already.
+/// Returns the default pool to create, for a cluster without any pool.
 pub(crate) fn decide(
     cluster: &Cluster,
     allocate: AllocationMode,
@@ -141,7 +140,7 @@ pub(crate) fn decide(
     if cluster.node_addresses.is_empty() {
         return Err(BootstrapError::NoNode);
     }
-    // The serviceSubnet is only a hint, so an invalid one is ignored: ServiceCIDRs, if they exist, are more reliable.
+    // An invalid serviceSubnet is ignored, because it is only a hint: ServiceCIDRs, if they exist, are more reliable.
     let hinted =
         subnets(service_subnet.as_deref()).filter_map(|text| Cidr::parse_lenient(text).ok());
     let services: Vec<Cidr> = cluster.services.iter().copied().chain(hinted).collect();

@@ -6,10 +6,11 @@ use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
 use cadastre_core::{Cidr, Dual, PoolExhausted};
 
-/// Maximum number of bits by which the prefix of a smaller block is longer than that of the pool's blocks.
+/// A smaller block's prefix is at most this many bits longer than that of the pool's blocks.
 const SMALLER: u8 = 6;
 
-/// Allocates one block per family of the pool to a node: a smaller block if no whole one is left. Returns the blocks.
+/// Allocates one block per family of the pool to a node, and returns the blocks. If no whole block is left, allocates a
+/// smaller one.
 pub(super) fn carve(
     pool: &PoolName,
     node: &Node,
@@ -55,8 +56,8 @@ pub(super) fn carve(
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
-            // Smaller blocks with addresses in use count, too: like whole blocks, they may become free when the pod or
-            // agent that uses the addresses is gone.
+            // Free ranges for smaller blocks count, too, if pods or agents use addresses in them: like whole blocks,
+            // they can be allocated once nothing uses these addresses.
             let avoided = full.avoided.max(avoided);
             return Err(PoolExhausted { avoided, ..full });
         }

@@ -18,15 +18,15 @@ use crate::purpose::Step;
 use cadastre_api::{AllocationMode, FamilyStatus, IPPoolStatus};
 use cadastre_core::{Dual, Family, Holder};
 
-/// Reason and message of a condition that is True; `None` if the condition is False.
+/// Reason and message of a condition that is True, or `None` if the condition is False.
 type Problem = Option<(&'static str, String)>;
 
-/// A type of condition that is True if there is a problem. `Ready` has no entry: it is True if there is none, and no
-/// event reports it, because it repeats other conditions.
+/// A type of condition that is True if there is a problem. `Ready` is no such type: it is True if there is no problem,
+/// and no event reports it, because it repeats other conditions.
 pub(crate) struct ProblemType {
     /// `type` of the condition
     pub name: &'static str,
-    /// Reasons of the events that report that the condition became True, and that it became False
+    /// Reasons of two events: that the condition became True, and that it became False
     pub events: [&'static str; 2],
     find: fn(&PoolFacts) -> Problem,
     /// Reason and message of the condition while it is False
@@ -111,15 +111,15 @@ static PROBLEMS: [ProblemType; 10] = [
     },
 ];
 
-/// Returns all types in the order in which events report their changes. For example, a pool is nearly exhausted before
-/// it is exhausted.
+/// Returns all types in the order in which events report their changes. For example, events say that a pool is nearly
+/// exhausted before they say that it is exhausted.
 pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
     [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
         .map(|at| &PROBLEMS[at])
         .into_iter()
 }
 
-/// Counts for the status of one pool that the pool loop keeps.
+/// Counts about one pool that the pool loop maintains for the pool's status.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCounts {
     /// Number of nodes that wait for blocks of the pool
@@ -130,7 +130,7 @@ pub(crate) struct PoolCounts {
     pub totals: Dual<Totals>,
 }
 
-/// What the conditions of a pool depend on.
+/// The facts that decide the conditions of a pool.
 struct PoolFacts<'a> {
     pool: &'a Pool,
     state: &'a PoolState,
@@ -197,7 +197,7 @@ impl PoolFacts<'_> {
     }
 }
 
-/// Returns the counts of one family with a forecast. The trend is continued from the last written status, so it
+/// Returns the counts of one family with a forecast. The trend continues the one in the last written status, so it
 /// survives restarts.
 fn family_status(
     facts: &PoolFacts,
@@ -244,7 +244,7 @@ fn ready(facts: &PoolFacts) -> Condition {
         (PoolPhase::Serving | PoolPhase::Starting, Some((reason, why))) => {
             (false, *reason, why.clone())
         }
-        // This is no error, but perhaps a mistake of the user.
+        // A pool that selects no node is no error, but perhaps a mistake of the user.
         (PoolPhase::Serving, None) if facts.counts.selects_none => {
             let message = "would serve the nodes it selects, and its nodeSelector matches none";
             (true, "SelectsNoNode", message.to_owned())

@@ -8,8 +8,8 @@ use super::failing_calls::ObjectCall;
 use super::report::EventRecord;
 use crate::cluster::cache::ClusterCache;
 
-/// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated.
-/// They have to check because no watch event announces that.
+/// Interval at which loops check again whether addresses in use still prevent a range from being freed or allocated. No
+/// watch event announces when they no longer do.
 pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The state that a loop may read and change in one step.
@@ -40,7 +40,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns the time until which `call` has to wait after a failure. Returns `None` if it may be made now.
+    /// Returns the end of the back-off of `call`, or `None` if `call` may be made now.
     pub(crate) fn paused(&self, call: &ObjectCall) -> Option<Duration> {
         self.allocations.refusals.paused(call, self.now.mono)
     }

@@ -55,7 +55,7 @@ impl Loop for DefaultPool {
                 self.queue.add_failed((), cx.now.mono);
             }
             // Another controller may have created the pool, or the outcome of the write is unknown. The next check
-            // comes after a delay, because the watch may show the pool by then.
+            // comes after a delay, in which the watch may show the pool.
             _ => {
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -65,7 +65,7 @@ impl Loop for DefaultPool {
 }
 
 impl DefaultPool {
-    /// Returns why the default pool could not be created. Returns `None` if that is not known yet, or a pool exists.
+    /// Returns why the default pool cannot be created. Returns `None` if no reason is known, or a pool exists.
     pub fn trouble(&self) -> Option<&String> {
         self.trouble.as_ref()
     }
@@ -107,7 +107,7 @@ impl DefaultPool {
         };
         let mut pause = IDLE_PAUSE;
         if error != BootstrapError::NoNode {
-            // An administrator has to act, perhaps on the ConfigMap, so the ConfigMap is read again.
+            // An administrator has to act, perhaps by editing kubeadm's ConfigMap. So the ConfigMap is read again.
             self.has_read = false;
             pause = 6 * IDLE_PAUSE;
         }

@@ -5,12 +5,12 @@
 //! standby, remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
 //!
 //! # Guarantees
-//! - A deleted node is remembered until its quarantine is over: then its NodeSubnet no longer records it.
+//! - A deleted node is remembered until its quarantine is over, which is when its NodeSubnet no longer records the
+//!   node.
 //! - At most [`MOST`] nodes are remembered.
 //!
-//! # Caveats
-//! A node may be created and deleted without being seen by any process that still runs, before its NodeSubnet was
-//! written. Such a node leaves no trace, and its range is free at once.
+//! # Caveats If a Node is created and deleted before its NodeSubnet is written, and no process that still runs has seen
+//! it, its range is free at once.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::cluster::objects::{MachineIdentity, Node, Subnet};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
-/// At most this many nodes are remembered. The oldest are dropped first.
+/// At most this many nodes are remembered. Beyond that, the oldest are forgotten.
 const MOST: usize = 16_384;
 
 /// The remembered nodes, oldest first.
@@ -61,11 +61,12 @@ impl DeletedNodes {
         });
     }
 
-    /// Forgets the nodes that the NodeSubnet recorded before this change and no longer does: their quarantine is over.
+    /// Forgets the nodes that the NodeSubnet recorded before this change and does not record any more: their quarantine
+    /// is over.
     pub(crate) fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>) {
         let Some(before) = &delta.before else { return };
         let was_recorded = |uid: &ObjectUid| before.spec.as_ref().is_ok_and(|it| records(it, uid));
-        // An invalid spec may record any node, so no node is forgotten.
+        // An invalid spec may record any node. So it lets no node be forgotten.
         let is_recorded = |uid: &ObjectUid| match &delta.after {
             Some(after) => after.spec.as_ref().map_or(true, |it| records(it, uid)),
             None => false,

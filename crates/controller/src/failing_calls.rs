@@ -1,9 +1,9 @@
 //! Calls that fail: when each call may be repeated, and which calls keep failing.
 //!
 //! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
-//! answered. So each call backs off by its own outcomes. Neither a watch event nor the success of another call, even
-//! for the same object, shortens the delay. A call that keeps failing is counted, and reported once. A call that is not
-//! repeated is forgotten after a time.
+//! answered. So each call has a back-off of its own. Neither a watch event nor the success of another call shortens the
+//! delay, even if it is about the same object. A call that keeps failing is counted, and reported once. A call that is
+//! no longer repeated is forgotten after a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer, so that only one of
-/// them is repeated per [`INTERVAL`]. So a policy against thousands of objects costs the API server little.
+/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: only one of these
+/// calls is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Longest delay that is granted if the server asks for one.
+/// Longest delay that a server's request for a delay can cause.
 const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
-/// After this many failures in a row, a call counts as one that keeps failing. The first number is for rejections and
-/// missing answers, the second for conflicts and a busy server.
+/// After this many failures in a row, a call counts as one that keeps failing. The first number counts rejections and
+/// missing answers, the second conflicts and answers of a busy server.
 const PERSISTENT: (u32, u32) = (3, 6);
-/// A call that was not repeated for this long after its delay is no longer counted as failing.
+/// If a call was not repeated for this long after the end of its delay, it no longer counts as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
 
-/// A kind of call about one object. Different calls for one object back off independently.
+/// A kind of call about one object. Two different calls about one object have separate back-offs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
-    /// Write of a node's podCIDRs, by its UID
+    /// Write of the podCIDRs of the node with this UID
     AssignPodCidrs(ObjectUid),
     /// Read of a node after a write with an unknown outcome or a conflict
     ReadNode(ObjectUid),
-    /// List of the pods bound to the node of a name, whatever its UID
+    /// List of the pods bound to the node of this name, whatever its UID
     ListPods(NodeName),
     /// Write of a NodeSubnet's spec
     WriteSubnet(NodeName),
@@ -59,8 +59,8 @@ pub enum ObjectCall {
 }
 
 impl ObjectCall {
-    /// Returns the call that a request makes: the write, or the read after it unless `wrote`. Returns `None` for
-    /// requests that do not back off here.
+    /// Returns the call that a request makes: the write if `wrote`, else the read after the write. Returns `None` for
+    /// requests without a back-off of this kind.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -155,8 +155,8 @@ impl FailingCalls {
         (until > now).then_some(until)
     }
 
-    /// Records the outcome of a call, and returns the report that is due about the call. `kept` is false if the server
-    /// accepted a write but dropped part of the object.
+    /// Records the outcome of a call, and returns a report if one is due. `kept` is false if the server accepted a
+    /// write but dropped part of the object.
     pub fn note(
         &mut self,
         call: &ObjectCall,
@@ -293,7 +293,7 @@ mod tests {
         ObjectCall::SetPoolFinalizers("p".into())
     }
 
-    /// Repeats a failing call at the end of each delay. Returns the number of tries and the number of reports.
+    /// Repeats a failing call at the end of each delay. Returns the number of calls and the number of reports.
     fn fail(
         calls: &mut FailingCalls,
         call: &ObjectCall,

@@ -1,16 +1,15 @@
 //! The fence: what a new leader does before it allocates podCIDRs, frees ranges, or permits the deletion of a pool.
 //!
-//! An earlier leader that was suspended, crashed or was cut off may have assignments of podCIDRs in flight, which can
-//! take effect at any time. The Lease that the new leader took over names all these assignments. The earlier leader can
-//! send no others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the
-//! objects and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no
-//! Node.
+//! An earlier leader that crashed, was suspended or was cut off may have allocations of podCIDRs in flight, which can
+//! take effect at any time. The Lease that the new leader took over names all of them. The earlier leader can send no
+//! others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the objects
+//! and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no Node.
 //!
-//! The Lease may lack the names, if its holder ran an earlier version of Cadastre or if the Lease was deleted. Then
-//! every node without podCIDRs is *touched*: its annotation is set to the new leader's term. From then on
-//! the API server rejects every assignment that was decided before, and the answer to the touch shows what took effect
-//! before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot undo it. Until all
-//! nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
+//! The Lease does not name these allocations if its holder ran an earlier version of Cadastre, or if the Lease was
+//! deleted. Then the new leader *touches* every node without podCIDRs: it sets the node's annotation to its own term.
+//! From then on the API server rejects every allocation that was decided before the touch, and the answer to the touch
+//! shows what took effect before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot
+//! undo it. Until all nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
 //!
 //! | how the term began | lists | touches |
 //! |---|---|---|
@@ -19,10 +18,10 @@
 //! | the Lease names the writes in flight | only kinds whose watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A kind needs no list if its watch began with a list that was requested after this process won the Lease. It also
-//! needs no list if the watch has reached the versions that the Lease records, because writes in flight were decided on
-//! those or earlier versions. But these versions do not count if the API server may have been restored since the watch
-//! began: the API server was unreachable meanwhile, or there was no leader for long.
+//! A kind needs no list if the list of its watch was requested after this process won the Lease. It also needs no list
+//! if the watch has reached the versions that the Lease records, because writes in flight were decided on those or
+//! earlier versions. But these versions do not count if the API server may have been restored since the watch began:
+//! either the API server was unreachable meanwhile, or no controller led for over a minute.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -51,17 +50,17 @@ pub(crate) struct Fence {
     term: TermId,
     /// Whether the Lease names the writes that earlier leaders have in flight
     names_writes: bool,
-    /// The versions that a watch must have reached to replace a list, and the earliest time of the watch's own list.
-    /// `None` if a watch cannot replace a list
+    /// If a watch has reached these versions, and its own list was requested at this time or later, it replaces a list.
+    /// `None` if no watch can replace a list
     sufficient: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, by the monotonic clock
     won: Duration,
     step: Step,
     lists: Lists,
-    /// Nodes (name, UID) that are not proven to be touched yet
+    /// Nodes (name, UID) for which no answer has proven yet that they are touched
     left: BTreeSet<(NodeName, ObjectUid)>,
     queue: Queue<(NodeName, ObjectUid)>,
-    /// Nodes to read before the next touch, because the last one failed a guard or is indeterminate
+    /// Nodes to read before the next touch, because the last touch failed a guard or is indeterminate
     to_read: BTreeSet<(NodeName, ObjectUid)>,
     /// Nodes for which an event has reported that the API server rejects the touch
     reported: BTreeSet<(NodeName, ObjectUid)>,
@@ -120,7 +119,7 @@ impl Fence {
         }
     }
 
-    /// Returns whether the new leader knows every write that earlier leaders can still have in flight.
+    /// Returns whether no write of an earlier leader can still take effect unknown to the new leader.
     pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
@@ -130,7 +129,7 @@ impl Fence {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
-    /// Returns how many nodes are still to be touched, and for how many of those the touch keeps failing.
+    /// Returns how many nodes are still to be touched, and how many of them keep failing.
     pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= PERSISTENT;
         (self.left.len(), self.left.iter().filter(failing).count())
@@ -208,8 +207,8 @@ impl Fence {
         self.touch_if_listed(cache);
     }
 
-    /// Returns whether the kind needs no list: the list of its watch was requested after the Lease was won, or the
-    /// watch has reached the versions that earlier leaders had seen.
+    /// Returns whether the kind needs no list, because the list of its watch was requested after the Lease was won, or
+    /// the watch has reached the versions that earlier leaders had seen.
     fn needs_no_list<T: Object>(
         &self,
         table: &ObjectCache<T>,
@@ -247,7 +246,8 @@ impl Fence {
         }
     }
 
-    /// Handles the answer to a list request: the list is in the cache (`applied`), or must be requested again.
+    /// Handles the answer to a list request. If the cache could not apply the list (`applied`), the list is requested
+    /// again.
     fn listed(&mut self, kind: ObjectKind, applied: bool, cx: &Context) {
         if !applied {
             self.lists.queue.add_failed(kind, cx.now.mono);
@@ -286,11 +286,11 @@ impl Fence {
         let key = (name.clone(), uid.clone());
         let through = match outcome {
             RequestOutcome::Node(node) if node.uid != *uid => true,
-            // The node is touched or has podCIDRs, so earlier decisions can no longer take effect.
+            // The node is touched or has podCIDRs, so no write that was decided earlier can take effect any more.
             RequestOutcome::Node(node) => {
                 node.term.as_ref() == Some(&self.term) || !node.is_empty()
             }
-            // The Node with this UID is gone. Every write tests the UID, so none can take effect any more.
+            // The Node with this UID is gone. Every write tests the UID, so no write can take effect any more.
             RequestOutcome::Rejected(Rejection::Missing) => true,
             RequestOutcome::Rejected(_) => Mutation::RejectedTouchCounts.is_on(),
             _ => false,
@@ -326,9 +326,9 @@ impl Fence {
     }
 }
 
-/// Returns the versions that a watch must have reached to replace a list, and the earliest time of the watch's own
-/// list. Returns `None` if the Lease records no versions, or if the term follows a gap, in which the API server may
-/// have been restored.
+/// Returns the versions that a watch must have reached to replace a list, and the earliest time at which the watch's
+/// own list may have been requested. Returns `None` if the Lease records no versions. Also returns `None` if the term
+/// follows a gap, because the API server may have been restored in the gap.
 fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
     let known = term.inherited.as_ref()?.known?;
     let since = term.answered_since;

@@ -1,4 +1,4 @@
-//! Counts of a pool. They are computed from the ledger each time, so they cannot differ from the ledger.
+//! Counts of a pool. They are computed from the ledger each time, so they always agree with the ledger.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl FamilyCounts {
     /// Converts the counts for the status of the pool. `block_len` is the prefix length of a block.
     pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
-        // 100 % must mean that nothing is free, so it is not reached by rounding.
+        // Rounding must not show 100 % while a range is free.
         let percent = if self.free > 0 {
             percent.min(99.0)
         } else {
@@ -88,9 +88,9 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
 }
 
 /// Returns whether a pool that is being deleted may lose its finalizer. No block may be left that was allocated from
-/// the pool, even outside its present ranges. Every allocated range in the pool must be guarded by another pool, the
-/// one of [`crate::pools::PoolStates::guarding_pool`]. A pool that may lose its own finalizer at any time
-/// (`may_lose_it`) guards nothing.
+/// the pool, even outside its present ranges. Every allocated range in the pool must have another pool that guards it
+/// ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` is true guards nothing, because its
+/// own finalizer may go at any time.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,
@@ -110,8 +110,8 @@ pub fn may_go(
     holdings.all(|it| is_guarded(&it.cidr) || goes && it.state == HoldingState::Quarantined)
 }
 
-/// Returns the holders of ranges that count against the pool. The value is true if a live node has at least one of
-/// them.
+/// Returns the holders of ranges that count against the pool. The value is true if a live node holds at least one of
+/// these ranges.
 pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     let families = Family::ALL.into_iter();
@@ -167,7 +167,7 @@ mod tests {
         ] {
             assert_eq!(counts(range, block_size, held), expected);
         }
-        // The IPv6 space has one address more than a u128 can count, so the count saturates.
+        // The IPv6 space has one address more than a u128 can count, so its count is one too low.
         let (capacity, _, utilization) = counts("::/0", 128, "fd00::/48");
         assert_eq!((capacity, &*utilization), (u128::MAX.to_string(), "0%"));
     }

@@ -26,7 +26,7 @@ pub(crate) const NOW: Now = Now {
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
 
-/// Returns a time by its monotonic clock.
+/// Returns a time that is `second` seconds by the monotonic clock.
 pub(crate) fn at(second: u64) -> Now {
     Now {
         mono: Duration::from_secs(second),
@@ -63,7 +63,7 @@ pub(crate) fn node_with(name: &str, pod_cidrs: &[&str]) -> Node {
     }
 }
 
-/// Returns a pod that reports these addresses. All versions have the same name and UID.
+/// Returns a pod that reports these addresses. The pods of all versions have the same name and UID.
 pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
     let addresses = addresses.iter().map(|text| text.parse().unwrap());
     Pod {
@@ -93,7 +93,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     }
 }
 
-/// Returns a pool that allocates /28 blocks, after a change of its spec.
+/// Returns a pool that allocates /28 blocks, after `change` has changed its spec.
 pub(crate) fn pool_with(name: &str, cidr: &str, change: impl FnOnce(&mut IPPoolSpec)) -> Pool {
     let mut pool = pool(name, cidr);
     change(pool.spec.as_mut().unwrap());
@@ -108,7 +108,7 @@ pub(crate) fn ipv6_ranges(cidr: &str, block_size: u32) -> IPv6Ranges {
     }
 }
 
-/// Returns a pool with one IPv6 range and no IPv4 range.
+/// Returns a pool with only one range, of IPv6.
 pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     pool_with(name, "10.0.0.0/24", |spec| {
         spec.ipv4 = None;
@@ -129,7 +129,7 @@ pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
     }
 }
 
-/// Returns an agent's report of an empty block.
+/// Returns a report of a block without used addresses.
 pub(crate) fn block_report(text: &str) -> BlockReport {
     BlockReport {
         cidr: cidr(text),

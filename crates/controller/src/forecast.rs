@@ -1,24 +1,24 @@
 //! Forecast of when a pool will be exhausted, based on the growth of its use.
 //!
-//! A [`Trend`] is small enough for the pool's status, so the next leader can continue it. It contains the growth per
-//! hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So changes of a day ago
-//! hardly count.
+//! A [`Trend`] is small enough for the pool's status, where the next leader finds it and continues it. It contains the
+//! growth per hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So changes
+//! of a day ago hardly count.
 //!
 //! # Guarantees
-//! - A trend that is written to a status and read back gives the same results as before: every step rounds rates to the
-//!   precision of their text.
-//! - A trend changes at most once in [`SAMPLE_MINUTES`], and not at all after a long time without change. A forecast is
-//!   rounded, and stays the same while it is about right.
-//! - Counts may be of any size; no input panics.
-//! - Neither a single jump nor use that fluctuates around a level gives a forecast.
+//! - A trend that is written to a status and read back gives the same results as before, because every step rounds
+//!   rates to the precision of their text.
+//! - A trend changes at most once in [`SAMPLE_MINUTES`], and not at all if the use has not changed for long. A forecast
+//!   is rounded, and stays the same while it is about right.
+//! - Counts may be of any size; no input causes a panic.
+//! - Neither a single jump nor use that fluctuates around a level causes a forecast.
 //!
 //! # Caveats
 //! - Growth is recognised only after some time. A forecast appears after about an hour, from a rate that is still far
 //!   too low. After 6 hours of steady growth the rate is two thirds of the true one; after a day only 2 % are missing.
 //! - Use that goes up and down over days looks like growth each time it rises.
-//! - Growth by less than one block per hour, for example by an occasional new node, gives no forecast: within
+//! - Growth by less than one block per hour, for example by an occasional new node, causes no forecast: within
 //!   [`MEMORY_HOURS`] it looks like single jumps.
-//! - Changes in a time of more than [`GAP_HOURS`] without samples do not count.
+//! - Changes between two samples that are more than [`GAP_HOURS`] apart do not count.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -29,20 +29,20 @@ use cadastre_api::TrendStatus;
 pub(crate) const SAMPLE_MINUTES: i64 = 10;
 /// Time after which the weight of a sample has fallen to 1/e.
 pub(crate) const MEMORY_HOURS: f64 = 6.0;
-/// Longest time between two samples of a growing or shrinking pool; after a longer one the trend starts anew.
+/// Longest time between two samples while the trend is not zero. After a longer time the trend starts anew.
 pub(crate) const GAP_HOURS: i64 = 48;
-/// A time further ahead than this, one year, is not forecast.
+/// Exhaustion that is further ahead than this, one year, is not forecast.
 pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;
 
-/// Lower rates, of about one block per year, count as no growth.
+/// A rate below this, about one block per year, counts as no growth.
 const LEAST_RATE: f64 = 0.0001;
-/// A new forecast needs at least this ratio: the square of the mean change, divided by the mean of the squared change.
+/// A new forecast needs at least this ratio: the square of the mean growth, divided by the mean of the squared growth.
 /// The ratio is 1 after long steady growth. It is n/36 after n equal jumps among the 36 samples in memory, and less
 /// than 1/100 for use that fluctuates around a level.
 const SURE: f64 = 1.0 / 8.0;
 /// An existing forecast is withdrawn if the same ratio falls below this value.
 const STILL_SURE: f64 = 1.0 / 16.0;
-/// A forecast stays the same while the time that remains to it differs from a new estimate by at most this share.
+/// A forecast stays the same while the time until exhaustion differs from a new estimate by at most this share.
 const ABOUT: f64 = 0.1;
 
 /// How the number of used addresses of one pool and family grows.
@@ -101,11 +101,11 @@ impl Trend {
             return *self;
         }
         if at_rest {
-            // While nothing changed, no samples were taken, so the change is recent. It must not be averaged over the
+            // No samples were taken while nothing changed, so the change is recent. It must not be averaged over the
             // whole time since the last sample.
             elapsed = pause;
         } else if elapsed.is_negative() {
-            // The clock was set back, so it is unknown how long the change took. The growth stays as it was.
+            // The clock was set back, so it is unknown how long the change took, and the growth stays as it was.
             return Trend {
                 at: now,
                 used,

@@ -1,7 +1,7 @@
 //! Requests in flight: at most one per object at a time.
 //!
-//! After a lost answer or a failed precondition the state of the object is unknown. So the object must be read before
-//! the next write.
+//! If an answer is lost or a precondition fails, the state of the object is unknown. Then the object must be read
+//! before the next write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,8 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         self.sent.insert(key, content);
     }
 
-    /// Records the answer to the request in flight, and whether the object must be read next.
+    /// Records the answer to the request in flight. If the object's state is unknown then, the object must be read
+    /// next.
     pub(crate) fn answered(&mut self, key: &K, answer: &RequestAnswer) {
         self.sent.remove(key);
         self.note(key, answer);
@@ -46,7 +47,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
                 false
             }
             // A rejected write has no effect, so the object's state is still known. A rejected read has shown nothing,
-            // so it is repeated.
+            // so the read is repeated.
             RequestOutcome::Rejected(
                 Rejection::Busy(_) | Rejection::Rejected(_) | Rejection::NotSent,
             ) => answer.wrote,
@@ -63,7 +64,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         self.to_read.remove(key);
     }
 
-    /// Drops the pending read, because the state of the object became known in another way.
+    /// Drops the pending read, because the state of the object became known in another way than by a read.
     pub(crate) fn forget_indeterminate(&mut self, key: &K) {
         self.to_read.remove(key);
     }
@@ -76,8 +77,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         self.to_read.contains(key)
     }
 
-    /// Returns whether a write may still take effect, or whether that is unknown: a request is in flight, or the object
-    /// must be read next.
+    /// Returns whether the effect of a write is still open: a request is in flight, or the object must be read next.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.is_sent(key) || self.is_to_read(key)
     }
@@ -103,7 +103,7 @@ mod tests {
         let table = [
             (RequestOutcome::Indeterminate(String::new()), [true, true]),
             (refused(Rejection::Guard(String::new())), [true, true]),
-            // A rejected write had no effect, so no read is needed. A rejected read has shown nothing, so it is
+            // A rejected write had no effect, so no read is needed. A rejected read has shown nothing, so the read is
             // repeated.
             (refused(Rejection::Busy(None)), [false, true]),
             (refused(Rejection::Missing), [false, false]),

@@ -1,11 +1,11 @@
-//! Which writes this leader intends, and which of them its Lease already names.
+//! The writes that this leader intends, and which of them its Lease already names.
 //!
 //! # Guarantees
-//! - An assignment of podCIDRs to a node is sent only after a Lease write that names the assignment has succeeded. That
-//!   Lease write began after the node was read. The Lease names the assignment until its outcome is known.
-//! - Every other allocating write gets a number when it is decided. It is sent only after a Lease write that began
-//!   later has succeeded (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after it
-//!   lost its Lease is never sent.
+//! - An allocation of podCIDRs to a node is sent only after a Lease write that names the allocation has succeeded. That
+//!   Lease write began after the node was read. The Lease names the allocation until its outcome is known.
+//! - Every other allocating write gets a number when it is decided. The write is sent only after a Lease write that
+//!   began later has succeeded (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after
+//!   it lost its Lease is never sent.
 //! - The size of the names in the Lease is bounded.
 
 use std::collections::BTreeMap;
@@ -20,51 +20,50 @@ use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// A further assignment is named only while the Lease names fewer than this many, in fewer than this many bytes.
-/// Assignments that are set aside are not counted.
+/// A further allocation is named only while the Lease names fewer than this many, in fewer than this many bytes.
+/// Allocations that are set aside are not counted.
 const LIMIT: usize = 512;
 const BYTES: usize = 40 * 1024;
 
-/// Assignments that keep failing are set aside: they are named in addition, in at most this many bytes. The API server
-/// allows 256 KiB for all annotations of an object together.
+/// Allocations that keep failing are set aside: the Lease names them in addition, in at most this many bytes. The API
+/// server allows 256 KiB for all annotations of an object together.
 const ASIDE: usize = 128 * 1024;
 
-/// The assignments and other writes that a leader intends during one term.
+/// The allocations and other writes that a leader intends during one term.
 #[derive(Debug, Default)]
 pub(crate) struct IntentBook {
     past: InheritedIntents,
     named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
-    /// Number and bytes of the named assignments that are not set aside, then the bytes of those that are set aside
+    /// Number and bytes of the named allocations that are not set aside, then the bytes of those that are set aside
     open: (usize, usize),
     aside: usize,
-    /// Nodes whose assignments could not be named because the Lease named too many others
+    /// Nodes whose allocations could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
-    /// The highest number passed to the elector, and the highest number for which the Lease is known to be written
+    /// The highest number passed to the elector, and the highest number that a successful Lease write has reached
     requested: u64,
     confirmed: u64,
-    /// Whether a decided write needs a further Lease write, which will have the number `requested` + 1
+    /// Whether a decided write waits for another Lease write. Its number will be `requested` + 1
     is_wanted: bool,
-    /// Whether the Lease may still name assignments whose outcome is known by now
+    /// Whether the Lease may still name allocations whose outcome is known by now
     names_settled: bool,
 }
 
 /// Whether this leader knows the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InheritedIntents {
-    /// Nobody leads in this process: a read-only caller only computes what a leader would do. So no write has to be
-    /// named.
+    /// This process does not lead: a read-only caller computes what a leader would do. So no write has to be named.
     #[default]
     Irrelevant,
     /// Earlier leaders may have any write in flight.
     Unknown,
-    /// Earlier leaders may have only those writes in flight that this leader names, too.
+    /// Every write that earlier leaders may have in flight is also named by this leader.
     Known,
 }
 
 #[derive(Debug)]
 struct IntentEntry {
     name: NodeName,
-    /// The term annotation that the write tests. If the annotation of the node changes, the assignment has to be named
+    /// The term annotation that the write tests. If the annotation of the node changes, the allocation has to be named
     /// again
     guard: (Option<TermId>, bool),
     since: u64,
@@ -72,8 +71,8 @@ struct IntentEntry {
 }
 
 impl IntentBook {
-    /// Creates the empty intents of a new leader. `known`: whether the leader knows which writes earlier leaders have
-    /// in flight.
+    /// Creates the empty intents of a new leader. `known` says whether the leader knows which writes earlier leaders
+    /// have in flight.
     pub(crate) fn of_leader(known: bool) -> Self {
         IntentBook {
             past: if known {
@@ -81,7 +80,7 @@ impl IntentBook {
             } else {
                 InheritedIntents::Unknown
             },
-            // This requests a Lease write, so the next leader soon finds in the Lease that it names everything in
+            // This requests a Lease write, from which the next leader can see that the Lease names everything in
             // flight.
             is_wanted: known,
             ..IntentBook::default()
@@ -93,7 +92,7 @@ impl IntentBook {
         self.past != InheritedIntents::Unknown
     }
 
-    /// Records that earlier leaders have no writes in flight except those that this leader names.
+    /// Records that this leader names every write that earlier leaders have in flight.
     pub(crate) fn mark_written(&mut self) {
         (self.past, self.is_wanted) = (InheritedIntents::Known, true);
     }
@@ -104,14 +103,14 @@ impl IntentBook {
     }
 
     /// Returns the number for a write that is decided now, and requests the Lease write with that number. The decided
-    /// write must wait for it.
+    /// write must wait for that Lease write.
     pub(crate) fn number(&mut self) -> u64 {
         self.is_wanted = true;
         self.requested + 1
     }
 
-    /// Returns whether this assignment of podCIDRs may be sent to the node. If not, a later Lease write names the
-    /// assignment, as soon as the Lease has room. The caller has to try again when [`IntentBook::confirmed`] or
+    /// Returns whether this allocation of podCIDRs may be sent to the node. If not, a Lease write will name the
+    /// allocation as soon as the Lease has room. The caller has to try again when [`IntentBook::confirmed`] or
     /// [`IntentBook::room`] returns the node.
     pub(crate) fn may_assign(&mut self, node: &Node, cidrs: &[Cidr]) -> bool {
         if self.past == InheritedIntents::Irrelevant {
@@ -135,7 +134,7 @@ impl IntentBook {
         Mutation::AllocatedBeforeNamed.is_on()
     }
 
-    /// Names an assignment that the Lease of the earlier leader named.
+    /// Names an allocation that the Lease of the earlier leader named.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.requested + 1;
@@ -161,7 +160,7 @@ impl IntentBook {
         self.named.insert(key, named);
     }
 
-    /// Stops naming the assignments to the node with this UID, because the outcome of all its writes is known.
+    /// Stops naming the allocations to the node with this UID, because the outcome of all its writes is known.
     pub(crate) fn settled(&mut self, uid: &ObjectUid) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
@@ -176,8 +175,8 @@ impl IntentBook {
         }
     }
 
-    /// Sets aside the assignments to the node with this UID, because they keep failing. They stay named, but take no
-    /// room from other assignments any more. If too many are set aside already, nothing changes.
+    /// Sets aside the allocations to the node with this UID, because they keep failing. The Lease still names them, but
+    /// they take no room from others any more. If too many are set aside already, nothing changes.
     pub(crate) fn set_aside(&mut self, uid: &ObjectUid) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
@@ -201,7 +200,7 @@ impl IntentBook {
         of_uid.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Records that the Lease is written up to `number`. Returns the nodes whose assignments waited for that write.
+    /// Records that the Lease is written up to `number`. Returns the nodes whose allocations waited for that write.
     pub(crate) fn confirmed(&mut self, number: u64) -> Vec<NodeName> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
@@ -213,23 +212,23 @@ impl IntentBook {
         new.map(|named| named.name.clone()).collect()
     }
 
-    /// Returns nodes that waited for room in the Lease, or nothing while more than half of the room is in use. So nodes
-    /// are returned in batches, and many nodes cost few Lease writes.
+    /// Returns nodes that waited for room in the Lease. Returns nothing while more than half of the room is in use, so
+    /// that nodes come in batches, and many nodes cost few Lease writes.
     pub(crate) fn room(&mut self) -> Vec<NodeName> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
         let next: Vec<NodeName> = next.take(LIMIT - self.open.0).collect();
-        // The Lease write that names these nodes also leaves out settled assignments, so these need no write of their
-        // own.
+        // The Lease write that names these nodes also leaves out settled allocations. So no write is needed only to
+        // leave them out.
         self.names_settled &= next.is_empty();
         next
     }
 
     /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
-    /// settled assignments. To leave them out is no reason for a Lease write as long as other assignments are named,
-    /// because it is harmless to name too many. `known` has the versions that the cache has reached.
+    /// settled allocations. While any allocation is named, settled ones alone cause no Lease write, because it is
+    /// harmless to name too many. `known` has the versions that the cache has reached.
     pub(crate) fn take(&mut self, term: &TermId, known: SeenVersions) -> Option<LeaseContent> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         let empty = self.names_settled && self.named.is_empty();
@@ -258,7 +257,7 @@ impl IntentBook {
     }
 }
 
-/// Returns about how many bytes an assignment takes in the Lease.
+/// Returns the approximate number of bytes that an allocation takes in the Lease.
 fn size(name: &NodeName, (uid, cidrs): &(ObjectUid, Vec<Cidr>)) -> usize {
     name.len() + uid.len() + 20 * cidrs.len() + 10
 }

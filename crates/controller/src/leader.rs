@@ -37,7 +37,7 @@ use loops::Loops;
 /// Which kinds of requests may be sent now, given how many are in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendBudget {
-    /// Whether critical requests may be sent: those about podCIDRs and blocks, and those that these need first
+    /// Whether critical requests may be sent: those about podCIDRs and blocks, and those that must precede them
     pub critical: bool,
     /// Whether all other requests may be sent
     pub background: bool,
@@ -48,16 +48,16 @@ pub(super) struct SendBudget {
 pub(super) struct Leader {
     pub(super) term: LeadershipTerm,
     pub(super) loops: Loops,
-    /// Whether the allocations are rebuilt from the cache, so that the loops run
+    /// Whether the ledger has been rebuilt from the cache, so that the loops run
     pub(super) allocating: bool,
     allocations: AllocationState,
-    /// Whether a range became free since blocks were last adopted. An agent may already use it, so adoption is tried
-    /// again
+    /// Whether a range became free since blocks were last adopted. An agent may already use that range, so adoption is
+    /// tried again
     freed: bool,
     /// Whether the pools have to be evaluated again
     needs_evaluation: bool,
-    /// Whether a pool was created, deleted or changed in more than its status. Then every NodeSubnet has to be checked,
-    /// because NodeSubnets list the ranges of pools
+    /// Whether a pool was created, deleted or changed in more than its status. If so, every NodeSubnet has to be
+    /// checked, because NodeSubnets list the ranges of pools
     reattribute: bool,
     /// See [`ControllerSettings::foreign_allocator_pause`].
     foreign_pause: Duration,
@@ -122,7 +122,7 @@ impl Leader {
         for node in cache.nodes.iter() {
             self.adopt(&node.name, cache, reports, now);
             self.loops.demand.add(node, &self.allocations);
-            // The node may have no NodeSubnet yet, but its agent reports use and demand there.
+            // The node needs a NodeSubnet, in which its agent reports use and demand.
             self.loops.subnets.queue.add(node.name.clone());
         }
         self.return_blocks(cache, now);
@@ -186,8 +186,8 @@ impl Leader {
             .min()
     }
 
-    /// Returns whether this leader has nothing left to clear up: the allocations are rebuilt, the fence is complete,
-    /// and no write is indeterminate.
+    /// Returns whether this leader could hand over without open work: the ledger is rebuilt, the fence is complete, and
+    /// no write is indeterminate.
     pub(super) fn is_settled(&self) -> bool {
         self.allocating
             && self.loops.fence.is_done()
@@ -200,7 +200,7 @@ impl Leader {
         self.allocations.has_indeterminate()
     }
 
-    /// Handles a successful write of the Lease: assignments that the Lease names now may be sent.
+    /// Handles a successful write of the Lease: allocations that the Lease names now may be sent.
     pub(super) fn renewed(&mut self, term: LeadershipTerm) {
         for name in self.allocations.intents.confirmed(term.named) {
             self.loops.podcidrs.queue.add(name);
@@ -231,8 +231,8 @@ impl Leader {
         })
     }
 
-    /// Reserves the podCIDRs that the Lease of the earlier leader names, each for the named node: the earlier leader
-    /// may have their writes in flight. The podCIDR loop repeats such a write until the node has podCIDRs or is gone.
+    /// Reserves the podCIDRs that the Lease of the earlier leader names, each for its node, because the earlier leader
+    /// may have these writes in flight. The podCIDR loop repeats such a write until the node has podCIDRs or is gone.
     fn inherit(&mut self, cache: &ClusterCache) {
         if self.term.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
@@ -270,13 +270,13 @@ impl Leader {
         }
     }
 
-    /// Adopts, confirms, allocates and recalls blocks, before the next request is chosen.
+    /// Adopts, confirms, allocates and recalls blocks. The leader does this before it chooses the next request.
     fn decide_blocks(&mut self, cache: &ClusterCache, reports: &mut Vec<EventRecord>, now: Now) {
         if std::mem::take(&mut self.freed) {
             self.take_up_all(cache, reports, now);
         }
-        // Until agents have reported, the owner of a block that no NodeSubnet lists is unknown. So nothing is decided
-        // about blocks.
+        // Until agents have reported, it is unknown which node has a block that no NodeSubnet lists. So nothing is
+        // decided about blocks.
         if !self.loops.listening.is_over() {
             return;
         }
@@ -304,8 +304,8 @@ impl Leader {
         }
     }
 
-    /// Allocates quarantined blocks again to the machine that had them, if it has registered again. Does nothing before
-    /// agents have reported which blocks they use.
+    /// If a machine with quarantined blocks has registered again, allocates these blocks to its new Node. Does nothing
+    /// before agents have reported which blocks they use.
     fn return_blocks(&mut self, cache: &ClusterCache, now: Now) {
         if self.allocations.in_agent_grace {
             return;
@@ -334,7 +334,7 @@ impl Leader {
         }
     }
 
-    /// Queues all nodes that wait for ranges again, and marks the pools for a new count, because a range became free.
+    /// Because a range became free, queues all nodes that wait for ranges, and marks the pools for a new count.
     fn requeue_waiting(&mut self) {
         self.freed = true;
         self.loops.podcidrs.requeue();
@@ -375,8 +375,8 @@ impl Leader {
     }
 }
 
-/// Counts the nodes that wait for each pool. This takes time, so it is done for statuses and metrics, but not for every
-/// request.
+/// Counts the nodes that wait for each pool. The count takes time, so it is made for statuses and metrics, but not for
+/// every request.
 fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<PoolName, i64> {
     let mut waiting: BTreeMap<PoolName, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {

@@ -1,15 +1,17 @@
 //! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
 //! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
-//! only after two proofs. The controller gives the first proof. It has three parts: in the cache of all pods, the pod's
-//! UID has been unknown or finished for longer than a grace period; no pod reports the address; and a consistent list
-//! of the pods bound to the node confirms both. Then the controller lists the address in the node's NodeSubnet
-//! (`leakCandidates`). The agent gives the second proof by asking the container runtime, or it keeps the address.
+//! only after two proofs. The controller gives the first proof, which has three parts: in the cache of all pods, the
+//! pod's UID has been unknown or finished for longer than a grace period; no pod reports the address; and a consistent
+//! list of the pods bound to the node confirms both. Then the controller lists the address in the node's NodeSubnet
+//! (`leakCandidates`). The agent gives the second proof, that the sandbox is gone, by asking the container runtime.
+//! Without that proof the agent keeps the address.
 //!
-//! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). The grace period does not
-//! apply to these, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
+//! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these there is no grace
+//! period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
 //!
-//! There are no leak candidates while the list of pods is incomplete. An address without a pod's UID never becomes one.
+//! There are no leak candidates while the list of pods is incomplete. An address without a known pod UID never becomes
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -31,7 +33,7 @@ use cadastre_core::{Addr, Cidr};
 
 /// Shortest and longest interval between two comparisons of agents' reports with the pods.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Shortest interval between two lists of one node's pods. A list right after another would prove nothing more.
+/// Shortest interval between two lists of one node's pods. A list sooner than that would hardly show anything new.
 const LIST_PAUSE: Duration = Duration::from_secs(3);
 /// A NodeSubnet lists at most this many leak candidates at once.
 const AT_ONCE: usize = 256;
@@ -44,16 +46,16 @@ type Orphan = (Addr, PodUid);
 pub struct Leaks {
     /// How long an address must be without a pod before it can become a leak candidate
     grace: Duration,
-    /// Nodes whose pods are to be listed, because addresses of theirs may have become leak candidates
+    /// Nodes whose pods must be listed, because some of their addresses may have become leak candidates
     pub queue: Queue<NodeName>,
-    /// Addresses without a pod, by node, with the monotonic time at which the controller found that
+    /// Addresses without a pod, by node, with the monotonic time at which the controller first found them without one
     since: BTreeMap<NodeName, BTreeMap<Orphan, Duration>>,
     /// Monotonic time of the next comparison of agents' reports with the pods
     scan_at: Duration,
     /// Monotonic time of the last list of a node's pods
     listed_at: BTreeMap<NodeName, Duration>,
-    /// Addresses that several pods reported at the last scan. The value is true if the scan before found the same, so
-    /// that an event has reported the address already
+    /// Addresses that several pods reported at the last scan. The value is true if an event has reported the address,
+    /// because the scan before had found it, too
     duplicates: BTreeMap<Addr, bool>,
 }
 
@@ -62,8 +64,8 @@ impl Loop for Leaks {
         self.queue.load().or_at(Some(self.scan_at))
     }
 
-    /// Returns the next request for a list of a node's pods. Compares agents' reports with the pods first, if that is
-    /// due.
+    /// Returns the next request for a list of a node's pods. If a comparison of agents' reports with the pods is due,
+    /// makes it first.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         if self.scan_at <= cx.now.mono && cx.cache.pods.is_complete() {
             self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
@@ -119,15 +121,14 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and the monotonic time since when the oldest has been without
-    /// one.
+    /// Returns the number of addresses without a pod, and the monotonic time since when the oldest of them has been so.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
         (count, oldest.copied())
     }
 
-    /// Makes the next scan due at once, because a user waits for its result.
+    /// Makes the next comparison of reports and pods due at once, because a user waits for its result.
     pub(crate) fn scan_soon(&mut self) {
         self.scan_at = Duration::ZERO;
     }
@@ -193,7 +194,7 @@ impl Leaks {
         self.report_duplicates(cx);
     }
 
-    /// Reports addresses that several pods reported in two scans in a row.
+    /// Reports addresses that several pods reported in two comparisons in a row.
     fn report_duplicates(&mut self, cx: &mut Context) {
         let before = std::mem::take(&mut self.duplicates);
         for addr in cx.cache.pods.doubled() {
@@ -213,15 +214,15 @@ impl Leaks {
     }
 }
 
-/// Returns the addresses that users asked to release without the grace period.
+/// Returns the addresses that users asked to release. The grace period does not apply to these.
 fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     let named = subnet.requests.release.iter();
     let named = named.map(|(addr, pod)| (*addr, PodUid::read(pod)));
     named.collect()
 }
 
-/// Returns whether the address is an orphan: the UID is known, the pod with that UID is gone or has finished, and no
-/// pod reports the address.
+/// Returns whether the address is an orphan: its pod's UID is known, that pod is gone or has finished, and no pod
+/// reports the address.
 fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
@@ -261,7 +262,7 @@ mod tests {
         (addr, PodUid::read(&format!("gone {n}")))
     }
 
-    /// Returns node `n`, whose agent reports an orphan.
+    /// Returns the NodeSubnet of node `n`, whose agent reports an orphan, and a cluster with it.
     fn with_an_orphan() -> (Subnet, ClusterCache) {
         let mut subnet = subnet("n", &["10.0.0.16/28"], 0);
         subnet.report.as_mut().unwrap().orphans = [orphan(17)].into();
@@ -295,7 +296,8 @@ mod tests {
         let mut lists = |after: Duration| {
             let mono = NOW.mono + after;
             in_step(&cache, &mut allocations, Now { mono, ..NOW }, |cx| {
-                // A user asks for the scan each time, so only the pause between two lists can prevent the next list.
+                // Here a user asks for the scan each time, so that only the pause between two lists can prevent the
+                // next list.
                 leaks.scan_soon();
                 leaks.next(cx).is_some()
             })

@@ -17,7 +17,7 @@
 //! | `leader` | the state that exists only while this process leads: the allocations and the loops |
 //! | [`reconcile`], `in_flight` | the trait of a reconcile loop; which objects have a request in flight |
 //! | [`fence`], `intents` | the steps of a new leader before it allocates; the writes that the Lease must name |
-//! | `agent_grace`, [`allocations::adopt`] | allocations that only agents still report, after the API lost them |
+//! | `agent_grace`, [`allocations::adopt`] | blocks that the API has lost and only agents still report |
 //! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |

@@ -4,7 +4,7 @@
 //! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
 //!   claims, service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
 //!   the fence is done.
-//! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that these need first. Other
+//! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that must precede them. Other
 //!   requests are sent only if no critical request is ready and at most two are in flight.
 //! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
 //!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
@@ -63,13 +63,13 @@ struct Pending {
     purpose: Purpose,
     wrote: bool,
     term: TermId,
-    /// State of the cache table when the request was sent. It shows whether the answer is older than the cache.
+    /// State of the cache when the request was sent. It shows whether the answer is older than the cache.
     sent: CacheMark,
     /// The object that the request is about, as the cache had it when the request was sent.
     known: Option<(ObjectKind, KnownObject)>,
 }
 
-/// A kind of object that the cache keeps. The controller handles its changes.
+/// A kind of object that the cache contains. The controller handles its changes.
 trait CachedKind: Object + Clone {
     fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self>;
     fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now);
@@ -96,7 +96,7 @@ cached! {
     Claim: claims, claim_changed;
 }
 
-/// The state machine: the cache, and while this process leads the state of the leader.
+/// The state machine: the cache and, while this process leads, the leader's state.
 pub struct Controller {
     settings: ControllerSettings,
     cache: ClusterCache,
@@ -128,8 +128,8 @@ impl Controller {
         }
     }
 
-    /// Applies an event to the cache and to the leader's state. The requests that follow from it are returned by
-    /// [`Controller::poll`].
+    /// Applies an event to the cache and to the leader's state. [`Controller::poll`] then returns the requests that
+    /// follow from the event.
     pub fn on(&mut self, event: ControllerEvent, now: Now) {
         match event {
             ControllerEvent::Nodes(change) => self.watched(change, now),
@@ -155,8 +155,8 @@ impl Controller {
         }
     }
 
-    /// Returns the next request to send, or `None` if nothing can be sent now. Call it until it returns `None`, after
-    /// every event and at [`Controller::wake_at`].
+    /// Returns the next request to send, or `None` if nothing can be sent now. The caller repeats the call until it
+    /// returns `None`, after every event and at [`Controller::wake_at`].
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.term.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
@@ -201,8 +201,8 @@ impl Controller {
         Some(self.send(found))
     }
 
-    /// Returns the content that the Lease should get, for the elector, or `None` if no Lease write is needed. Call it
-    /// after [`Controller::poll`] has returned `None`.
+    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The caller passes it to
+    /// the elector, each time after [`Controller::poll`] has returned `None`.
     pub fn take_wanted(&mut self) -> Option<LeaseContent> {
         self.leader.as_mut()?.take_wanted(&self.cache)
     }
@@ -224,7 +224,8 @@ impl Controller {
     }
 
     /// Returns whether the lease may be handed over as clean: no request is in flight, no write is indeterminate, and
-    /// the fence against earlier leaders is complete. True if this process does not lead and waits for no answer.
+    /// the fence against earlier leaders is complete. A process that does not lead is settled once it waits for no
+    /// answer.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
     }
@@ -244,8 +245,8 @@ impl Controller {
         self.leader.as_ref().is_some_and(|leader| leader.allocating)
     }
 
-    /// Returns whether a list has shown that the API server was restored to an older state. The cache may then contain
-    /// lost objects, so the controller sends nothing any more and the process must be restarted.
+    /// Returns whether a list has shown that the API server was restored to an older state. If so, the cache may
+    /// contain objects that no longer exist. The controller sends nothing any more, and the process must be restarted.
     pub fn is_put_back(&self) -> bool {
         self.put_back
     }

@@ -16,18 +16,18 @@ use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
 
-/// How urgently a node needs more addresses of a pool; the most urgent need comes first.
+/// How urgently a node needs more addresses of a pool. The most urgent need comes first.
 ///
-/// Blocks are recalled for a node only from nodes with a less urgent need, so no block moves back and forth.
+/// A block is recalled for a node only from nodes whose need is less urgent, so no block moves back and forth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NodeNeed {
-    /// The node has demand but no block. An agent without blocks has demand only while a pod waits.
+    /// The node has demand but no block. Without blocks, an agent reports demand only while a pod waits.
     First,
     /// The node has blocks, and its pods wait for more addresses.
     Pods,
-    /// The node has pods, but fewer free addresses than the pool's reserve.
+    /// The node has pods, but fewer free addresses than the pool's reserve (`warm.low`).
     Reserve,
-    /// The node uses no address of the pool. It wants a first block, or a reserve for future pods.
+    /// The node uses no address of the pool, and wants a first block or a reserve for future pods.
     Unused,
 }
 
@@ -76,16 +76,16 @@ impl NodeBalance {
     }
 }
 
-/// Returns the demand for addresses of a pool that the agent reports. It applies to each family of the pool; 0 if there
-/// is none.
+/// Returns the demand for addresses of a pool that the agent reports, or 0 if it reports none. The demand applies to
+/// each family of the pool.
 pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
     of_pool.next().map_or(0, |(_, demand)| *demand)
 }
 
-/// Returns how many addresses of a block the node can use: the number that its agent reports, or a number computed from
-/// the block's size if the agent has not reported the block. Returns 0 if the agent has released the block.
+/// Returns how many addresses of a block the node can use. This is the number that the agent reports, or 0 if the agent
+/// has released the block. If the agent has not reported the block, the number is computed from the block's size.
 pub(super) fn usable_addresses(
     entry: &BlockEntry,
     report: Option<&AgentReport>,
@@ -109,8 +109,8 @@ pub(super) fn add(sum: &mut u64, more: u64) {
 }
 
 /// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
-/// pool names a gateway. If these were counted as usable, a node would get too few small blocks for its demand at
-/// first, and further ones only in later rounds.
+/// pool names a gateway. If small blocks were counted without this, a node would at first get too few of them for its
+/// demand.
 fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.node_view.ipv4.as_ref(),
@@ -167,16 +167,16 @@ pub(super) fn node_balance(
 pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
     match pool.phase {
-        // It is unknown which nodes and ranges an invalid pool is meant for, so its blocks stay.
+        // It is unknown which nodes and ranges an invalid pool is for, so its blocks stay.
         PoolPhase::Invalid(_) => false,
         PoolPhase::Terminating => true,
         _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
     }
 }
 
-/// Returns the time (monotonic) since which a node has blocks of a pool but uses none of them, as its agent reports.
-/// Returns `None` if the node uses one of these blocks or has none. Returns `None` also if the demand exceeds the
-/// reserve, because pods are about to use the blocks.
+/// Returns the monotonic time since which a node has used none of its blocks of a pool, as its agent reports. Returns
+/// `None` if the node uses one of these blocks or has none. Also returns `None` if the demand exceeds the reserve,
+/// because then pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
     uid: &ObjectUid,
@@ -196,11 +196,11 @@ pub(super) fn unused_since(
     since
 }
 
-/// Returns the empty block that a node can best spare for another node with this need, or `None` if it can spare none.
-/// The node keeps at least one block per family.
+/// Returns the empty block that a node can best spare for another node with this need. Returns `None` if the node can
+/// spare none. The node keeps at least one block per family.
 ///
 /// The tuple has the node's free addresses in the family of the block, the block, and the node's name and UID. The
-/// caller takes the greatest tuple, so the node with the most free addresses comes first.
+/// caller takes the greatest tuple, so it takes a block of the node with the most free addresses.
 pub(super) fn recall_candidate(
     pool: &PoolState,
     name: &NodeName,

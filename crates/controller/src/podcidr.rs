@@ -1,11 +1,11 @@
 //! The podCIDR loop: every node that a pool in mode NodeCIDR selects gets one range per family of the pool.
 //!
-//! podCIDRs are written by one JSON Patch. The API server rejects it if the node has another UID, has podCIDRs already,
-//! or was touched by a later leader. The request is sent only after the Lease names it.
+//! podCIDRs are written by one JSON Patch. The API server rejects the patch if the node has another UID, has podCIDRs
+//! already, or was touched by a later leader. The patch is sent only after the Lease names it.
 //!
 //! # Guarantees
 //! - A range is allocated to one node only: the ledger records the holding before the Lease names the range, and the
-//!   Lease names the range before the request is sent.
+//!   Lease names the range before the patch is sent.
 //! - After an indeterminate write the holding stays, and only the same write is repeated, until a read shows which
 //!   podCIDRs the node has.
 //! - An event reports why a node waits, once per reason.
@@ -45,8 +45,8 @@ pub struct PodCidrs {
     requests: InFlight<ObjectUid>,
     /// Nodes that wait for a pool, by name
     waiting: BTreeMap<NodeName, Waiting>,
-    /// Notes about exhausted pools, by the pool's name, until a range may have become free. Thousands of nodes may wait
-    /// for one pool, and a search in an exhausted pool takes time in proportion to the pool's size. So the search is
+    /// Notes about exhausted pools, by the pool's name, until a range may have become free. A search in an exhausted
+    /// pool takes time in proportion to the pool's size, and thousands of nodes may wait for one pool. So the search is
     /// not repeated for each node.
     full: BTreeMap<PoolName, String>,
     /// Whether `waiting` has changed since it was last counted
@@ -57,7 +57,7 @@ pub struct PodCidrs {
 struct Waiting {
     uid: ObjectUid,
     reason: WaitReason,
-    /// Since when the node waits, monotonic. A time in which no pool selected the node does not count
+    /// Since when the node waits, by the monotonic clock. A time in which no pool selected the node does not count
     since: Duration,
     /// Whether an event has reported that the node waits
     reported: bool,
@@ -67,10 +67,10 @@ struct Waiting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum WaitReason {
-    /// No pool selects the node; this is not an error.
+    /// No pool selects the node. This is not an error.
     Unmanaged,
-    /// The node gets nothing because these pools, which select it, do not allocate now. Either no other pool selects
-    /// the node, or these are about to allocate and rank before the others.
+    /// These pools select the node but do not allocate now, so the node gets nothing. Either no other pool selects the
+    /// node, or these pools are about to allocate and have precedence over the others.
     Barred { pools: Vec<PoolName> },
     /// These pools select the node and allocate, but all of them are exhausted.
     Full { pools: Vec<PoolName> },
@@ -93,9 +93,9 @@ enum PodCidrDecision {
     Leave,
     /// Read the node to learn the outcome of a write.
     Read,
-    /// Write these ranges, perhaps not for the first time.
+    /// Write these ranges. The same write may have been sent before.
     Write(Vec<Cidr>),
-    /// Wait until a pool can allocate. The text is for the event; if it is empty, there is no event.
+    /// Wait until a pool can allocate. An event reports the text, unless it is empty.
     Wait(WaitReason, String),
 }
 
@@ -123,7 +123,7 @@ impl Loop for PodCidrs {
 }
 
 impl PodCidrs {
-    /// Returns the next request for a node that waits. If `stopping`, only reads are returned.
+    /// Returns the next request for a node that waits for podCIDRs. If `stopping`, only reads are returned.
     pub fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -161,8 +161,8 @@ impl PodCidrs {
                 let request = ApiRequest::Read(ObjectKind::Node, name.clone().into());
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
-            // The write is not sent, because the Lease does not name it yet. The node is queued again as soon as the
-            // Lease does.
+            // The Lease does not name this write yet, so it is not sent now. The node is queued again as soon as the
+            // Lease names the write.
             PodCidrDecision::Write(cidrs) if !cx.allocations.intents.may_assign(&node, &cidrs) => {}
             PodCidrDecision::Write(cidrs) => {
                 self.requests.send(uid.clone(), ());
@@ -198,7 +198,8 @@ impl PodCidrs {
         let choices = allocations
             .pools
             .choices(mode, node, &allocations.ledger, &self.full);
-        // A Node cannot request podCIDRs of a pool by its name, so pools that allocate only by name are left out.
+        // A Node cannot ask for podCIDRs of a pool by the pool's name. So pools that allocate only by name are left
+        // out.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &PoolStates, best: Option<&PoolName>| {
@@ -227,7 +228,8 @@ impl PodCidrs {
                 notes.push(note.clone());
                 continue;
             }
-            // All better choices are exhausted. A pool that is about to allocate may rank between these and this one.
+            // All better choices are exhausted. But a pool that is about to allocate may rank between those and this
+            // one.
             if let Some(wait) = wait_for(&allocations.pools, Some(name)) {
                 return wait;
             }
@@ -246,7 +248,7 @@ impl PodCidrs {
             };
             let note = format!("pool \"{name}\": {full}");
             if full.avoided > 0 {
-                // No watch event tells when the addresses in the last free blocks are no longer in use, so the node is
+                // The last free ranges have addresses in use. No watch event shows when that ends, so the node is
                 // queued for a later check.
                 let at = cx.now.mono + IN_USE_PAUSE;
                 self.queue.add_at(node.name.clone(), at);
@@ -282,13 +284,13 @@ impl PodCidrs {
         self.recount |= self.waiting.remove(name).is_some();
     }
 
-    /// Returns whether any wait or its reason has changed since the last call.
+    /// Returns whether any node's wait or its reason has changed since the last call.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
 
-    /// Returns whether the Node with this UID is gone, and forgets its requests then. Its holdings are in quarantine,
-    /// and no write for that UID can succeed any more.
+    /// Returns whether the Node with this UID is gone. If so, forgets its requests: its holdings are in quarantine, and
+    /// no write for that UID can succeed any more.
     fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
@@ -297,7 +299,7 @@ impl PodCidrs {
         gone
     }
 
-    /// Ends the wait of a node that has podCIDRs now. If an event reported the wait, another one reports its end.
+    /// Ends the wait of a node that has podCIDRs now. If an event reported the wait, another event reports its end.
     pub fn served(&mut self, node: &Node, reports: &mut Vec<EventRecord>) {
         self.requests.forget_indeterminate(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
@@ -341,7 +343,7 @@ impl PodCidrs {
         self.waiting.values().map(|waiting| &waiting.reason)
     }
 
-    /// Returns when the longest wait for a pool began, monotonic. Nodes that no pool selects do not count.
+    /// Returns the monotonic time at which the longest wait for a pool began. Nodes that no pool selects do not count.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waiting = self.waiting.values();
         let lacking = waiting.filter(|waiting| waiting.reason != WaitReason::Unmanaged);
@@ -357,8 +359,8 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
         RequestOutcome::Rejected(_) => {
             let mut holdings = allocations.holdings_of(uid).into_iter();
             if holdings.all(|(_, _, state)| state != HoldingState::Indeterminate) {
-                // The write had no effect, so the Lease need not name it until it is sent again. So a write that keeps
-                // being rejected takes no room in the Lease from others.
+                // The write had no effect, so the Lease need not name it until it is sent again. A write that is always
+                // rejected then takes no room in the Lease from others.
                 allocations.intents.settled(uid);
             }
         }
@@ -404,8 +406,8 @@ fn write(
     PodCidrDecision::Write(cidrs)
 }
 
-/// Returns the cluster's primary family. This is the family of the service range. Without one, it is the family of the
-/// first podCIDR of a dual-stack node, which another allocator wrote, and otherwise IPv4.
+/// Returns the cluster's primary family: that of the service range. If no service range is known, it is the family of
+/// the first podCIDR that a dual-stack node got from another allocator, and otherwise IPv4.
 fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     let of_both = |node: &Node| match &*node.pod_cidrs {
         [one, other] if one.family() != other.family() => Some(one.family()),
@@ -416,9 +418,9 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
-/// Allocates the quarantined ranges of a machine to its new Node and returns them. Returns `None` if there are none, or
-/// if no pool allocates all of them to the node any more. Also returns `None` if an address in them has been reserved
-/// since, or is held by another node.
+/// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if there are
+/// none, or if no pool allocates all of them to the node any more. Also returns `None` if an address in them has been
+/// reserved since, or is held by another node.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -430,8 +432,8 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         && pool.space.families().count() == ranges.len()
         && ranges.iter().all(is_available)
         && pairs.all(|pair| pair[0].family() != pair[1].family());
-    // Another node may have had the same addresses through a foreign allocator, so other holdings may overlap these
-    // ranges. The ranges are returned only if all these holdings are quarantines of this machine under this name.
+    // Other holdings may overlap these ranges, because a foreign allocator may have given the same addresses to another
+    // node. The ranges are returned only if all these holdings are quarantines of this machine under this name.
     let is_own = |holder| {
         let key = allocations.node_of(holder);
         let key = key.filter(|(name, _)| *name == node.name);

@@ -2,8 +2,8 @@
 //!
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
 //! and another pool guards all other ranges in it that are not free (see [`may_go`]). Counts are computed from the
-//! ledger each time. A status is written if it has changed, at most once in [`STATUS_PAUSE`] per pool. An event is
-//! emitted only if a condition has changed; a restart of the controller is no change.
+//! ledger each time. A changed status is written, but at most once in [`STATUS_PAUSE`] per pool. A changed condition
+//! causes an event; a restart of the controller causes none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use cadastre_core::{Dual, Family};
 /// Shortest interval between two status writes of a pool.
 pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 
-/// Shortest interval between two rounds in which the counts of all pools are checked.
+/// Shortest interval between two checks of the counts of all pools.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
 /// State of the pool loop.
@@ -40,17 +40,17 @@ pub(crate) struct PoolLoop {
     requests: InFlight<PoolName>,
     /// How many nodes wait for each pool
     pub waiting: BTreeMap<PoolName, i64>,
-    /// Whether anything has changed that a pool's status counts
+    /// Whether anything has changed that the status of a pool reports
     dirty: bool,
     counted_at: Option<Duration>,
     written_at: BTreeMap<PoolName, Duration>,
-    /// Numbers of addresses by pool and family, from the last time that they were counted
+    /// Numbers of addresses by pool and family, as last counted
     totals: BTreeMap<(PoolName, Family), Totals>,
     totals_at: Option<Duration>,
     /// Whether anything has changed since `totals` was counted
     outdated: bool,
-    /// The status and reason that each condition last had, by pool UID and type of the condition. Events report
-    /// differences from these
+    /// The status and reason that each condition last had, by pool UID and type of the condition. An event reports each
+    /// change
     reported: BTreeMap<(ObjectUid, &'static str), (String, String)>,
 }
 
@@ -72,7 +72,7 @@ impl Loop for PoolLoop {
         if let Purpose::PoolFinalizers { name } | Purpose::PoolStatus { name } = answer.purpose {
             self.requests.answered(name, answer);
             self.queue.add(name.clone());
-            // The status was not written, so the pause between two status writes does not apply.
+            // The status was not written, so the next write need not wait for the pause between two status writes.
             if !matches!(answer.outcome, RequestOutcome::Pool(_)) {
                 self.written_at.remove(name);
             }
@@ -82,12 +82,12 @@ impl Loop for PoolLoop {
 }
 
 impl PoolLoop {
-    /// Records that something has changed that a pool's status counts.
+    /// Records that something has changed that the status of a pool reports.
     pub(crate) fn mark(&mut self) {
         self.dirty = true;
     }
 
-    /// Returns whether the loop has work now, which may be a status write.
+    /// Returns whether the loop has work now, for example a status write.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         let load = self.load();
         load.ready > 0 || load.next_at.is_some_and(|at| at <= now)
@@ -98,7 +98,7 @@ impl PoolLoop {
             .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
     }
 
-    /// Returns the write of the finalizer for a pool that needs nothing else before it can allocate.
+    /// Returns the write of the finalizer for a pool that can allocate once it has the finalizer.
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(ApiRequest, Purpose)> {
         let may_set = |name: &PoolName| {
             let call = ObjectCall::SetPoolFinalizers(name.clone());
@@ -113,8 +113,8 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// Queues all pools if something has changed and the last round is long enough ago. Counts their addresses first if
-    /// that is due, which is less often.
+    /// Queues all pools if something has changed and the last check is long enough ago. If their addresses are due to
+    /// be counted, counts them first; that is less often.
     fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);
@@ -167,7 +167,7 @@ impl PoolLoop {
             return KeyDecision::Send(request, purpose);
         } else if pool.deleting && ours && self.requests.is_any_sent() {
             // Perhaps only a request in flight for another pool prevents the removal now: its outcome decides whether
-            // that pool keeps the ranges. So this pool is checked again later.
+            // that other pool keeps guarding the ranges. So this pool is checked again later.
             self.queue.add_at(name.clone(), now + COUNT_PAUSE);
         }
         let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);

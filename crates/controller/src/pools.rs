@@ -41,7 +41,8 @@ pub struct PoolState {
     pub created: i64,
     /// Whether the pool allocates podCIDRs or blocks
     pub allocation_mode: AllocationMode,
-    /// The ranges to allocate from. Each family has a cursor, where the next search for a free range begins
+    /// The ranges from which the pool allocates. Each family has a cursor, at which the next search for a free range
+    /// begins
     pub space: cadastre_core::Pool,
     /// The conditions under which nodes get blocks; unused in mode NodeCIDR
     pub terms: BlockTerms,
@@ -63,17 +64,18 @@ pub struct PoolState {
     pub guarded: bool,
     /// Whether the pool allocates now, or why not
     pub phase: PoolPhase,
-    /// Texts for the status: the service ranges and node addresses in the pool, from which nothing is allocated
+    /// Texts for the status: the service ranges and node addresses in the pool. The pool allocates none of them
     pub left_out: Vec<String>,
-    /// Until when the pool is paused because a foreign allocator writes podCIDRs in its range, monotonic
+    /// The monotonic time at which the pool's pause ends. A pool pauses because a foreign allocator writes podCIDRs in
+    /// its range
     pub paused_until: Option<Duration>,
 }
 
-/// The conditions under which nodes get blocks of a pool, and lose them.
+/// The conditions under which nodes get blocks of a pool and lose them again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockTerms {
-    /// Whether a node gets its first block without demand. This is false if pods must request the pool by name, or if
-    /// the pool is only for some namespaces or pods
+    /// Whether a node gets its first block without demand. If pods must request the pool by name, or the pool is only
+    /// for some namespaces or pods, this is false
     pub first_immediate: bool,
     /// Selects the namespaces whose pods get addresses of the pool
     pub namespaces: Selector,
@@ -99,7 +101,7 @@ pub enum PoolPhase {
     Disabled,
     /// The finalizer is not set yet.
     Starting,
-    /// An older pool contains some of the same addresses: `range` of this pool overlaps `theirs` of pool `older`.
+    /// An older pool has some of the same addresses: `range` of this pool overlaps `theirs` of pool `older`.
     Overlaps {
         older: PoolName,
         range: Cidr,
@@ -139,7 +141,7 @@ impl PoolState {
         self.selector.matches(&node.labels)
     }
 
-    /// Returns whether nodes exist and the pool selects none of them.
+    /// Returns whether nodes exist but the pool selects none of them.
     pub fn selects_none(&self, cache: &ClusterCache) -> bool {
         let mut nodes = cache.nodes.iter();
         !cache.nodes.is_empty() && !nodes.any(|node| self.selects(node))
@@ -162,7 +164,7 @@ pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
     /// Names of all pools, oldest first. NodeCIDR pools that are being deleted come last.
     by_age: Vec<PoolName>,
-    /// Finds the positions in `by_age` of the pools over a range
+    /// Finds the pools that share addresses with a range, as positions in `by_age`
     index: PoolRangeIndex,
     /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their free room.
     by_rank: Vec<PoolName>,
@@ -171,18 +173,18 @@ pub struct PoolStates {
     /// The family of the first service range, which is the cluster's primary family; `None` if no service range is
     /// known.
     service_family: Option<Family>,
-    /// How many pools the lookups have visited, for tests of their cost.
+    /// How many pools the lookups have visited. Tests check the cost of lookups by this count.
     #[cfg(test)]
     looks: AtomicUsize,
 }
 
 impl PoolStates {
-    /// Evaluates all pools from the cache again; only cursors and pauses are kept.
+    /// Evaluates all pools from the cache again. Only cursors and pauses are kept from before.
     pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut pools_by_age: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
-        // podCIDRs remain when their pool is gone, so a NodeCIDR pool that is being deleted must not keep a newer pool
-        // from allocating.
+        // podCIDRs outlive their pool. So a NodeCIDR pool that is being deleted must not keep a newer pool from
+        // allocating.
         let is_last = |it: &Pool| {
             let is_node_cidr = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
             it.deleting && it.spec.as_ref().is_ok_and(is_node_cidr)
@@ -241,7 +243,7 @@ impl PoolStates {
         self.states.get(name)
     }
 
-    /// Returns the pool `name` to allocate from. An allocation moves the pool's cursors, so the pool is mutable.
+    /// Returns the pool `name` to allocate from. It is mutable, because an allocation moves the pool's cursors.
     pub fn get_mut<N: Ord + ?Sized>(&mut self, name: &N) -> Option<&mut PoolState>
     where
         PoolName: Borrow<N>,
@@ -254,12 +256,12 @@ impl PoolStates {
         self.states.values()
     }
 
-    /// Returns the pool to which a range is attributed: the oldest one that covers the range.
+    /// Returns the pool against which a range counts: the oldest one that covers the range.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |_| true)
     }
 
-    /// Returns the pool whose finalizer stays while the range is allocated: the oldest pool with a finalizer that
+    /// Returns the pool that keeps its finalizer while the range is allocated: the oldest pool with a finalizer that
     /// covers the range. NodeCIDR pools that are being deleted count as the newest.
     pub fn guarding_pool(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |state| state.guarded)
@@ -277,15 +279,15 @@ impl PoolStates {
         self.states.get(self.by_age.get(place)?)
     }
 
-    /// Returns how many pools the lookups have visited.
+    /// Returns how many pools the lookups have visited, for tests of their cost.
     #[cfg(test)]
     pub(super) fn looks(&self) -> usize {
         self.looks.load(Ordering::Relaxed)
     }
 
     /// Returns the oldest pool with the same selectors and priority as this one, and the family that this one lacks in
-    /// comparison. Because of the older pool, this one is used only by its name (see [`choose`]). Returns `None` if no
-    /// family is lacking or this pool does not allocate.
+    /// comparison. Because of that older pool, only pods that name this pool use it (see [`choose`]). Returns `None` if
+    /// no family is lacking or this pool does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -317,7 +319,8 @@ impl PoolStates {
     }
 
     /// Returns the pools that allocate and select the node, in the order in which they are tried (see [`choose`]). The
-    /// flag says whether the node gets ranges of that pool only by its name. Pools in `full` count as having no room.
+    /// flag is true if the node gets ranges of that pool only by the pool's name. Pools in `full` count as having no
+    /// free ranges.
     pub fn choices<V>(
         &self,
         allocate: AllocationMode,
@@ -347,8 +350,8 @@ impl PoolStates {
         choice.trim_end().replace('\n', "; ")
     }
 
-    /// Returns the pools of which a node may demand blocks, best first without regard to room. The flag says whether
-    /// pods get their addresses only by the pool's name.
+    /// Returns the pools from which a node may demand blocks. The best comes first, without regard to free ranges. The
+    /// flag is true if pods get addresses of the pool only by its name.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
@@ -369,8 +372,9 @@ impl PoolStates {
             .collect()
     }
 
-    /// Returns pools that select the node, are about to allocate, and rank before the pool `best`; if `best` is `None`,
-    /// all that do the first two. The caller should wait for them, because a node keeps the podCIDRs that it gets now.
+    /// Returns the pools that select the node, are about to allocate, and rank before the pool `best`. If `best` is
+    /// `None`, the rank does not matter. The caller should wait for these pools, because a node keeps the podCIDRs that
+    /// it gets now.
     pub fn starting_before<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -401,7 +405,7 @@ impl PoolStates {
         })
     }
 
-    /// Pauses every pool that shares an address with the range, until the monotonic time `until`.
+    /// Pauses all pools that share an address with the range, until the monotonic time `until`.
     pub fn pause(&mut self, range: &Cidr, until: Duration) {
         for state in self.states.values_mut() {
             if state.space.touches(range) && !Mutation::ForeignAllocatorIgnored.is_on() {
@@ -428,8 +432,8 @@ impl PoolState {
         Dual::from_fn(|family| self.space.block_len(family).is_some())
     }
 
-    /// Converts to a candidate for the choice of the pools that a node may use. Pools with `assignment: Manual` count
-    /// as automatic here, because the agent may demand blocks of them for pods that name them.
+    /// Converts the pool to a candidate for the choice of a node's pools. Pools with `assignment: Manual` count as
+    /// automatic here, because the agent may demand blocks of them for pods that name them.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,
@@ -447,7 +451,7 @@ impl PoolState {
         }
     }
 
-    /// Returns the number of free blocks, in the family that has fewer.
+    /// Returns the number of free blocks. If the pool has both families, the smaller number counts.
     fn room(&self, ledger: &RangeLedger) -> u128 {
         let families = self.space.families();
         let free = families.map(|family| ledger.block_counts(&self.space, family).free);

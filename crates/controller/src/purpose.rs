@@ -9,11 +9,11 @@ use cadastre_core::{Cidr, HoldingId};
 pub enum Step {
     /// No request is needed: the object is as it should be.
     Settled,
-    /// No request yet: the watch has to show the created object first.
+    /// Send no request: the watch has to show the created object first.
     Await,
     /// Create the object.
     Create,
-    /// Replace the object's spec by the one that follows from the ledger.
+    /// Replace the object's spec by the spec that follows from the ledger.
     Replace,
     /// Delete the object.
     Delete,
@@ -26,7 +26,7 @@ impl Step {
     }
 }
 
-/// The purpose of a request in flight. The state machine keeps the purpose and passes it on with the answer.
+/// The purpose of a request in flight. The state machine keeps it until the answer, and passes both to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
@@ -45,7 +45,8 @@ pub enum Purpose {
     /// The last list of a deleted node's pods before its podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
     /// A request about a block's object: the write of `step`, or a read if there is no step. `holding` distinguishes
-    /// successive blocks of the same CIDR, so that an answer about an earlier block does not reach the next one
+    /// blocks that have the same CIDR one after the other, so that an answer about an earlier block does not reach the
+    /// next one
     Block {
         cidr: Cidr,
         holding: HoldingId,

@@ -1,9 +1,9 @@
 //! The quarantine loop: podCIDRs of a deleted node wait, then become free.
 //!
 //! A range becomes free only when all of these hold: the node's UID is gone; the pool's quarantine is over; no cached
-//! pod reports an address in the range; a consistent list of the pods bound to the node's name shows none either; and
-//! after a successful write of this controller the NodeSubnet no longer names the node's UID. The quarantine is
-//! recorded in the NodeSubnet (`spec.quarantined`), so a restart of the controller does not shorten it.
+//! pod reports an address in the range; a consistent list of the pods bound to the node's name shows no such pod
+//! either; and this controller has written the NodeSubnet without the node's UID. The NodeSubnet records the quarantine
+//! (`spec.quarantined`), so a restart of the controller does not shorten it.
 
 use super::allocations::{AllocationState, QuarantineKey};
 use super::context::IN_USE_PAUSE;
@@ -22,7 +22,7 @@ use cadastre_core::{Addr, Cidr};
 /// State of the quarantine loop.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Quarantines to process, each at the time when it may end
+    /// Quarantines to process. Each is due at its earliest end
     pub queue: Queue<QuarantineKey>,
 }
 
@@ -36,8 +36,8 @@ impl Loop for Quarantine {
         work_off(self, |it| &mut it.queue, look, cx)
     }
 
-    /// Handles the list of the pods that are bound to the node's name. If no pod uses the ranges, the quarantine's
-    /// record may be removed from the NodeSubnet. Otherwise the loop checks again later.
+    /// Handles the list of the pods that are bound to the node's name. If no pod uses the ranges, the NodeSubnet may
+    /// stop recording the quarantine. Otherwise the loop checks again later.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         let Purpose::Quarantine { name, uid } = answer.purpose else {
@@ -116,8 +116,8 @@ impl Quarantine {
     }
 }
 
-/// Returns whether the NodeSubnet names the UID, as that of its node or of a deleted one. An invalid spec may name any
-/// UID.
+/// Returns whether the NodeSubnet names the UID as that of its node or of a deleted node. An invalid spec counts as
+/// naming every UID.
 fn names(subnet: &Subnet, uid: &ObjectUid) -> bool {
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)

@@ -1,4 +1,5 @@
-//! A work queue. Each key is ready at most once, keys may be delayed, and failed keys are delayed longer each time.
+//! A work queue. A key that is ready several times is processed once, keys may be delayed, and each failure in a row
+//! doubles a key's delay.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Add;
@@ -76,7 +77,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Appends the key to the ready ones, unless it is ready already.
+    /// Makes the key ready, after all others that are ready, unless it is ready already.
     pub fn add(&mut self, key: K) {
         if self.members.insert(key.clone()) {
             self.added += 1;
@@ -114,7 +115,7 @@ impl<K: Ord + Clone> Queue<K> {
         self.failures.get(key).copied().unwrap_or(0)
     }
 
-    /// Removes and returns the first ready key, after adding those whose delay is over.
+    /// Removes and returns the first ready key. Keys whose delay is over become ready first.
     pub fn pop(&mut self, now: Duration) -> Option<K> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, key)) = self.later.pop_first() {

@@ -14,12 +14,12 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::request::{ApiRequest, RequestOutcome};
 
-/// A reconcile loop. The leader asks it for requests, passes answers to it and wakes it.
+/// A reconcile loop. The leader asks the loop for requests, passes answers to it and wakes it.
 pub trait Loop {
     /// Returns how many keys wait in the loop's queues, and when the loop may have work even if no event arrives.
     fn load(&self) -> Load;
 
-    /// Returns the next request of this loop that is not critical, or `None`.
+    /// Returns the loop's next request that is not critical, or `None`.
     fn next(&mut self, _: &mut Context) -> Option<(ApiRequest, Purpose)> {
         None
     }
@@ -63,7 +63,7 @@ impl<'a> RequestAnswer<'a> {
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum KeyDecision {
-    /// No request is needed now. An event or another loop queues the key when that changes.
+    /// The key needs no request now. An event or another loop queues the key when that changes.
     Done,
     /// The key has to be processed again at this monotonic time.
     Later(Duration),

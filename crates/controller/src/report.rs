@@ -1,5 +1,5 @@
-//! Reports that become Kubernetes events. A report is made once, when a state begins or ends, and not repeated while
-//! the state lasts.
+//! Reports that become Kubernetes events. A report is made once when a state begins and once when it ends, but not
+//! while it lasts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
 /// Minimum interval between two reports of one state of an object, so that a state that ends and begins again every few
-/// seconds causes few events. It does not apply to a wait for blocks whose end was reported.
+/// seconds causes few events. A wait for blocks whose end was reported is exempt: if it begins again, it is reported at
+/// once.
 pub(crate) const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
@@ -50,7 +51,7 @@ pub struct EventRecord {
     pub warning: bool,
     /// Reason of the event, in CamelCase. It must never change, because users' alerts depend on it
     pub reason: &'static str,
-    /// The message: the problem or change, the object, and the action of an operator that is needed
+    /// The message: the problem or change, the object, and what an operator should do
     pub note: String,
 }
 
@@ -65,7 +66,7 @@ impl EventRecord {
         }
     }
 
-    /// Creates a report that needs no attention.
+    /// Creates a report on which nobody has to act.
     pub(crate) fn info(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             warning: false,
@@ -83,7 +84,7 @@ pub(crate) struct RecentReports {
 }
 
 impl RecentReports {
-    /// Returns whether a report is due now. If so, it counts as made, so the caller must make it.
+    /// Returns whether a report is due now. If so, the caller must make the report, because it is recorded as made.
     pub(crate) fn is_due(
         &mut self,
         node: &Node,
@@ -100,7 +101,7 @@ impl RecentReports {
         is_due
     }
 
-    /// Forgets a report, so that it is due at once if the state begins again. Returns whether the report had been made.
+    /// Forgets a report, so that it is due at once if the state begins again. Returns whether there was such a report.
     pub(crate) fn end(&mut self, node: &Node, pool: &PoolName, reason: &'static str) -> bool {
         let key = (node.uid.clone(), pool.clone(), reason);
         self.made.remove(&key).is_some()

@@ -1,5 +1,5 @@
-//! The process around the state machine. It passes watch events, answers and the time to the [`Controller`] and sends
-//! its requests, but decides nothing.
+//! The process around the state machine. It passes watch events, answers and the time to the [`Controller`], and sends
+//! the requests that the [`Controller`] returns. It makes no decisions.
 //!
 //! One task owns the [`Controller`]. Watches, answers and the elector reach that task through channels, so no locks are
 //! needed. Each request runs in its own task with a timeout. The controller bounds the number of requests in flight.
@@ -28,7 +28,7 @@ use cadastre_daemon::watch::{
     ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
-/// Maximum number of watch events that wait for the controller. If there are more, the watches wait.
+/// Maximum number of watch events that wait for the controller. Beyond that, the watches wait.
 const BACKLOG: usize = 4096;
 
 /// Log message for a list that shows an older state than an earlier list or watch event.
@@ -64,8 +64,8 @@ pub struct ControllerParts {
 }
 
 /// Runs the controller until `stop` is true. Then waits, for at most `grace`, until no request is in flight and no
-/// write is indeterminate. Returns whether the lease may be handed over as clean. Also returns, with false, as soon as
-/// a list shows that the API server was restored to an older state.
+/// write is indeterminate. Returns whether the lease may be handed over as clean. If a list shows that the API server
+/// was restored to an older state, returns false at once.
 pub async fn run(
     parts: ControllerParts,
     settings: ControllerSettings,
@@ -91,9 +91,9 @@ pub async fn run(
         allocating: false,
         trouble: None,
     };
-    // The watches begin only after the first result of the election. If this process leads by then, their lists can
-    // replace those of the fence. And the Lease was read before these lists began: if the API server is restored later,
-    // the Lease shows it.
+    // The watches begin only after the first result of the election. This has two reasons. If this process leads by
+    // then, the lists of the watches can replace those of the fence. And the Lease was read before these lists: if the
+    // API server is restored later, the Lease shows it.
     let mut stop = shell.stop.clone();
     tokio::select! {
         _ = shell.parts.leadership.changed() => {}
@@ -128,8 +128,7 @@ struct Watches<'a> {
 }
 
 impl Watches<'_> {
-    /// Starts a watch of all objects of a kind. Errors are not passed to the controller, because the watch itself
-    /// reports them.
+    /// Starts a watch of all objects of a kind. The controller gets no errors, because the watch itself reports them.
     fn start<K, T: Send + 'static>(
         &mut self,
         kind: &'static str,
@@ -308,7 +307,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // Work that is due already waits for an answer or for the lease, so it needs no timer.
+        // No timer is needed for work that is due already: it waits for an answer or for the lease.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

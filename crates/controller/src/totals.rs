@@ -1,5 +1,5 @@
-//! Counts the addresses of each pool by state: as the agents report them, or as the pods report them if no agent
-//! reports the block. Each count visits all blocks once.
+//! Counts the addresses of each pool by state. The counts come from agents' reports. Blocks that no agent reports are
+//! counted by the addresses that pods report. Each count visits all blocks once.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Totals {
     pub used: u128,
     /// Addresses in cooldown
     pub cooling: u128,
-    /// Blocks that lie outside the ranges which the pool's spec has now
+    /// Blocks outside the ranges that the pool's spec has now
     pub outside: usize,
 }
 

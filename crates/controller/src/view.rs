@@ -25,8 +25,8 @@ pub struct ControllerView {
     pub addresses: Vec<(PoolName, Family, Totals)>,
     /// Number of blocks by state: `allocated`, `recalled`, `provisional`, `quarantined` or `overdue`
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Number of addresses without a pod, how long the oldest has been without one, and the number of leak candidates
-    /// that nodes are asked to free
+    /// Number of addresses without a pod; how long the oldest of them has been without one; number of leak candidates
+    /// that NodeSubnets list
     pub leaks: (usize, Duration, usize),
     /// Why the default pool could not be created, if it should be
     pub trouble: Option<String>,
@@ -36,7 +36,7 @@ pub struct ControllerView {
     pub rejected_writes: BTreeMap<ObjectKind, usize>,
     /// Number of invalid entries in the agents' statuses
     pub refused: u64,
-    /// The longest time that a block has been kept in quarantine beyond the end of its quarantine
+    /// Of the blocks that are kept in quarantine beyond its end, the longest time since that end
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
@@ -44,11 +44,12 @@ pub struct ControllerView {
     pub pool_waiting: BTreeMap<PoolName, i64>,
     /// The longest time that a node has been waiting for a podCIDR or a block
     pub oldest_wait: Duration,
-    /// When each pool will be exhausted, according to the forecast in its status
+    /// When each pool will be exhausted, according to the forecast in the pool's status
     pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
     /// Number of pairs of nodes whose podCIDRs overlap
     pub overlaps: usize,
-    /// Number of podCIDRs that overlap pools but are ignored, because no node can have been allocated so wide a range
+    /// Number of podCIDRs that overlap pools but do not count, because they are wider than any range that a node could
+    /// get
     pub too_wide: usize,
     /// Number of ranges that stay reserved because a write is indeterminate
     pub indeterminate: usize,

@@ -20,10 +20,10 @@ const PROGRAMS: [(&str, &str); 7] = [
 /// The only program in the image of the test pods: its name, and the Debian package that contains it.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
-/// Folders that a machine replaces by its own, so files of the host in them are not visible inside.
+/// Folders that a machine replaces by its own. A machine does not see the host's files in these folders.
 const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
 
-/// Returns an error that says why real nodes cannot run on this host and what to do. Takes a few milliseconds.
+/// Checks whether real nodes can run on this host. If not, the error says why and what to do. Takes a few milliseconds.
 pub fn available() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces of a node need root".to_owned());
@@ -39,7 +39,7 @@ pub fn available() -> Result<(), String> {
             folder.display()
         ));
     }
-    // Tries the kinds of namespaces and interfaces that machines and the fabric need.
+    // Tries to create the kinds of namespaces and interfaces that machines and the fabric need.
     try_out(
         "namespaces",
         "--net --mount --uts --ipc --pid --fork --mount-proc",
@@ -70,7 +70,7 @@ fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     ))
 }
 
-/// Returns an error if the kernel cannot create macvlan interfaces; not every kernel can.
+/// Returns an error if the kernel cannot create macvlan interfaces.
 pub fn macvlan() -> Result<(), String> {
     let script = "ip link add br0 type bridge && ip link add link br0 name macvlan0 type macvlan mode bridge";
     try_out("macvlan interfaces", "--net", script)

@@ -1,8 +1,8 @@
 //! Creates the cgroups below which the kubelets create theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
 //!
 //! Cgroups are the only part of a node that is outside all namespaces. They are removed when the [`Cgroups`] is
-//! dropped. If this process ends without dropping it, a caretaker process removes them; if the caretaker was killed as
-//! well, the next start does.
+//! dropped. If this process ends without dropping it, a caretaker process removes the cgroups. If the caretaker was
+//! killed, too, the next start removes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::scratch::Caretaker;
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "cadastre-e2e-";
 
-/// The maximum time for which a removal is retried: a cgroup cannot be removed until its last process is reaped.
+/// The maximum time for which a removal is retried. A cgroup cannot be removed until its last process is reaped.
 const BUSY: Duration = Duration::from_secs(20);
 
 const CARETAKER: &str = r#"
@@ -72,8 +72,8 @@ impl Cgroups {
                     Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
                     made => made.with_context(|| format!("cannot make {}", folder.display()))?,
                 }
-                // A new cpuset has no processors and no memory, so processes could not join it. Copies the parent's
-                // values.
+                // A new cpuset has no processors and no memory, so processes could not join it. So the parent's values
+                // are copied.
                 for file in ["cpuset.cpus", "cpuset.mems"] {
                     if let Ok(value) = fs::read(parent.join(file)) {
                         fs::write(folder.join(file), value)?;
@@ -84,8 +84,8 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes the cgroups of a node whose processes are dead, because a restarted kubelet would wait 3 s for each
-    /// stale one.
+    /// Removes the cgroups of a node whose processes are dead. Otherwise a restarted kubelet would wait 3 s for each of
+    /// them.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -136,7 +136,7 @@ fn sweep() {
     }
 }
 
-/// Removes a cgroup and its children; returns whether the cgroup is gone.
+/// Removes a cgroup and its children. Returns whether the cgroup is gone.
 fn remove(cgroup: &Path) -> bool {
     for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -81,8 +81,8 @@ pub fn kubelet(cgroup_root: &str) -> Value {
     })
 }
 
-/// Kernel settings that the kubelet changes. The kernel has them once for the whole host, so a machine mounts files of
-/// its own over their paths in /proc/sys.
+/// Kernel settings that the kubelet changes. They apply to the whole host, so a machine mounts files of its own over
+/// their paths in /proc/sys.
 pub const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -1,9 +1,9 @@
 //! The network between the machines: a bridge in a network namespace of its own, which also routes between machines.
 //!
-//! Machine N has the addresses 172.31.0.N and fd00:31::N; the fabric has .254 and the routes that a test sets. The API
-//! server listens on the host's loopback, which no machine can reach. Therefore a relay listens in the fabric's
-//! namespace and forwards connections: a socket stays in the namespace in which it was created, whatever namespace its
-//! process is in.
+//! Machine N has the addresses 172.31.0.N and fd00:31::N. The fabric has 172.31.0.254 and fd00:31::254, and the routes
+//! that a test sets. The API server listens on the host's loopback, which no machine can reach. So a relay listens in
+//! the fabric's namespace and forwards connections. This works because a socket stays in the namespace in which it was
+//! created, whatever namespace its process is in.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -35,7 +35,7 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 ";
 
-/// The running network. A machine's interface disappears when the machine's namespaces do.
+/// The running network. A machine's interface disappears together with the machine's namespaces.
 #[derive(Debug)]
 pub struct Fabric {
     holder: Holder,
@@ -60,7 +60,7 @@ impl Fabric {
     /// Connects `machine` to the bridge: creates its `eth0` with its addresses, and default routes via the fabric.
     pub(super) async fn plug(&self, number: u8, machine: &Holder) -> Result<()> {
         let (port, pid) = (port(number), machine.pid().to_string());
-        // Deletes the port of an earlier boot: after a power cut it may still exist for a moment.
+        // Deletes the interface of an earlier boot, which may still exist for a moment after a power cut.
         let _ = self.run(&["ip", "link", "delete", &port]).await;
         self.run(&[
             "ip", "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid,
@@ -69,7 +69,7 @@ impl Fabric {
         self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
             .await?;
         let [v4, v6] = Self::addresses(number);
-        // The MAC address is the same after each boot, so that neighbours need not resolve it again.
+        // The MAC address is the same after each boot, so that neighbours need not resolve it anew.
         let script = "set -e
             ip link set lo up
             ip link set eth0 address $2
@@ -83,7 +83,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Routes `cidr` to machine `number`; replaces an earlier route to `cidr`.
+    /// Routes `cidr` to machine `number`. This replaces an earlier route to `cidr`.
     pub async fn route(&self, cidr: &str, number: u8) -> Result<()> {
         let [v4, v6] = Self::addresses(number);
         let by = if cidr.contains(':') { v6 } else { v4 };
@@ -116,7 +116,7 @@ fn port(number: u8) -> String {
 }
 
 /// Forwards connections from `inside`, an address in the namespace, to `outside`. The relay runs on a thread that lives
-/// as long as this process, so it outlives the runtime of the test that started it.
+/// as long as this process. So the relay outlives the tokio runtime of the test that started it.
 fn relay(namespace: File, inside: SocketAddr, outside: SocketAddr) -> Result<()> {
     let (send, listening) = mpsc::channel();
     std::thread::Builder::new()
@@ -161,8 +161,7 @@ fn listen(namespace: &File, address: SocketAddr) -> Result<(tokio::runtime::Runt
 async fn serve(listener: TcpListener, outside: SocketAddr) {
     loop {
         let Ok((mut inner, _)) = listener.accept().await else {
-            // Accepting fails at worst because the process is out of file descriptors. Other connections will close, so
-            // it is retried.
+            // The process may be out of file descriptors. Other connections will close, so accepting is retried.
             tokio::task::yield_now().await;
             continue;
         };

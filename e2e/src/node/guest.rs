@@ -15,8 +15,8 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// A running process of a machine, killed when dropped.
 ///
-/// A process can enter a pid namespace only by being created there, so nsenter forks and is the parent of the guest.
-/// nsenter ends when the guest ends: while nsenter runs, the guest's pid is not reused.
+/// A process can enter a pid namespace only by being created there. So nsenter forks and is the parent of the guest.
+/// nsenter ends when the guest ends, so the guest's pid is not reused while nsenter runs.
 #[derive(Debug)]
 pub struct Guest {
     outer: Process,
@@ -24,7 +24,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts `command`, an nsenter that forks, and appends its output to `log`.
+    /// Starts `command`, an nsenter that forks. Its output is appended to `log`.
     pub(super) async fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
         let mut outer = Process::spawn(name, command, log)?;
         let start = Instant::now();
@@ -54,13 +54,13 @@ impl Guest {
         self.outer.log_tail(lines)
     }
 
-    /// Sends a signal; an error if the process has ended.
+    /// Sends a signal. Returns an error if the process has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.outer.check_running()?;
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pid = pid.context("no process id")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))?;
-        // nsenter stops itself when its child is stopped, so it is continued at once.
+        // nsenter stops itself when its child is stopped. So it is continued at once.
         let _ = self.outer.signal(Signal::CONT);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Namespaces that live as long as one process, the holder.
 //!
 //! The holder is the first process of its own pid namespace. When the holder dies, the kernel kills every process in
-//! that namespace. With the last process the other namespaces disappear, with their interfaces, routes and mounts. The
-//! holder dies when this process ends in any way: the kernel then kills `unshare`, and `--kill-child` makes the kernel
-//! kill the holder with it.
+//! that namespace. When the last process is gone, the other namespaces disappear with their interfaces, routes and
+//! mounts. The holder dies when this process ends in any way: the kernel then kills `unshare`, and by `--kill-child`
+//! also the holder.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -36,8 +36,8 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Creates the namespaces and runs a shell script in them, as their first process; `$1` is `folder`, followed by
-    /// `args`. Returns when the script has ended. Programs in the namespaces log to `folder`.
+    /// Creates the namespaces and runs a shell script in them, as their first process. In the script, `$1` is `folder`,
+    /// and `args` follow. Returns when the script has ended. Programs in the namespaces log to `folder`.
     pub async fn start(name: &str, script: &str, folder: &Path, args: &[&str]) -> Result<Self> {
         let ready = folder.join("ready");
         let _ = std::fs::remove_file(&ready);
@@ -64,7 +64,7 @@ impl Holder {
             tokio::time::sleep(LOOK).await;
         }
         let pid = first_child(unshare.pid()).context("the holder has no process")?;
-        // For developers who want to enter the namespaces with nsenter.
+        // The file is for developers who want to enter the namespaces with nsenter.
         std::fs::write(folder.join("pid"), format!("{pid}\n"))?;
         Ok(Self {
             unshare,
@@ -84,7 +84,7 @@ impl Holder {
         File::open(&path).with_context(|| format!("cannot open {path}"))
     }
 
-    /// Returns a command that enters all namespaces; the caller adds the program and its arguments.
+    /// Returns a command that enters all namespaces. The caller adds the program and its arguments.
     pub fn enter(&self) -> Command {
         let mut command = process::command(Path::new("nsenter"));
         command
@@ -93,8 +93,8 @@ impl Holder {
         command
     }
 
-    /// Runs a program in the namespaces and returns its standard output; an error if the program fails or takes longer
-    /// than [`RUN_LIMIT`].
+    /// Runs a program in the namespaces and returns its standard output. Returns an error if the program fails or takes
+    /// longer than [`RUN_LIMIT`].
     pub async fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let mut command = self.enter();
         command.args(args);
@@ -156,7 +156,7 @@ impl Drop for Holder {
     }
 }
 
-/// Runs a command and returns its standard output; if the command fails, its standard error and output are the error.
+/// Runs a command and returns its standard output. If the command fails, its standard error and output are the error.
 async fn output(command: Command) -> Result<String> {
     let shown = format!("{:?}", command.get_args().collect::<Vec<_>>());
     let child = tokio::process::Command::from(command)

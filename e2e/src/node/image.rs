@@ -20,8 +20,7 @@ const APPLETS: [&str; 12] = [
     "cat", "echo", "hostname", "ip", "ls", "nc", "ping", "ping6", "sh", "sleep", "true", "wget",
 ];
 
-/// The entry point. It traps signals, because the first process of a container ignores signals for which it has no
-/// handler.
+/// The entry point. It handles signals, because the first process of a container ignores signals without a handler.
 const ENTRY: &str = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done";
 
 /// Writes the image to `folder` in the format of `docker save`, which containerd can import. Returns the archive's

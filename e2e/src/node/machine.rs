@@ -1,5 +1,4 @@
-//! A simulated machine that is one node. Its disk keeps its content when the power is cut; its boot id changes at each
-//! boot.
+//! A simulated machine that is one node. Its disk survives a power cut, and its boot id changes at each boot.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,9 +21,10 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Sets up the machine's namespaces: `$1` is its folder, `$2` its name. The machine has its own /etc, /opt, /var and
-/// /run as far as a node reads or writes there; all other files are the host's. Mounts become shared only at the end,
-/// as kubelets require: a mount that is shared earlier would also appear wherever else the same folder is mounted.
+/// Sets up the machine's namespaces. `$1` is its folder, `$2` its name. The machine has its own /etc, /opt, /var and
+/// /run, as far as a node reads or writes there. All other files are the host's. Kubelets require shared mounts. The
+/// mounts become shared only at the end: a mount that was shared earlier would also appear wherever else the same
+/// folder is mounted.
 const BOOT: &str = r#"
 hostname "$2"
 mount --bind /etc "$1/host-etc"
@@ -51,8 +51,9 @@ echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad
 mount --make-rshared /
 "#;
 
-/// Wraps a main plugin that would wait until the kernel has checked that no other host has the pod's IPv6 address.
-/// This takes one to two seconds, and on a busy host the plugin gives up after five. The plugin bridge does not wait.
+/// A wrapper for main plugins that wait until the kernel has checked that no other host has the pod's IPv6 address. The
+/// wait takes one to two seconds, and on a busy host the plugin gives up after five. The wrapper switches the check
+/// off. The plugin bridge does not wait.
 const WITHOUT_DAD: &str = r#"#!/bin/sh
 [ "$CNI_COMMAND" != ADD ] ||
     nsenter --net="$CNI_NETNS" sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad'
@@ -79,8 +80,8 @@ pub struct Machine {
     core: std::sync::Arc<Core>,
 }
 
-/// The processes and namespaces that exist while the machine has power. Fields are dropped in their order: the holder
-/// last.
+/// The processes and namespaces that exist while the machine has power. Fields are dropped in their order, so the
+/// holder is dropped last.
 #[derive(Debug)]
 struct Power {
     agent: Option<Guest>,
@@ -130,8 +131,8 @@ impl Machine {
         self.folder.join("var")
     }
 
-    /// Powers the machine on: a new boot id, the old disk, containerd, the agent if there is one, and the kubelet. Does
-    /// not wait until the Node is ready.
+    /// Powers the machine on with a new boot id and the old disk. Starts containerd, the agent if there is one, and the
+    /// kubelet. Does not wait until the Node is ready.
     pub async fn boot(&mut self) -> Result<()> {
         let source = if self.core.host_boot_id {
             "/proc/sys/kernel/random/boot_id"
@@ -157,7 +158,7 @@ impl Machine {
         self.start_kubelet().await
     }
 
-    /// Cuts the machine's power: all its processes are killed at once, the disk stays.
+    /// Cuts the machine's power: all its processes are killed at once, and the disk stays.
     pub async fn power_off(&mut self) -> Result<()> {
         if let Some(power) = self.power.take() {
             power.holder.kill().await?;
@@ -199,26 +200,26 @@ impl Machine {
         self.power()?.holder.spawn(name, &[], args).await
     }
 
-    /// The process of containerd, to send signals; [`Self::start_containerd`] starts a new one.
+    /// The process of containerd, for sending signals. [`Self::start_containerd`] starts a new process.
     pub fn containerd(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.containerd.as_mut().context("containerd does not run")
     }
 
-    /// The process of the kubelet, to send signals; [`Self::start_kubelet`] starts a new one.
+    /// The process of the kubelet, for sending signals. [`Self::start_kubelet`] starts a new process.
     pub fn kubelet(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.kubelet.as_mut().context("the kubelet does not run")
     }
 
-    /// The process of the agent, to send signals; [`Self::start_agent`] starts a new one.
+    /// The process of the agent, for sending signals. [`Self::start_agent`] starts a new process.
     pub fn agent(&mut self) -> Result<&mut Guest> {
         let power = self.power_mut()?;
         power.agent.as_mut().context("no agent runs")
     }
 
-    /// Replaces the CNI plugins, their configuration and the agent. The files are replaced first; then the agent is
-    /// restarted, if the machine has power.
+    /// Replaces the CNI plugins, their configuration and the agent. The files are replaced first. Then, if the machine
+    /// has power, the agent is restarted.
     pub async fn set_side(&mut self, side: NodeSide) -> Result<()> {
         node_software::install(&self.options.side, &side, &self.folder)?;
         self.options.side = side;
@@ -234,7 +235,7 @@ impl Machine {
     /// Starts containerd and returns when containerd answers. The first start also imports the images.
     pub async fn start_containerd(&mut self) -> Result<()> {
         let binary = assets::find(Program::Containerd)?;
-        // containerd looks up its shim by name in PATH, so the folder of containerd comes first.
+        // containerd looks for its shim by name in PATH. So the folder of containerd comes first in PATH.
         let path = std::env::var("PATH").unwrap_or_default();
         let path = match binary.parent() {
             Some(folder) => format!("{}:{path}:/usr/sbin:/sbin", folder.display()),
@@ -251,7 +252,7 @@ impl Machine {
         };
         wait::until("containerd serves", LIMIT, async || {
             guest.check_running()?;
-            // Checked first, because ctr would retry for 10 s while the socket does not exist.
+            // The socket is checked first, because ctr would retry for 10 s while the socket does not exist.
             self.run(&["test", "-S", config::CRI]).await?;
             Ok(Some(self.run(&ctr(&["images", "list", "-q"])).await?))
         })
@@ -269,7 +270,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the kubelet; does not wait until it is ready.
+    /// Starts the kubelet. Does not wait until it is ready.
     pub async fn start_kubelet(&mut self) -> Result<()> {
         let [v4, v6] = Fabric::addresses(self.number);
         let labels = self.options.labels.iter();
@@ -290,7 +291,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Starts the agent if `NodeSide` has one; does not wait until the agent is ready.
+    /// Starts the agent if `NodeSide` has one. Does not wait until it is ready.
     pub async fn start_agent(&mut self) -> Result<()> {
         let Some(agent) = &self.options.side.agent else {
             return Ok(());
@@ -375,7 +376,7 @@ pub(super) fn user(number: u8) -> String {
     format!("system:node:n{number}")
 }
 
-/// Returns the `cluster` entry of a kubeconfig for use inside machines. The server's name is overridden, because the
+/// Returns the `cluster` entry of a kubeconfig for use inside machines. The entry sets the server's name, because the
 /// server's certificate is for localhost.
 pub(super) fn server() -> serde_json::Value {
     json!({

@@ -1,4 +1,4 @@
-//! A site: the control plane with its controllers, and the fabric, to which machines are connected.
+//! A site: a control plane with its controllers, and the fabric to which machines are connected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,15 +18,16 @@ use crate::kubeconfig::{User, write_private};
 use crate::process::Process;
 use crate::{crds, scheduler};
 
-/// The maximum number of machines of a site. It is fixed because the API server reads their tokens only when it starts.
+/// The maximum number of machines of a site. The number is fixed, because the API server reads their tokens only when
+/// it starts.
 pub const MACHINES: u8 = 60;
 
 /// Settings of a site.
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
-    /// Settings of the site's control plane; users for the machines are added
+    /// Settings of the site's control plane. Users for the machines are added
     pub control_plane: Options,
-    /// Settings of kube-controller-manager; flags by which a dead node is detected soon are added
+    /// Settings of kube-controller-manager. Flags are added by which it detects a dead node soon
     pub kcm: KcmOptions,
     /// Whether the test installs Cadastre's CRDs itself
     pub bare: bool,
@@ -37,7 +38,7 @@ pub struct SiteOptions {
     pub host_boot_id: bool,
 }
 
-/// A running site. It stops its control plane when dropped, so drop its machines first.
+/// A running site. When dropped, it stops its control plane, so drop its machines first.
 #[derive(Debug)]
 pub struct Site {
     next: AtomicU8,
@@ -59,8 +60,9 @@ pub(super) struct Core {
 }
 
 impl Site {
-    /// Starts a control plane with Cadastre's CRDs (unless bare), a scheduler, and controllers without the allocation
-    /// of podCIDRs. Builds missing programs first, which takes minutes. Check [`super::available()`] before.
+    /// Starts a control plane, a scheduler, and controllers that do not allocate podCIDRs. Installs Cadastre's CRDs,
+    /// unless the site is `bare`. Builds missing programs first, which takes minutes. Check [`super::available()`]
+    /// before.
     pub async fn start(options: SiteOptions) -> Result<Self> {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
         let mut control_plane = options.control_plane;

@@ -20,9 +20,9 @@
 //!
 //! - Nothing listens on the host, and no interface, route, mount or setting of the host changes.
 //! - Everything ends when its value is dropped, and when this process ends in whatever way. One process holds a
-//!   machine's namespaces, and the kernel kills everything in them when that process dies. No process is looked up by
+//!   machine's namespaces. When that process dies, the kernel kills everything in them. No process is looked up by
 //!   name.
-//! - Any number of sites may run at the same time: each has a private network, and names outside the namespaces contain
+//! - Any number of sites may run at the same time. Each has a private network, and names outside the namespaces contain
 //!   the process id.
 //!
 //! # Caveats

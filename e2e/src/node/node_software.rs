@@ -1,7 +1,7 @@
 //! The software that assigns addresses to the pods of a machine: CNI plugins, their configuration, and an agent if
 //! there is one.
 //!
-//! A test chooses this software with a [`NodeSide`]; all of it is installed here.
+//! A test chooses this software with a [`NodeSide`]. This module installs all of it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::daemon;
 pub struct NodeSide {
     /// Executables: names in `/opt/cni/bin`, and the files that are copied there
     pub plugins: Vec<(String, PathBuf)>,
-    /// Files of `/etc/cni`: name and text. Without a file in `net.d` the node is not ready until the agent writes one
+    /// Files of `/etc/cni`, as name and text. If none is in `net.d`, the node is not ready until the agent writes one
     pub configs: Vec<(String, String)>,
     /// The agent, which is started at each boot
     pub agent: Option<Agent>,
@@ -32,7 +32,8 @@ pub struct Agent {
 }
 
 impl NodeSide {
-    /// Returns the reference bridge plugin with host-local on a node's podCIDRs, as nodes without Cadastre use them.
+    /// Returns the software of nodes without Cadastre: the reference plugin bridge, with host-local on the node's
+    /// podCIDRs.
     pub fn host_local(pod_cidrs: &[String]) -> Self {
         let ranges = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr}]));
         let ranges: Vec<Value> = ranges.collect();
@@ -95,8 +96,8 @@ fn conflist(plugin: &Value) -> String {
     json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string()
 }
 
-/// Replaces the files of `old` by those of `new` in a machine's folder. Configurations are written after the plugins
-/// that they name.
+/// Replaces the files of `old` by those of `new` in a machine's folder. The plugins are written first, because the
+/// configurations name them.
 pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<()> {
     for (name, from) in &new.plugins {
         let to = folder.join("opt/cni/bin").join(name);
@@ -115,7 +116,7 @@ pub(super) fn install(old: &NodeSide, new: &NodeSide, folder: &Path) -> Result<(
 }
 
 /// Replaces a file by renaming. So containerd, which watches the folder, never reads an incomplete file, and a running
-/// executable stays intact.
+/// executable is not overwritten.
 fn replace(to: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let temporary = to.with_extension("temp");
     write(&temporary)

@@ -24,12 +24,13 @@ pub struct Running {
     pub uid: String,
     /// The container's id, as `containerd://ID`
     pub container: String,
-    /// At least one
+    /// The pod's addresses; at least one
     pub addresses: Vec<IpAddr>,
 }
 
 impl Running {
-    /// Returns `None` unless the pod has a ready container and addresses, and is not being deleted.
+    /// Returns the running pod. Returns `None` unless the pod has a ready container and addresses, and is not being
+    /// deleted.
     pub fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let container = status.container_statuses.as_ref()?.first()?;
@@ -60,7 +61,8 @@ pub async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     Ok(api.pods.list(&params).await?.items)
 }
 
-/// Deletes the pods of a group, and waits until they are gone from the API. By then their sandboxes have been stopped.
+/// Deletes the pods of a group, and waits until the API does not have them any more. Then their sandboxes have been
+/// stopped, too.
 pub async fn delete_all(api: &Fixtures, group: &str, limit: Duration) -> Result<()> {
     let params = ListParams::default().labels(&format!("group={group}"));
     let delete = DeleteParams::default();

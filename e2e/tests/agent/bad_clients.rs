@@ -15,10 +15,10 @@ use serde_json::json;
 
 use crate::start;
 
-/// Longer than the time after which either socket closes a connection on which the client sends nothing.
+/// Longer than the time after which the agent closes a connection on which the client sends nothing.
 const LONG: Duration = Duration::from_secs(25);
 
-/// Sends bytes, shuts down the sending side, and returns what is received until the agent closes the connection.
+/// Sends bytes and shuts down the sending side. Returns what is received until the agent closes the connection.
 fn send(path: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -97,7 +97,7 @@ async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     let code = format!("{:?}", refusal.code());
     assert_eq!(code, "InvalidArgument", "{refusal}");
     assert!(refusal.message().contains("1 to 1024 bytes"), "{refusal}");
-    // More concurrent calls than the agent allows on one connection: all of them must succeed nevertheless.
+    // The calls are more than the agent processes at once on one connection. All of them must succeed nevertheless.
     let calls = (0..500).map(|_| {
         let mut client = client.clone();
         async move { client.list(v1::ListRequest {}).await }
@@ -126,7 +126,7 @@ async fn who_takes_all_places_and_says_nothing_loses_them() {
     let begun = Instant::now();
     let plugins = silent(&machine.plugin_socket(), plugin_socket::CONNECTIONS + 8);
     let others = silent(&machine.socket(), CONNECTIONS + 8);
-    // All connections are occupied, so the CNI plugin cannot reach the agent and uses the store itself.
+    // All connections are occupied. So the CNI plugin cannot reach the agent, and uses the store itself.
     let first = machine.add("c1").await.unwrap();
     assert_eq!(machine.in_use().await, [("c1".to_owned(), first.clone())]);
     let waited = begun.elapsed();
@@ -173,7 +173,7 @@ async fn another_user_is_not_served_even_where_the_files_let_him() {
     machine.add("c1").await.unwrap();
 }
 
-/// Changes the user of this thread only.
+/// Changes the user of this thread, not of the whole process.
 fn become_nobody() {
     let nobody = rustix::process::Uid::from_raw(65534);
     set_thread_res_uid(None, nobody, None).unwrap();

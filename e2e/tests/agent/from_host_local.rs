@@ -61,7 +61,7 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         OpErrorKind::Exhausted
     );
 
-    // A runtime that remembers a pod's CNI configuration sends the pod's DEL to host-local, other runtimes send it to
+    // Some runtimes remember a pod's CNI configuration and send the pod's DEL to host-local. Others send it to
     // cadastre-ipam.
     let ours = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "ptp",
@@ -70,8 +70,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     call("DEL", "h1", machine.folder(), &before);
     call("DEL", "h2", machine.folder(), &ours);
     assert!(!machine.path("networks/net").join(&old[0]).exists());
-    // Neither DEL names an attachment that the agent knows. The agent has no runtime to ask for sandboxes, so it
-    // decides by the pods. These still exist, so their addresses stay in use.
+    // The agent knows the attachment of neither DEL. It has no runtime to ask for sandboxes, so it decides by the pods.
+    // These still exist, so their addresses stay in use.
     publishes(&api, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }

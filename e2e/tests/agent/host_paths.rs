@@ -86,11 +86,11 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;
-    // An ADD succeeds although the agent is not ready: only the CNI configuration is missing, so the runtime does not
-    // use the network yet.
+    // An ADD succeeds although the agent is not ready. The agent lacks only the CNI configuration, without which the
+    // runtime does not use the network yet.
     machine.add("c1").await.unwrap();
     fs::remove_file(&net).unwrap();
-    // An ADD makes the agent retry to write the configuration at once, instead of within a minute.
+    // An ADD makes the agent write the configuration at once. Otherwise it would try again within a minute.
     machine.add("c2").await.unwrap();
     machine.ready().await;
     assert!(conf.exists());

@@ -23,7 +23,7 @@ fn command(word: &str) -> &'static str {
     lines.find(|it| it.contains(word)).unwrap()
 }
 
-/// Adds a dialer to the page's Go client, so that the socket's address bypasses gRPC's resolution of `unix://`.
+/// Adds a dialer to the page's Go client, so that gRPC does not have to resolve the address `unix://`.
 fn with_dialer(code: &str) -> String {
     let dialer = "grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {\n\
                   return (&net.Dialer{}).DialContext(ctx, \"unix\", path)\n}),";
@@ -32,7 +32,7 @@ fn with_dialer(code: &str) -> String {
         .replace("\"log\"", "\"log\"\n\t\"net\"")
 }
 
-/// Builds and runs each client. Returns each client's output or error; an error if a step before fails.
+/// Builds and runs each client. Returns each client's output or error. Fails if an earlier step fails.
 fn answers(desk: &Desk, socket: &str) -> Result<Vec<Result<String>>> {
     let here = |code: &str| code.replace(SOCKET, socket);
     desk.sh(command("--grpc_python_out"))?;
@@ -57,7 +57,7 @@ async fn programs_in_python_and_go_are_served() {
             return;
         }
     };
-    // The cooldown is longer than the builds of the Go programs take, so the released addresses still cool at the end.
+    // The cooldown is longer than the builds of the Go programs, so the released addresses still cool at the end.
     let spec = json!({"cooldownSeconds": 3600});
     let (_, machine) = start("tongues", "10.90.0.0/28", spec, &[]).await;
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Addresses whose DEL never comes. Files stand for network namespaces.
+//! Addresses whose DEL never comes. Files take the place of network namespaces.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn netns(machine: &Machine, id: &str) -> String {
 }
 
 /// Returns why the agent considers a container's address a leak candidate, according to its gRPC list. `None` means
-/// that the container has no address; an empty text means that it is no leak candidate.
+/// that the container has no address. An empty text means that the address is no leak candidate.
 async fn suspicion(machine: &Machine, id: &str) -> Option<String> {
     let all = machine.list().await.allocations.into_iter();
     let mut of = all.filter(|it| it.attachment.as_ref().unwrap().container_id == id);
@@ -105,7 +105,7 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     }
     machine.add("unknown").await.unwrap();
     fs::remove_file(machine.path("netns/goes")).unwrap();
-    // Other ADDs and DELs happen on the node meanwhile; they must not delay or prevent the release.
+    // Meanwhile there are other ADDs and DELs on the node. They must not delay or prevent the release.
     eventually("it is freed", async || {
         machine.add("other").await?;
         machine.del("other").await;
@@ -158,8 +158,7 @@ async fn failed_sandbox(machine: &Machine, pod: &Pod, id: &str) -> Result<String
 
 #[tokio::test]
 async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the_last_one_only() {
-    // Sandboxes of a living pod are not subject to the grace period for pods that are gone, so a long one delays
-    // nothing here.
+    // The grace period is only for pods that are gone. The pod here lives, so even a long grace period delays nothing.
     let flags = ["--leak-grace", "3600"];
     let terms = json!({"cooldownSeconds": 1});
     let (api, mut machine) = start("failing", "10.53.0.0/28", terms, &flags).await;
@@ -219,8 +218,8 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     let of_pod = machine.add_with(add_of(&pod, "of-pod")).await.unwrap();
     let said = [
         format!("{unknown}=container:net/unknown"),
-        // The annotation names an earlier container, but another container has this address now. So the address must
-        // not be released.
+        // The annotation names an earlier container, but another container has the address now. So the agent must not
+        // release it.
         format!("{other}=container:net/before"),
         format!("{seen}=container:net/seen"),
         format!("{of_pod}=container:net/of-pod"),
@@ -231,8 +230,8 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     gone(&machine, "unknown").await;
     let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.0).collect();
     assert_eq!(held, ["of-pod", "other", "seen"]);
-    // The pod is gone from the API. The agent cannot check its sandbox, whose network namespace is unknown, so the
-    // annotation releases the address.
+    // The pod is gone from the API. The agent cannot check the pod's sandbox, because its network namespace is unknown.
+    // So the annotation releases the address.
     api.delete_pod("word-pod").await.unwrap();
     gone(&machine, "of-pod").await;
     let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.0).collect();

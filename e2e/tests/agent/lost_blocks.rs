@@ -153,15 +153,16 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     };
     let subnet = api.subnet_until("ended-1", "asks the block back", draining);
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
-    // The CNI plugin alone cannot know of the recall, so it assigns an address. The block belongs to the node until the
-    // agent releases it.
+    // The CNI plugin alone does not know of the recall, so it assigns an address. This is allowed: the block is the
+    // node's until the agent releases it.
     let second = machine.add("c2").await.unwrap();
     machine.start();
     machine.log_says("holds").await;
     let refusal = eventually("nothing new is given", async || {
         let refusal = machine.add("c3").await.err();
         if refusal.is_none() {
-            // The DEL may be rejected while the agent is starting. The next round repeats it, so the answer is ignored.
+            // The DEL may be rejected while the agent is starting. The answer is ignored, because the next round
+            // repeats the DEL.
             let _ = machine.ask(Op::Del(attachment("c3"))).await;
         }
         Ok(refusal.filter(|it| it.why != OpErrorKind::Busy))

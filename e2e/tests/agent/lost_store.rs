@@ -1,4 +1,4 @@
-//! A new Node object with the name of a deleted one; a store that is lost or damaged.
+//! A new Node object with the name of a deleted one. Also a store that is lost or damaged.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -30,7 +30,7 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
         first,
         "what was given stays"
     );
-    // The new Node has another provider id. With the same one, it would count as the same machine and get its block
+    // The new Node has another provider id. With the same id, it would count as the same machine and get its block
     // back.
     let mut other = labelled(nodes::node("again-1", "192.0.2.1"), &[(GROUP, "again")]);
     other.spec.as_mut().unwrap().provider_id = Some("e2e://another".to_owned());
@@ -67,8 +67,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     let second = machine.add("c2").await.unwrap();
     publishes(&api, "rot-1", vec![first.clone(), second.clone()]).await;
     machine.kill();
-    // The CNI plugin assigns this address while no agent runs. So no NodeAddresses lists it, and only the pod's status
-    // shows it.
+    // The CNI plugin assigns this address while no agent runs. So only the pod's status shows it, and no NodeAddresses.
     let third = machine.add("c3").await.unwrap();
     api.pod("rot-late", "rot-1", &[&third]).await.unwrap();
     let file = std::fs::OpenOptions::new()
@@ -178,7 +177,8 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
         publishes(&api, "wiped-1", addresses).await;
         machine.stop().await;
         std::fs::remove_file(machine.store()).unwrap();
-        // Pretends that the published objects were written in another boot: the real boot id cannot change here.
+        // Pretends that the published objects were written in an earlier boot, because the test cannot change the boot
+        // id.
         let status = json!({"agent": {"bootID": "earlier"}});
         api.write_status("wiped-1", status).await.unwrap();
         let list = json!({"spec": {"bootID": "earlier"}});

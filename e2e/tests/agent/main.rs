@@ -1,8 +1,7 @@
 //! `cadastre agent` as a process, with a real API server and a real controller. The tests call the agent as the CNI
 //! plugin and other programs do.
-//!
-//! Most tests share one control plane and one controller; each of these tests has its own group of nodes and its own
-//! ranges. There is no kubelet and no runtime: pods are API objects only, and files stand for network namespaces.
+//! Most tests share one control plane and one controller. Each of these has its own group of nodes and its own ranges.
+//! There is no kubelet and no runtime: pods are API objects only, and files take the place of network namespaces.
 //!
 //! | file | subject |
 //! |---|---|
@@ -74,7 +73,7 @@ use tokio::sync::OnceCell;
 /// Flags of the controller that [`shared`] starts.
 const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 
-/// The cluster that most tests share, and a new [`Fixtures`] for this one.
+/// Returns the cluster that most tests share, and a new [`Fixtures`] for this test.
 async fn shared() -> (&'static TestCluster, Fixtures) {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
     let start = || async { own_cluster().await.0 };
@@ -82,7 +81,7 @@ async fn shared() -> (&'static TestCluster, Fixtures) {
     (cluster, cluster.fixtures().await.unwrap())
 }
 
-/// Starts a cluster for one test, whose control plane or controller the test stops.
+/// Starts a cluster for a test that stops the control plane or the controller.
 async fn own_cluster() -> (TestCluster, Fixtures) {
     let cluster = TestCluster::start(Options::default(), &FLAGS)
         .await
@@ -91,8 +90,8 @@ async fn own_cluster() -> (TestCluster, Fixtures) {
     (cluster, api)
 }
 
-/// In the shared cluster: creates a pool and a node that it serves, and starts the node's agent. Returns when the agent
-/// is ready.
+/// Creates a pool and a node of this pool in the shared cluster, and starts the node's agent. Returns when the agent is
+/// ready.
 async fn start(name: &str, range: &str, spec: Value, flags: &[&str]) -> (Fixtures, Machine) {
     let (cluster, api) = shared().await;
     pool(&api, name, range, spec).await;
@@ -100,8 +99,7 @@ async fn start(name: &str, range: &str, spec: Value, flags: &[&str]) -> (Fixture
     (api, machine)
 }
 
-/// Creates a pool that allocates blocks of 16 addresses to the nodes of a group. Pods can use 13 addresses of each
-/// block.
+/// Creates a pool that allocates blocks of 16 addresses to the nodes of a group. Pods can use 13 of these 16 addresses.
 async fn pool(api: &Fixtures, name: &str, range: &str, more: Value) {
     let mut spec = json!({"ipv4": {"cidrs": [range], "blockSize": 28}});
     merge(&mut spec, more);
@@ -187,7 +185,7 @@ impl Machine {
         Self(NodeAgent::new(cluster, user, node, &all).unwrap())
     }
 
-    /// Creates a node in a group and starts its agent; returns when the agent is ready.
+    /// Creates a node in a group and starts its agent. Returns when the agent is ready.
     async fn of_group(cluster: &ControlPlane, api: &Fixtures, group: &str, flags: &[&str]) -> Self {
         let name = format!("{group}-1");
         api.node(group, &name).await.unwrap();
@@ -321,7 +319,7 @@ async fn counts(api: &Fixtures, node: &str, addresses: &[String]) -> Result<bool
     }))
 }
 
-/// Waits until the NodeAddresses object lists exactly these addresses and the counts in the NodeSubnet's status agree.
+/// Waits until the NodeAddresses object lists exactly these addresses, and the counts in the NodeSubnet's status agree.
 async fn publishes(api: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     eventually(

@@ -38,7 +38,8 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     };
     fs::write(&theirs, KINDNET).unwrap();
 
-    // The agent writes no configuration and reports that. It is ready nevertheless, because helm waits for it.
+    // The agent writes no configuration, and reports that. It is ready nevertheless: otherwise `helm --wait` would not
+    // end.
     let (api, mut machine) = start("beside", "10.61.0.0/24", json!({}), &flags).await;
     let uid = uid(&api, "beside-1").await;
     let left = says(&api, "LeftToOthers").await;
@@ -69,8 +70,8 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::remove_file(&theirs).unwrap();
     written().await;
     assert_eq!(says(&api, "OursFirst").await.status, "False");
-    // The other configuration comes back and sorts after the agent's. So the agent's configuration stays, also across a
-    // restart.
+    // The other configuration comes back under a name that sorts after the agent's. So the agent's configuration stays,
+    // even after a restart.
     fs::write(&theirs, KINDNET).unwrap();
     machine.stop().await;
     machine.start();
@@ -79,7 +80,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         .log_says("the runtime goes by 05-cadastre.conflist")
         .await;
     assert!(ours.exists());
-    // The other configuration sorts first now, so the runtime uses it, and the agent reports that.
+    // Now the other configuration sorts first. So the runtime uses it, and the agent reports that.
     let first = file("00-first.conflist");
     fs::rename(&theirs, &first).unwrap();
     let behind = says(&api, "OthersFirst").await;
@@ -92,7 +93,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::rename(&first, &theirs).unwrap();
     assert_eq!(says(&api, "OursFirst").await.status, "False");
 
-    // With its configuration removed and the flag set, the agent writes its configuration beside the other one.
+    // With the flag set, the agent writes its configuration although the other one exists.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());

@@ -1,4 +1,4 @@
-//! The agent is killed, hangs or is started twice; the API server is down.
+//! The agent is killed, hangs, or is started twice. Also the API server is down.
 
 use std::fs::File;
 use std::time::Duration;
@@ -38,8 +38,8 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let first = machine.add("c1").await.unwrap();
     publishes(&api, "hang-1", vec![first.clone()]).await;
     // The agent closes its store after a second without work. The CNI plugin can open the store only if the agent hangs
-    // after that. STATUS, which runtimes send all the time, does not count as work. Work that the agent postponed while
-    // it hung does count, so each attempt has to wait until the store is closed again.
+    // after that. STATUS, which runtimes send all the time, is no work. But the agent also works off what it postponed
+    // while it hung. So before each attempt, the test waits until the store is closed again.
     eventually("the plugin is served beside a hung agent", async || {
         machine.ask(Op::Status).await?;
         until("the agent has let go of its store", LIMIT, async || {
@@ -55,7 +55,7 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     .await;
     let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.1).collect();
     assert_eq!(held.len(), 2, "{held:?}");
-    // The agent continues with what the CNI plugin changed in the store meanwhile.
+    // The agent continues with the store as the CNI plugin left it.
     machine.add("c3").await.unwrap();
     let held = machine.in_use().await.into_iter().map(|it| it.1).collect();
     publishes(&api, "hang-1", held).await;
@@ -100,8 +100,8 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     assert_eq!(given.len(), 12);
     let refusal = machine.add("c15").await.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
-    // While the API server is down, the agent releases no block, because it could not get another one. So the
-    // next ADD succeeds.
+    // While the API server is down, the agent releases no block, because it could not get another one. So the next ADD
+    // succeeds.
     for n in 3..=14 {
         machine.del(&format!("c{n}")).await;
     }

@@ -137,8 +137,8 @@ const MAY: [(&str, &str, &[&str]); 9] = [
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
     let mut apiserver_args = audit.args();
-    // An admission plugin that OpenShift enables by default. It may require additional permissions of clients that set
-    // an ownerReference.
+    // This admission plugin is on by default in OpenShift. It may require additional permissions of clients that set an
+    // ownerReference.
     apiserver_args
         .push("--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned());
     let options = Options {

@@ -19,8 +19,8 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     let terms = json!({"warm": {"low": 30, "high": 60}});
     let (api, mut machine) = start("stall", "10.13.0.0/24", terms, &[]).await;
     api.listed("stall-1", 3).await.unwrap();
-    // Each simulated CNI plugin has received the agent's greeting, so it considers the agent alive and sends its
-    // request to it.
+    // Each simulated CNI plugin has received the agent's greeting. So it considers the agent alive and sends it its
+    // request.
     let mut plugins = Vec::new();
     for _ in 0..ADDS {
         let mut plugin = UnixStream::connect(machine.plugin_socket()).unwrap();

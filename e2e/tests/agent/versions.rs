@@ -1,5 +1,5 @@
-//! CRDs, objects and clients of another version. Each side ignores the fields that it does not know, and preserves them
-//! when it writes.
+//! CRDs, objects and clients of another version. Each side ignores fields that it does not know, and keeps them when it
+//! writes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{FLAGS, Machine, eventually, publishes};
 
-/// Where a newer version has an additional field: the resource, and the path of the object in the schema.
+/// The places where a newer version has an additional field: the resource, and the path of the object in the schema.
 const ADDED: [(&str, &str); 10] = [
     ("ippools", "/spec"),
     ("ippools", "/status"),
@@ -41,8 +41,8 @@ const LACKING: [(&str, &str, &str); 6] = [
     ("nodeaddresses", "/spec", "bootID"),
 ];
 
-/// Starts a cluster with modified CRDs and a controller, and creates a pool of blocks of 16 addresses for the group
-/// `g`.
+/// Starts a cluster with CRDs that `change` has modified, and a controller. Creates a pool of blocks of 16 addresses
+/// for the group `g`.
 async fn with_crds(change: impl Fn(&str, &mut Value)) -> (Daemon, ControlPlane, Fixtures) {
     let cluster = ControlPlane::start(Options::default()).await.unwrap();
     let api = Fixtures::new(cluster.client().await.unwrap());
@@ -70,7 +70,7 @@ fn fields<'a>(crd: &'a mut Value, object: &str) -> &'a mut Map<String, Value> {
     crd.pointer_mut(&path).unwrap().as_object_mut().unwrap()
 }
 
-/// Returns access to the objects of a kind with all their fields, also those that this version does not know.
+/// Returns access to the objects of a kind with all their fields, even those that this version does not know.
 fn raw<K: kube::Resource<DynamicType = ()>>(api: &Fixtures) -> Api<DynamicObject> {
     Api::all_with(api.client.clone(), &ApiResource::erase::<K>(&()))
 }
@@ -88,7 +88,7 @@ async fn written(daemon: &Daemon) -> f64 {
 async fn what_a_newer_version_wrote_is_passed_over_and_kept() {
     let (controller, cluster, api) = with_crds(|kind, crd| {
         for (_, object) in ADDED.iter().filter(|(of, _)| *of == kind) {
-            // The default makes the API server add the field to every object that is read.
+            // Because of the default, the API server adds the field to every object that is read.
             let future = json!({"type": "string", "default": "new"});
             fields(crd, object).insert("future".to_owned(), future);
         }
@@ -151,7 +151,7 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         let text = format!("{kind} g-1 was stored without a part");
         machine.log_says(&text).await;
     }
-    // Several intervals must pass without any change, so this test sleeps.
+    // Several intervals must pass without any change, so this test has to sleep.
     let agent = machine.daemon.as_ref().unwrap();
     let before = (written(agent).await, written(&controller).await);
     let list = api.addresses.get("g-1").await.unwrap();

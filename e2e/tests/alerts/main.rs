@@ -34,7 +34,7 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     assert!(said.contains("SUCCESS"), "{said}");
 }
 
-/// Panels that must show no data here, because no pool grows for hours.
+/// These panels must show no data here, because no pool grows for hours.
 const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 
 #[tokio::test]
@@ -110,7 +110,8 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     assert!(firing.is_empty(), "all is well: {firing:?}");
 }
 
-/// Waits until exactly these alerts fire. Each is a name, a label and the label's value; an empty label is not checked.
+/// Waits until exactly these alerts fire. Each is given by its name, a label and the label's value. An empty label is
+/// not checked.
 async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     let what = format!("{expected:?} fire");
     until(&what, LIMIT, async || {
@@ -129,7 +130,7 @@ async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     .unwrap();
 }
 
-/// The chart's rules are used with every `for` set to one second, so that alerts fire soon.
+/// Uses the chart's rules with every `for` set to one second, so that alerts fire soon.
 #[tokio::test]
 async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
     let mut stage = TestCluster::start(Options::default(), &[]).await.unwrap();

@@ -213,7 +213,7 @@ fn block_sizes() -> Vec<Case> {
             v4(&["10.0.0.1/32"], 32),
             v6(&["fd00::/64"], 64),
             v6(&["fd00::1/128"], 128),
-            // A pool without `blockSize` has a default size, which must fit too
+            // A pool without `blockSize` has a default size, which must fit, too
             with(json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}})),
             blocks(json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})),
             blocks(json!({"ipv6": {"cidrs": ["fd00::/122"]}})),
@@ -566,8 +566,8 @@ fn routes_and_dns() -> Vec<Case> {
     .concat()
 }
 
-/// IPAMBlocks. The name keeps a second block with the same CIDR from being created, so the name must follow from the
-/// CIDR.
+/// IPAMBlocks. The API server rejects a second block with the same name. So the name must follow from the CIDR, to
+/// reject a second block with the same CIDR.
 pub fn ipam_blocks() -> Vec<NamedCase> {
     const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";
@@ -731,8 +731,8 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     let more_reserved = of(&["10.0.0.1", "10.1.0.1"], &["10.0.0.0/16"]);
     let more_cidrs = ["10.0.0.0/16", "10.5.0.0/16"];
     vec![
-        // Removing a CIDR that contains a reserved entry is allowed; adding an entry then makes the server check the
-        // whole list
+        // A CIDR that contains a reserved entry may be removed. But when an entry is added, the server checks the whole
+        // list
         (two_cidrs(), of(&["10.1.0.1"], &["10.0.0.0/16"]), None),
         (
             two_cidrs(),

@@ -177,7 +177,7 @@ impl Lab {
 
     async fn make_blocks(&self) {
         let [mut held, mut resting] = ["10.244.1.64/26", "fd00::/122"].map(cases::block);
-        // `since` is in the future: kubectl then prints a constant age, which does not change while the test runs.
+        // `since` is in the future. kubectl then prints a constant age, which does not change while the test runs.
         held["since"] = json!("2999-11-21T10:00:00Z");
         resting["since"] = held["since"].clone();
         resting["owner"] = json!({"kind": "Quarantine", "name": "n2", "uid": "u2"});

@@ -1,4 +1,5 @@
-//! The longest allowed lists stay within the API server's cost budgets for rules, even with the costliest content.
+//! The longest allowed lists, even with the most expensive content, stay within the API server's cost budgets for
+//! rules.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ fn ipv6(count: u32) -> Vec<String> {
         .collect()
 }
 
-/// Ranges whose first and last address differ in the first bit, which is the costliest case for the rules.
+/// Ranges whose first and last address differ in the first bit, which is the most expensive case for the rules.
 fn ranges(count: u32) -> Vec<String> {
     let ends = |n| {
         format!("2001:db8:1234:5678:9abc:def0:{n:x}:1111-a001:db8:1234:5678:9abc:def0:{n:x}:1111")
@@ -38,7 +39,7 @@ fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
     })
 }
 
-/// Pools whose reserved entries each overlap only one of the last CIDRs, so each entry is compared with almost all
+/// Pools in which each reserved entry overlaps only one of the last CIDRs. So each entry is compared with almost all
 /// CIDRs.
 fn touching() -> [Value; 3] {
     let v4 = |entry: fn(u32) -> String| {
@@ -99,7 +100,7 @@ impl Lab {
         self.longest_node().await;
     }
 
-    /// A pool whose reserved entries all lie outside its CIDRs, so every entry is compared with every CIDR.
+    /// A pool in which all reserved entries lie outside the CIDRs. So every entry is compared with every CIDR.
     async fn longest_in_vain(&self) {
         let mut spec = longest(256, 128, 0);
         let entry = |n| format!("2001:db8:1234:5678:9abc:def0:1235:{n:x}");

@@ -1,4 +1,4 @@
-//! Pools that violate a rule, because they were created before the rule existed.
+//! Pools that violate a rule because they are older than the rule.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Lab, causes, dry_run, pool};
 
-/// Returns the CRDs without CEL rules and patterns; types stay.
+/// Returns the CRDs without CEL rules and patterns. The types of fields stay.
 pub fn without_rules() -> String {
     let mut crds = serde_json::to_value(crd::all()).unwrap();
     strip(&mut crds);
@@ -42,8 +42,8 @@ fn wrong() -> Value {
 }
 
 impl Lab {
-    /// Creates a pool that violates the rules, then installs the rules. The pool can still be changed, unless the
-    /// change itself violates a rule.
+    /// Creates a pool that violates the rules, then installs the rules. After that, the pool can still be changed,
+    /// unless the change itself violates a rule.
     pub(crate) async fn what_older_rules_let_in_stays_usable(&self) {
         self.create(&pool("older", &wrong())).await;
         self.apply("crds.yaml", &crd::yaml().unwrap()).await;

@@ -1,4 +1,4 @@
-//! Statuses that make no sense: each affects only its own node, whose agent gets a report.
+//! Statuses that make no sense. Each affects only its own node, and that node's agent gets a report.
 
 use std::net::Ipv4Addr;
 
@@ -100,8 +100,8 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
         );
     }
 
-    // A node cannot release another node's block, nor release its own block under the UID of an earlier object of
-    // that name.
+    // A node cannot release another node's block. It cannot release its own block under the UID of an earlier object of
+    // that name, either.
     for stranger in [
         json!({"cidr": other, "uid": theirs, "released": true}),
         json!({"cidr": own, "uid": "of-old", "released": true}),
@@ -140,7 +140,7 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
 #[tokio::test]
 async fn a_status_of_an_earlier_node_of_the_name_is_ignored() -> Result<()> {
     let (_, fixtures, _) = shared().await?;
-    // No node has an agent here: an agent does not publish the status of an earlier node.
+    // The nodes here have no agents, because an agent does not publish the status of an earlier node.
     let spec = json!({
         "ipv4": {"cidrs": ["10.71.0.0/24"], "gateway": "None"},
         "quarantineSeconds": 0, "idleSeconds": 86400,
@@ -179,7 +179,7 @@ async fn a_status_of_an_earlier_node_of_the_name_is_ignored() -> Result<()> {
 #[tokio::test]
 async fn a_podcidr_that_covers_a_whole_pool_reserves_nothing() -> Result<()> {
     let (_, fixtures, _) = shared().await?;
-    // A kubelet could write this if no policy prevents it.
+    // A kubelet could write this podCIDR if no policy prevents that.
     let liar = node_of_group("taken", "taken-0");
     let liar = with_pod_cidrs(liar, &["10.171.0.0/16"]);
     let liar = fixtures.create_node(liar).await?;
@@ -217,7 +217,7 @@ async fn of_a_node_with_a_thousand_addresses_sixteen_are_reserved() -> Result<()
     fixtures.block_pool("crowd", spec).await?;
     node(&fixtures, &agents, "crowd", "crowd-1").await?;
     fixtures.listed("crowd-1", 1).await?;
-    // A kubelet could write this if no policy prevents it: addresses that cover nearly all of the pool.
+    // A kubelet could write these addresses, which cover nearly all of the pool, if no policy prevents that.
     fixtures.node("nobody", "crowd-liar").await?;
     let address =
         |n: u32| json!({"type": "InternalIP", "address": Ipv4Addr::from(0x0AAC_0000 + n)});

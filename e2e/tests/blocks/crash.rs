@@ -1,4 +1,4 @@
-//! A controller that is killed while it works, and the next one.
+//! A controller is killed while it works, and the next one takes over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::node;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const NODES: usize = 12;
-/// A Lease that expires within seconds.
+/// With these flags, a Lease expires within seconds.
 const FLAGS: [&str; 3] = [
     "--lease-duration=4",
     "--renew-deadline=3",
@@ -30,7 +30,7 @@ async fn objects(fixtures: &Fixtures) -> Result<BTreeSet<String>> {
     Ok(blocks.into_iter().map(|it| it.spec.cidr).collect())
 }
 
-/// The listed blocks by node, which must not overlap.
+/// Returns the listed blocks by node. Asserts that no two of them overlap.
 async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let subnets = fixtures.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
@@ -49,7 +49,7 @@ async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>
     Ok(lists)
 }
 
-/// Sets what the nodes of a half demand: that many blocks of 16 addresses, besides those in use.
+/// Makes each node of a half demand that many blocks of 16 addresses, in addition to the addresses in use.
 async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) -> Result<()> {
     let name = format!("half{half}-1");
     let warm = json!({"warm": {"low": blocks * 16, "high": blocks * 16}});
@@ -63,7 +63,7 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
     let mut cluster = TestCluster::start(Options::default(), &FLAGS).await?;
     let fixtures = cluster.fixtures().await?;
     let agents = Agents::new(&cluster.control_plane)?;
-    // Each half of the nodes has a pool of its own, so that one demands more while the other one demands less.
+    // Each half of the nodes has a pool of its own, so that one half can demand more while the other one demands less.
     for (half, range) in ["10.80.0.0/19", "10.80.32.0/19"].into_iter().enumerate() {
         let spec = json!({
             "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"}, "idleSeconds": 0,

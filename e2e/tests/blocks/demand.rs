@@ -18,7 +18,7 @@ fn family(subnet: &NodeSubnet, v6: bool) -> usize {
 #[tokio::test]
 async fn a_large_demand_is_met_in_full_and_a_repeated_one_changes_nothing() -> Result<()> {
     let (_, fixtures, agents) = shared().await?;
-    // Without gateway, agents assign all 16 addresses of a block.
+    // Without a gateway, agents assign all 16 addresses of a block.
     let ipv4 = json!({"cidrs": ["10.10.0.0/20"], "blockSize": 28, "gateway": "None"});
     let warm = json!({"low": 0, "high": 65_536});
     let spec = json!({"ipv4": ipv4, "warm": warm});
@@ -30,7 +30,7 @@ async fn a_large_demand_is_met_in_full_and_a_repeated_one_changes_nothing() -> R
     let distinct: BTreeSet<&String> = listed.iter().collect();
     assert_eq!(distinct.len(), 40);
     assert_eq!(blocks(&fixtures, "many", 40).await?, listed);
-    // The same demand again, and smaller ones: the existing blocks are enough.
+    // The node demands the same again, and then less. The existing blocks are enough.
     for low in [639, 640, 625] {
         fixtures.keep_free("many", low).await?;
         demands(&fixtures, "many-1", low).await?;
@@ -70,12 +70,12 @@ async fn max_blocks_per_node_limits_each_family() -> Result<()> {
         })
         .await?;
     assert_eq!((family(&subnet, false), family(&subnet, true)), (3, 3));
-    // A raised limit has effect at once.
+    // When the limit is raised, the node gets more blocks at once.
     fixtures
         .change_pool("most", json!({"maxBlocksPerNode": 5}))
         .await?;
     fixtures.listed("most-1", 10).await?;
-    // A node keeps blocks beyond a lowered limit.
+    // When the limit is lowered, the node keeps its blocks.
     fixtures
         .change_pool_observed("most", json!({"maxBlocksPerNode": 1}))
         .await?;
@@ -124,7 +124,8 @@ async fn reserved_addresses_are_listed_for_the_agent_and_do_not_count() -> Resul
     let (_, fixtures, agents) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.13.0.0/24"], "blockSize": 26, "gateway": "None"},
-        // One whole block, the first address of three others, and ten in the middle of the last of them.
+        // Reserved are one whole block, the first address of each of three others, and ten addresses in the last of
+        // these three.
         "reserved": ["10.13.0.0/26", "10.13.0.64", "10.13.0.128", "10.13.0.192", "10.13.0.200-10.13.0.209"],
         "maxBlocksPerNode": 4, "warm": {"low": 63 + 63 + 53, "high": 65_536},
     });
@@ -146,7 +147,7 @@ async fn reserved_addresses_are_listed_for_the_agent_and_do_not_count() -> Resul
     assert_eq!(more.unwrap(), None);
     fixtures.event(&uid, "WaitingForBlock").await?;
 
-    // A new entry takes effect for free addresses; an address in use stays in use.
+    // A new reserved entry takes effect for free addresses. An address in use stays in use.
     let subnet = fixtures.subnets.get("keep-1").await?;
     let block = subnet
         .spec

@@ -1,4 +1,5 @@
-//! An exhausted pool: what is reported, which nodes' blocks are recalled for which others, and the use of fragments.
+//! An exhausted pool: what is reported, from which nodes blocks are recalled for which others, and how fragments are
+//! used.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{blocks, node, shared};
 
-/// A pool whose blocks of 16 addresses are assigned completely, and recalled only for other nodes.
+/// A pool without a gateway, so agents assign all 16 addresses of a block. Blocks are recalled only for other nodes.
 fn pool(range: &str) -> Value {
     json!({
         "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"},
@@ -93,7 +94,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     pods.sort();
     let all = fixtures.listed("rich-1", 4).await?;
     fixtures.in_use("rich-1", 48).await?;
-    // The node demands its fourth block, which is empty: a node without a block whose pods wait goes first.
+    // The node demands its fourth block, which is empty. But a node without a block whose pods wait has precedence.
     let second = node(&fixtures, &agents, "rich", "rich-2").await?;
     agents.allocate("rich-2", "rich", "pod").await?;
     let recalled = fixtures.listed("rich-2", 1).await?;
@@ -105,7 +106,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
     fixtures.event(&uid, "WaitingForBlock").await?;
-    // For a node that has a block already, no block is recalled that another node demands, though it is empty.
+    // For a node that already has a block, no block is recalled that another node demands, even if that block is empty.
     let mut free_block = async || {
         let block = pods.split_off(pods.len() - 16).into_iter();
         let block = block.map(|(_, pod)| pod);
@@ -172,7 +173,7 @@ async fn after_a_change_of_block_size_smaller_blocks_are_allocated_where_large_o
         let pods = (0..16).map(|pod| format!("{name}-{pod}"));
         agents.allocate_all(name, "frag", pods).await?;
     }
-    // Three of four /28 are allocated: a /27 no longer fits, only the remaining /28 does.
+    // Three of the four /28 are allocated. A /27 no longer fits, but the remaining /28 does.
     fixtures
         .change_pool_observed("frag", json!({"ipv4": {"blockSize": 27}}))
         .await?;
@@ -212,7 +213,7 @@ async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() -> Re
     let [donor] = without[..] else {
         panic!("one node has released its block, not {without:?}");
     };
-    // When that node has a pod, it gets a block again, recalled from a node without pods.
+    // As soon as that node has a pod, it gets a block again, which is recalled from a node without pods.
     let again = serve(donor).await;
     assert_ne!(again, fifths);
     assert_eq!(fixtures.listed("last-5", 1).await?, fifths);

@@ -44,7 +44,7 @@ async fn a_new_node_gets_a_block_and_assigns_addresses_from_it() -> Result<()> {
     assert_eq!(addresses.len(), 1);
     let subnet = fixtures.in_use("sight-1", 1).await?;
     let status = subnet.status.unwrap();
-    // A flawless status has no condition.
+    // A valid status causes no condition.
     assert!(status.conditions.is_empty(), "{:?}", status.conditions);
     assert!(fixtures.pod_cidrs("sight-1").await?.is_empty());
     Ok(())
@@ -89,7 +89,7 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<
         fixtures.block_pool(name, spec).await?;
         let node_name = format!("{name}-1");
         let made = node(&fixtures, &agents, name, &node_name).await?;
-        // The NodeSubnet exists, so that the agent can publish demand.
+        // The NodeSubnet must exist, because the agent publishes demand in it.
         let subnet = fixtures
             .subnet_until(&node_name, "names the pool", |it| names(it) == [name])
             .await?;
@@ -99,14 +99,14 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<
         fixtures
             .status_until(&node_name, what, demands_nothing)
             .await?;
-        // The pool's count of waiting nodes is written after the controller has evaluated the node.
+        // The controller counts the pool's waiting nodes after it has evaluated the node.
         fixtures
             .pool_until(name, "has counted", |it| {
                 it.status.as_ref().is_some_and(|it| it.waiting == Some(0))
             })
             .await?;
         assert_eq!(fixtures.blocks_of(name).await?, Vec::<String>::new());
-        // Only the pools that are for certain namespaces need a pod: the agent has to know its namespace.
+        // If a pool is for certain namespaces, the ADD needs a pod, because the agent has to know the pod's namespace.
         let add = match name {
             "tenant" => add_of(&fixtures, &node_name).await?,
             _ => Add {
@@ -131,7 +131,7 @@ async fn a_node_that_is_older_than_its_pool_gets_a_block() -> Result<()> {
         .block_pool("early", json!({"ipv4": {"cidrs": ["10.4.0.0/24"]}}))
         .await?;
     fixtures.listed("early-1", 1).await?;
-    // A node that a pool selects only later gets a block, too.
+    // A node gets a block, too, if a pool selects it only later.
     let other = node(&fixtures, &agents, "late", "late-1").await?;
     let labels = json!({"metadata": {"labels": {"group": "early"}}});
     fixtures.change_node("late-1", labels).await?;

@@ -1,4 +1,4 @@
-//! Addresses whose pods are gone: the controller lists only those as leak candidates.
+//! Addresses that agents report as orphans. Only those whose pods are gone become leak candidates.
 
 use anyhow::Result;
 use cadastre_api::LeakCandidate;
@@ -34,7 +34,7 @@ async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
 
     let lives = fixtures.pod("leaky-a", "leaky-1", &[]).await?;
     let goes = fixtures.pod("leaky-b", "leaky-1", &[]).await?;
-    // The address is now reported by another pod, whatever UID the agent publishes for it.
+    // Now another pod reports the address, whatever UID the agent publishes for it.
     fixtures.pod("leaky-c", "leaky-1", &[&address(3)]).await?;
     let stranger = "00000000-0000-4000-8000-000000000001";
     let entry = |n: u32, uid: &str| json!({"address": address(n), "podUID": uid});
@@ -46,7 +46,7 @@ async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
             entry(2, goes.metadata.uid.as_deref().unwrap()),
             entry(3, stranger),
             entry(4, stranger),
-            // Not an address of this node.
+            // This is no address of the node.
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });

@@ -1,7 +1,7 @@
-//! The controller's guarantees about affinity blocks, on a real API server with real agents.
+//! The controller's guarantees about blocks, on a real API server with real agents.
 //!
-//! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
-//! pools select) and its own ranges, so that tests do not affect each other.
+//! Most tests share one control plane and one controller. Each has its own group (a label of its nodes, which its pools
+//! select) and its own ranges, so that tests do not affect each other.
 //!
 //! | file | subject |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `deleted_nodes` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
 //! | `requests` | requests that people make by annotations |
-//! | `manual_edits` | objects edited and deleted by fixtures |
+//! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
 //! | `crash` | a controller that is killed while it works |
 
@@ -39,7 +39,7 @@ use cadastre_e2e::{Agents, Fixtures, Options, TestCluster};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::OnceCell;
 
-/// The cluster that most tests share, with a new [`Fixtures`] and new agents for this test.
+/// Returns the cluster that most tests share, a new [`Fixtures`], and new agents for this test.
 async fn shared() -> Result<(&'static TestCluster, Fixtures, Agents)> {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
     let flags = ["--log-level", "debug", "--leak-grace", "2"];

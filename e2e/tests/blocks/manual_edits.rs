@@ -1,4 +1,4 @@
-//! Objects edited and deleted by fixtures: the controller restores what it knows, and nodes are not affected.
+//! Objects that users edit or delete by hand. The controller restores what it knows, and nodes are not affected.
 
 use anyhow::Result;
 use cadastre_api::{IPAMBlock, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, OwnerKind};
@@ -58,7 +58,7 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() -> Result<()> {
             it.spec.blocks.len() == 1 && Some(&it.spec.blocks[0].uid) == again.metadata.uid.as_ref()
         })
         .await?;
-    // The node continues to use its block, which no other node ever got.
+    // The node continues to use its block, which no other node got meanwhile.
     let more = agents.allocate("mend-1", "mend", "db").await?;
     assert_ne!(more, first);
     let uid = again.metadata.uid.unwrap();
@@ -89,7 +89,8 @@ async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() -
     node(&fixtures, &agents, "list", "list-1").await?;
     fixtures.listed("list-1", 3).await?;
     agents.allocate("list-1", "list", "web").await?;
-    // With less demand than the blocks have addresses: an agent that loses sight of them demands no further block.
+    // The demand is lower than the number of addresses. So an agent that temporarily misses its blocks demands no
+    // further block.
     fixtures.keep_free("list", 0).await?;
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);
     let what = "demands one address";
@@ -133,7 +134,7 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
     fixtures.block_pool("forge", spec).await?;
     let made = node(&fixtures, &agents, "forge", "forge-1").await?;
     let had = fixtures.listed("forge-1", 1).await?;
-    // Two free CIDRs that the controller does not choose for a node's second block.
+    // The controller does not choose these two free CIDRs for a node's second block.
     let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
     assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
     let forge = async |cidr: &str, node: &str, uid: &str| {
@@ -148,13 +149,13 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
         .unwrap();
         fixtures.blocks.create(&PostParams::default(), &block).await
     };
-    // A block over one of the node's blocks, owned by a node that does not exist, is deleted.
+    // A block that overlaps one of the node's blocks is deleted, because its owner does not exist.
     forge("10.62.0.0/24", "nobody", "no-uid").await?;
     fixtures.block_gone("10.62.0.0/24").await?;
-    // A block beside it, owned by a node that does not exist, is quarantined and then deleted.
+    // A block that overlaps no other is quarantined and then deleted, because its owner does not exist.
     forge(beside, "nobody", "no-uid").await?;
     fixtures.block_gone(beside).await?;
-    // A block owned by the existing node is added to its list.
+    // A block whose owner is the existing node is added to the node's list.
     let uid = made.metadata.uid.unwrap();
     forge(own, "forge-1", &uid).await?;
     let listed = fixtures.listed("forge-1", 2).await?;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{blocks, drains, node, recall, shared};
 
-/// A pool without gateway: its blocks of 16 addresses are assigned completely.
+/// A pool without a gateway, so agents assign all 16 addresses of a block.
 fn pool(range: &str) -> Value {
     json!({
         "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"},
@@ -93,7 +93,7 @@ async fn a_deleted_pool_stays_until_its_last_block_is_empty_and_gone() -> Result
     }
     agents.allocate("end-1", "end", "web").await?;
     fixtures.in_use("end-1", 1).await?;
-    // A block in use keeps the pool from going, even if the spec no longer contains the block's range.
+    // The pool stays while a block of it is in use, even if the spec no longer contains the block's range.
     let elsewhere = json!({"ipv4": {"cidrs": ["10.42.1.0/24"]}});
     fixtures.change_pool("end", elsewhere).await?;
     fixtures.delete_pool("end").await?;
@@ -199,7 +199,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() -> Re
         ("swapa-1", "10.45.0.", "10.45.1."),
         ("swapb-1", "10.45.1.", "10.45.0."),
     ] {
-        // The block of the old range drains, and the node has a block of the new range.
+        // The block of the old range drains. The node gets a block of the new range.
         fixtures
             .subnet_until(name, "drains the old one and has a new one", |it| {
                 let of = |drains: bool, prefix: &str| {

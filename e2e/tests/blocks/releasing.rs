@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::{blocks, drains, node, recall, shared};
 
-/// A pool without gateway: its blocks of 16 addresses are assigned completely.
+/// A pool without a gateway, so agents assign all 16 addresses of a block.
 fn pool(range: &str, idle: u32, cooldown: u32) -> Value {
     json!({
         "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"},
         "idleSeconds": idle, "cooldownSeconds": cooldown,
-        // Agents release no block that is not recalled.
+        // With these values, agents release only recalled blocks.
         "warm": {"low": 0, "high": 65_536},
     })
 }
@@ -43,7 +43,7 @@ async fn idle_surplus_is_recalled_and_the_last_block_stays() -> Result<()> {
     agents.allocate_all("idle-1", "idle", forty()).await?;
     let had = fixtures.listed("idle-1", 3).await?;
 
-    // The demand of 20 addresses keeps two blocks although none is in use.
+    // Because of the demand of 20 addresses, the node keeps two blocks, although none is in use.
     fixtures.keep_free("idle", 20).await?;
     agents.free_all("idle-1", forty()).await?;
     let kept = fixtures.listed("idle-1", 2).await?;
@@ -53,7 +53,7 @@ async fn idle_surplus_is_recalled_and_the_last_block_stays() -> Result<()> {
     let last = fixtures.listed("idle-1", 1).await?;
     assert_eq!(blocks(&fixtures, "idle", 1).await?, last);
 
-    // The last block stays with the node; the released ones are free for others.
+    // The node keeps its last block. Other nodes can get the released blocks.
     agents.allocate("idle-1", "idle", "one").await?;
     node(&fixtures, &agents, "idle", "idle-2").await?;
     let many = pods("idle-2", 0..15 * 16);
@@ -72,12 +72,12 @@ async fn a_block_in_use_or_cooling_is_not_released() -> Result<()> {
     let all = pods("used-1", 0..33);
     let mut addresses = agents.allocate_all("used-1", "used", all).await?;
     let had = fixtures.listed("used-1", 3).await?;
-    // One pod remains; the addresses of the others cool.
+    // One pod remains. The addresses of the others cool.
     agents.free_all("used-1", pods("used-1", 0..20)).await?;
     agents.free_all("used-1", pods("used-1", 21..33)).await?;
     let left = addresses.swap_remove(20).remove(0);
     fixtures.in_use("used-1", 1).await?;
-    // The recall has had time to happen, as another node's surplus block was released meanwhile.
+    // By now a recall would have happened: meanwhile, another node's surplus block was released.
     let spec = pool("10.21.1.0/24", 1, 0);
     fixtures.block_pool("surplus", spec).await?;
     node(&fixtures, &agents, "surplus", "surplus-1").await?;

@@ -1,4 +1,4 @@
-//! Requests that people make by annotations of a NodeSubnet.
+//! Requests that users make by annotations of a NodeSubnet.
 
 use anyhow::Result;
 use cadastre_api::{DRAIN_ANNOTATION, NodeSubnet, RELEASE_ANNOTATION, Recall, WITHDRAW_ANNOTATION};
@@ -15,7 +15,7 @@ async fn annotate(fixtures: &Fixtures, node: &str, name: &str, value: Value) -> 
     Ok(())
 }
 
-/// Waits until the node's agent reports these ranges as withdrawn, and these as to be withdrawn.
+/// Waits until the node's agent reports exactly these ranges as withdrawn, and exactly these as still to be withdrawn.
 async fn withdrawn(
     fixtures: &Fixtures,
     node: &str,
@@ -47,7 +47,7 @@ async fn addresses_are_out_of_use_as_long_as_the_annotation_names_them() -> Resu
     );
     let ranges = "10.23.9.2,10.23.9.8/29,10.23.9.0/28,10.99.0.1";
     annotate(&fixtures, "pops-1", WITHDRAW_ANNOTATION, json!(ranges)).await?;
-    // The whole block and an address of another range are not parts of the node's blocks.
+    // A whole block cannot be withdrawn, nor can an address outside the node's blocks.
     withdrawn(&fixtures, "pops-1", &["10.23.9.8/29"], &["10.23.9.2/32"]).await?;
 
     agents.free("pops-1", "p0").await?;
@@ -98,7 +98,7 @@ async fn a_block_drains_as_long_as_the_annotation_names_it() -> Result<()> {
     );
     let second = both.iter().find(|it| **it != first).unwrap().clone();
     assert_eq!(recall(&fixtures, "plea-1", &second).await?, None);
-    // The controller's own writes preserve annotations.
+    // When the controller writes the NodeSubnet, it keeps the annotations.
     let subnet = fixtures.subnets.get("plea-1").await?;
     assert_eq!(
         subnet.metadata.annotations.unwrap()[DRAIN_ANNOTATION],
@@ -156,7 +156,7 @@ async fn a_requested_release_ignores_the_grace_period_and_frees_no_address_of_a_
     let all = [
         format!("{}={lives}", address(1)),
         format!("{}={}", address(2), gone(2)),
-        // The address is in use by another pod than the one that is named.
+        // The request names another pod than the one that uses the address.
         format!("{}={}", address(3), gone(9)),
     ];
     annotate(&fixtures, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await?;

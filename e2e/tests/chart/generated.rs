@@ -31,7 +31,7 @@ struct Document {
     text: String,
 }
 
-/// Splits helm's output into documents, and leaves out the labels that depend on the release of helm.
+/// Splits helm's output into documents. Leaves out the labels that depend on the release of helm.
 fn documents(rendered: &str) -> Vec<Document> {
     let all = rendered.split("---\n").filter(|it| !it.trim().is_empty());
     all.map(|document| {
@@ -60,7 +60,7 @@ async fn config_is_what_the_chart_renders() {
         ("secondary", &["--set", "mode=secondary"]),
     ] {
         let mut all = documents(&template(flags).await.unwrap());
-        // The templates in tests/ are for `helm test` only, so they are left out of files for `kubectl apply`.
+        // The templates in tests/ are only for `helm test`. So they are not in files for `kubectl apply`.
         all.retain(|it| !it.source.starts_with("tests/"));
         assert!(all.iter().all(|it| !it.text.contains("elm")), "{folder}");
         assert_generated(
@@ -94,7 +94,8 @@ async fn kustomize_gives_the_same_and_no_crds() {
         let built = String::from_utf8(done.stdout).unwrap();
         let text = std::fs::read_to_string(path.join("cadastre.yaml")).unwrap();
         assert_eq!(named(&built), named(&text), "{folder}");
-        // Without the CRDs: otherwise `kubectl delete -k` would delete all pools, blocks and NodeSubnets.
+        // The CRDs are not in the folder, because `kubectl delete -k` would then delete all pools, blocks and
+        // NodeSubnets.
         assert!(
             !built.contains("kind: CustomResourceDefinition"),
             "{folder}"

@@ -1,4 +1,4 @@
-//! The chart sets the number of controllers by the cluster's number of nodes, with helm 4 and helm 3.
+//! The chart chooses the number of controllers by the cluster's number of nodes. This is tested with helm 4 and helm 3.
 
 use cadastre_e2e::helm::{Helm, chart};
 use cadastre_e2e::{ControlPlane, Options, nodes};
@@ -17,8 +17,8 @@ fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     (after("replicas: "), after("type: "))
 }
 
-/// On one node a second controller would wait forever for the first one's host port, and so would a new controller at
-/// each upgrade.
+/// On a single node, a second controller would wait forever for the host port of the first. At an upgrade, so would the
+/// new controller.
 #[tokio::test]
 async fn one_node_has_one_controller_and_many_have_two() {
     tools().await;

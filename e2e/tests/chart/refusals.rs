@@ -82,7 +82,7 @@ async fn an_old_kubernetes_is_refused() {
 
 #[tokio::test]
 async fn a_server_without_admission_policies_is_refused_unless_they_are_off() {
-    // Without a server, helm does not know which kinds exist. The flag simulates a server that has pods but no
+    // Without a server, helm does not know which kinds exist. The flag simulates a server with pods but without
     // ValidatingAdmissionPolicies.
     let server = ["--api-versions", "v1/Pod"];
     let error = template(&server).await.unwrap_err().to_string();

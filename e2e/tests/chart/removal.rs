@@ -89,7 +89,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     let kept = records(&hand).await;
     assert_eq!(kept.len(), 3, "a pool, a block, a node: {kept:?}");
 
-    // In a real cluster the controller would be deleted with its Deployment.
+    // In a real cluster, the controller would be deleted together with its Deployment.
     let grace = Duration::from_secs(20);
     controller.process().stop(grace).await.unwrap();
     run(&cluster, "upgrade.md", "kubectl delete -k config/default").await;
@@ -99,7 +99,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     let crds = left(&cluster, "crd").await;
     assert_eq!(crds.split(' ').count(), 4, "{crds}");
 
-    // Once applied again, the controller continues with the same records and allocates further blocks.
+    // When the objects are applied again, the controller continues with the same records, and allocates further blocks.
     let controller = applied(&cluster).await;
     hand.node("any", "n2").await.unwrap();
     hand.listed("n2", 1).await.unwrap();
@@ -107,7 +107,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     assert!(kept.iter().all(|it| more.contains(it)), "{more:?}");
     assert_eq!(more.len(), 5, "another block and another node: {more:?}");
 
-    // When no pods are left, Cadastre is removed for good, by the page's commands.
+    // When no pods are left, the commands on the page remove Cadastre for good.
     for name in ["a", "b"] {
         hand.delete_pod(name).await.unwrap();
     }
@@ -120,6 +120,6 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
-    // Dropped without a check: the controller may have ended by itself when it lost its permissions.
+    // Nothing is asserted about the controller's end: it may have ended by itself when it lost its permissions.
     drop(controller);
 }

@@ -84,8 +84,8 @@ async fn everything_that_is_off_can_be_switched_on() {
     }
 }
 
-/// By default agents masquerade only with built-in templates: the plugins of a custom configuration may masquerade
-/// themselves.
+/// By default, agents masquerade only if the template is built in, because the plugins of a custom configuration may
+/// masquerade themselves.
 #[tokio::test]
 async fn agents_masquerade_with_built_in_templates_and_on_request() {
     let custom = "agent.cni.custom=\\{\\}";
@@ -152,8 +152,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
             "{name: probes, containerPort: 1028, protocol: TCP}",
             [0, 1, 0],
         ),
-        // The kubelet cannot reach the loopback address of a pod with its own network, so that pod listens on all
-        // addresses.
+        // A pod with its own network listens for probes on all addresses, because the kubelet cannot reach its loopback
+        // address.
         ("path: /healthz, port: probes}", [0, 0, 1]),
         ("- --probe-address=0.0.0.0:9827\n", [0, 0, 1]),
         ("port: admin}", [0, 0, 0]),
@@ -175,7 +175,7 @@ async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     }
 }
 
-/// Each host folder is set by one value, which applies wherever the folder is used.
+/// One value sets each host folder, wherever the folder is used.
 #[tokio::test]
 async fn folders_of_the_host_may_be_elsewhere() {
     let usual = with(&[]).await;
@@ -266,7 +266,7 @@ async fn labels_environment_volumes_and_accounts_can_be_extended() {
     ])
     .await;
     let objects = text.matches("\nkind: ").count();
-    // Every object has the label. The pod templates of the controller and the agent have it too.
+    // Every object has the label. The pod templates of the controller and the agent have it, too.
     assert_eq!(text.matches("team: net\n").count(), objects + 2, "{text}");
     let plain = with(&[]).await;
     for line in [

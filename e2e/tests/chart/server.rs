@@ -26,8 +26,8 @@ async fn an_api_server_accepts_all_objects_and_the_chart_rejects_old_crds() {
         assert!(applied.lines().count() > 20, "{applied}");
     }
 
-    // Switches on everything that is off by default. What needs the CRDs of the Prometheus operator stays off, because
-    // they are not installed here.
+    // Switches on everything that is off by default, except objects of the Prometheus operator, whose CRDs are not
+    // installed here.
     let all = template(&[
         "--set=metrics.tlsSecret=admin",
         "--set=metrics.auth=true",

@@ -23,7 +23,7 @@ struct Entry {
     about: String,
 }
 
-/// Parses values.yaml. Each value that can be set has a comment above it; a key without a comment only groups other
+/// Parses values.yaml. Each value that users can set has a comment above it. A key without a comment only groups other
 /// keys.
 fn read(text: &str) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();

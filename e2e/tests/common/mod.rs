@@ -1,4 +1,4 @@
-//! What several tests of the controller share: a control plane with Cadastre's CRDs, a recording of its nodes, and
+//! Code that several tests of the controller share: a control plane with Cadastre's CRDs, a recording of its nodes, and
 //! controllers with short leases.
 
 #![allow(clippy::unwrap_used, dead_code)] // allowed in helpers as in tests; no test uses all of them
@@ -26,7 +26,7 @@ const SHORT_LEASE: [(&str, &str); 3] = [
     ("CADASTRE_RETRY_PERIOD", "1"),
 ];
 
-/// Waits until no other test holds the returned permit: tests whose timing depends on free processors run one at a
+/// Waits until no other test holds the returned permit. Tests whose timing depends on free processors run one at a
 /// time.
 pub async fn turn() -> SemaphorePermit<'static> {
     static TURN: Semaphore = Semaphore::const_new(1);
@@ -52,19 +52,19 @@ impl Lab {
         }
     }
 
-    /// Starts a controller with this name and a short lease; does not wait until it is ready.
+    /// Starts a controller with this name and a short lease. Does not wait until it is ready.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
         let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
         self.controller_by(&kubeconfig, name, more)
     }
 
-    /// Starts a controller with this name, a short lease and another kubeconfig; does not wait until it is ready.
+    /// Starts a controller with this name, a short lease and another kubeconfig. Does not wait until it is ready.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            // The environment sets a short lease by default; flags in `more` override it.
+            // By default, the environment sets a short lease. Flags in `more` override it.
             env: SHORT_LEASE
                 .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
                 .into(),
@@ -88,7 +88,7 @@ impl Lab {
         (a, b)
     }
 
-    /// Creates a pool of podCIDRs with both families; each node gets a /24 and a /64.
+    /// Creates a pool of podCIDRs with both families. Each node gets a /24 and a /64.
     pub async fn pool(&self, name: &str, v4: &str, v6: &str, quarantine: u32) {
         let spec = json!({
             "ipv4": {"cidrs": [v4]}, "ipv6": {"cidrs": [v6]}, "quarantineSeconds": quarantine,

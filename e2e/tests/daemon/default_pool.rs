@@ -61,7 +61,7 @@ async fn without_kubeadm_the_pool_has_an_unused_private_range() {
     let (cluster, hand) = cluster(None).await;
     let flags = ["--default-pool=blocks", "--service-cidr=10.244.0.0/20"];
     let _daemon = start_controller(&cluster, ADMIN, &flags).unwrap();
-    // The node's address lies in the second candidate range, and `--service-cidr` overlaps the first. So the third is
+    // The first candidate range overlaps `--service-cidr`, and the second contains the node's address. So the third is
     // used.
     let node = cadastre_e2e::nodes::node("any-1", "10.65.0.9");
     hand.create_node(node).await.unwrap();

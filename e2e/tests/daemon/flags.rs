@@ -79,7 +79,7 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
         (no_certificate, "/nonexistent/tls.crt has no certificate"),
         ("", "set KUBECONFIG or --kubeconfig"),
     ] {
-        // The admin port is not the subject of the other cases, so the system chooses a free one.
+        // The other cases are not about the admin port, so the system chooses a free port for them.
         let admin = if flags.starts_with("--admin-address") {
             ""
         } else {

@@ -25,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use crate::LIMIT;
 use crate::setup::ACCOUNT;
 
-/// Writes a self-signed certificate for localhost and its key to `folder`; returns the certificate.
+/// Writes a self-signed certificate for localhost and its key to `folder`. Returns the certificate.
 fn certificate(folder: &Path) -> String {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(folder.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
@@ -155,7 +155,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     .await
     .unwrap();
 
-    // Hundreds of connections, open before or during the TLS handshake, must not block other clients.
+    // Hundreds of connections are open, before or during the TLS handshake. They must not block other clients.
     let mut slow = Vec::new();
     for begun in [&b""[..], b"\x16\x03\x01"].repeat(200) {
         let mut stream = TcpStream::connect(daemon.admin_address()).await.unwrap();
@@ -173,8 +173,8 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     assert_eq!(is.0, 200, "{is:?}");
     drop(slow);
 
-    // If the new certificate cannot be read, the controller reports that and continues with the old one. A valid new
-    // pair replaces the old one.
+    // If the new certificate cannot be read, the controller reports that and keeps using the old one. A valid new pair
+    // replaces the old one.
     std::fs::write(&cert, "garbage").unwrap();
     until(
         "the unreadable certificate is reported",

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// A number of pools that fits into one NodeSubnet, both in number and in the size of their settings.
+/// So many pools fit into one NodeSubnet, both by their number and by the size of their settings.
 const FEW: usize = 800;
 
 fn left_out_is(subnet: &NodeSubnet, expected: &str) -> Result<()> {
@@ -54,7 +54,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
     })
     .await
     .unwrap();
-    // The pools of highest priority are listed. The ranges of all pools are merged, so `podRanges` stays short.
+    // The pools of highest priority are listed. `podRanges` stays short, because the ranges of all pools are merged.
     assert_eq!(subnet.spec.pools[0].name, "many-0");
     assert!(
         subnet.spec.pod_ranges.len() < 8,
@@ -62,7 +62,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
         subnet.spec.pod_ranges
     );
     hand.event_about(&node, "PoolsLeftOut").await.unwrap();
-    // With only `FEW` pools left, all are listed, so the condition ends.
+    // With only `FEW` pools left, all are listed. So the condition becomes False.
     let delete = async |n| hand.delete_pool(&format!("many-{n}")).await;
     try_join_all((FEW..count).map(delete)).await.unwrap();
     until("the condition is over", LIMIT, async || {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::LIMIT;
 
-/// A Lease that expires soon after its holder was killed.
+/// With these flags, a Lease expires soon after its holder was killed.
 const FLAGS: [&str; 3] = [
     "--lease-duration=4",
     "--renew-deadline=3",
@@ -148,8 +148,8 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
     );
     drop(metrics);
 
-    // The NodeSubnet has the condition too. The condition survives a takeover. A condition that another writer adds
-    // stays beside the controller's condition.
+    // The NodeSubnet has the condition, too. The condition survives a takeover. If another writer adds a condition,
+    // both stay.
     wait_writes_refused(&hand, "True").await;
     let of_another = json!([{"op": "add", "path": "/status/conditions/-", "value": {
         "type": "OfAnother", "status": "Unknown", "reason": "Somebody", "message": "m",

@@ -16,8 +16,8 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Returns the control plane that the tests of this file share, and fixtures for it. The guard lets only one test use
-/// it at a time.
+/// Returns the control plane that the tests of this file share, and fixtures for it. With the guard, only one test uses
+/// the control plane at a time.
 async fn turn() -> (&'static ControlPlane, Fixtures, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());
@@ -34,7 +34,7 @@ async fn start(cluster: &ControlPlane, flags: &[&str]) -> Daemon {
     daemon
 }
 
-/// Stops a controller with SIGTERM. A controller that is killed would keep the Lease from the next test for 15 s.
+/// Stops a controller with SIGTERM. If it were killed, the next test would have to wait 15 s for the Lease.
 async fn stop(daemon: &mut Daemon) {
     let status = daemon.process().stop(GRACE).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", daemon.process().log_tail(20));
@@ -44,8 +44,8 @@ fn log(daemon: &mut Daemon) -> String {
     std::fs::read_to_string(daemon.process().log()).unwrap()
 }
 
-/// Creates two nodes and a pool with room for one, so the controller allocates a podCIDR and reports that the pool
-/// is exhausted.
+/// Creates two nodes and a pool with a range for only one of them. So the controller allocates a podCIDR and reports
+/// that the pool is exhausted.
 async fn work(hand: &Fixtures, group: &str, range: &str) {
     hand.pool(
         group,

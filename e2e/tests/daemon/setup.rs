@@ -177,7 +177,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         env!("CARGO_MANIFEST_DIR"),
         "/../config/rbac/controller.yaml"
     );
-    // The Lease comes first: until the controller has read it, the controller lists nothing. So only the Roles are
+    // Before the controller has read the Lease, it lists nothing. So only the Roles, which are for the Lease, are
     // applied here.
     let all = std::fs::read_to_string(rules).unwrap();
     let of_lease = |it: &&str| it.contains("kind: Role\n");
@@ -255,8 +255,8 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let listed = MAY.map(|(group, resource, _, verbs)| (group, resource, verbs));
     let (beyond, idle) = compare(&listed, &audit.used(ACCOUNT).unwrap());
     assert_eq!(beyond, [], "used, but not listed");
-    // Permissions for reads after a write with an indeterminate outcome. No such write happens here, so they may be
-    // unused.
+    // These permissions are for reads after a write with an indeterminate outcome. Perhaps no such write happens here,
+    // so they may be unused.
     let after_doubt = [
         "get nodes",
         "get ipamblocks",
@@ -292,7 +292,7 @@ async fn with_the_role_of_an_earlier_version_a_standby_logs_it_once_and_polls() 
     let mut standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     let says = "not allowed to list and watch the Lease";
     log_says(&mut standby, says).await;
-    // After three rejections the standby has retried, and must still have logged the message only once.
+    // After three rejections the standby must still have logged the message only once.
     until("it was refused three times", LIMIT, async || {
         Ok((forbidden(&standby).await > 2.5).then_some(()))
     })
@@ -313,7 +313,7 @@ async fn leads(daemon: &Daemon) {
     .unwrap();
 }
 
-/// A node gets a block, its status reports an orphan outside its ranges, and the node is deleted.
+/// Creates a node that gets a block and whose status reports an orphan outside its ranges. Then deletes the node.
 async fn blocks_come_and_go(hand: &Fixtures) {
     let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();

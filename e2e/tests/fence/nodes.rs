@@ -1,4 +1,4 @@
-//! Assigning podCIDRs to nodes and touching nodes: the guards that keep two leaders from colliding.
+//! Writes of podCIDRs to nodes, and touches of nodes: the guards that keep two leaders from colliding.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ async fn existing_podcidrs_are_never_replaced() {
         (first.as_deref(), all),
         (Some(theirs[0]), theirs.map(str::to_owned).to_vec())
     );
-    // A podCIDR that Cadastre assigned is not changed by a second assignment either.
+    // A second write does not change a podCIDR that Cadastre has allocated, either.
     let node = bench.create("given", json!({})).await;
     assert_assigned(&bench.assign(&node).await);
     assert_guarded(&bench.assign(&node).await);
@@ -170,8 +170,8 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 
 #[tokio::test]
 async fn the_first_annotation_of_a_node_makes_a_write_fail_and_a_new_read_helps() {
-    // A JSON Patch cannot test a field whose parent is missing, so it tests that the parent is missing. As a result,
-    // the node's first annotation makes the write fail.
+    // A JSON Patch cannot test a field whose parent is missing. So it tests that the parent is missing, and the node's
+    // first annotation makes it fail.
     let bench = bench().await;
     let seen = bench.create("first-annotation", json!({})).await;
     bench

@@ -132,8 +132,8 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
         assert_guarded(&bench.send(finalize(was, &[])).await);
         assert_guarded(&bench.send(report(was, 9)).await);
     }
-    // The API server ignores the UID in a write of the status, so only the finalizers are tested. For a status the
-    // version suffices, because no two objects share one.
+    // The API server ignores the UID in a write of the status, so only the finalizers are tested here. For a status,
+    // the version suffices as guard, because no two objects have the same version.
     assert_guarded(&bench.send(finalize(&stranger, &[])).await);
     let fourth = pool(bench.send(finalize(&third, &[])).await);
     assert_eq!((&fourth.status, &fourth.spec), (&third.status, &first.spec));

@@ -126,7 +126,7 @@ fn status_tells_what_keeps_every_add_from_working_and_nothing_else() {
     assert_eq!(lab.run("STATUS", "", &json!({})).status, Some(0));
     let broken = json!({"ipam": {"type": "host-local", "subnet": "10.9.0.1/24"}});
     assert_eq!(code(&lab.run("STATUS", "", &broken)), 50);
-    // A configuration without ranges is valid, because the runtime may pass ranges with each ADD as a capability.
+    // A configuration without ranges is valid, because the runtime may pass ranges with each ADD, as a capability.
     let late = json!({"ipam": {"type": "host-local"}});
     assert_eq!(lab.run("STATUS", "", &late).status, Some(0));
     for id in ["a", "b", "c", "d", "e"] {
@@ -171,7 +171,8 @@ fn a_file_written_over_in_place_is_found_as_host_local_finds_it() {
         let [name] = &lab.addresses()[..] else {
             panic!("{:?}", lab.addresses())
         };
-        // host-local's first releases wrote this format, the container id alone. Both plugins must find the file by it.
+        // The first releases of host-local wrote this format, which has only the container id. Both plugins must find
+        // the file by it.
         fs::write(lab.side().join("net").join(name), "a").unwrap();
         let again = lab.run_by(plugin, "ADD", "a", &json!({}));
         assert_eq!(code(&again), 999);

@@ -23,9 +23,9 @@ pub struct Call {
     pub args: String,
     pub path: String,
     pub config: String,
-    /// Whether a value of the configuration was replaced by a value of any type
+    /// Whether some value of the configuration was replaced by a random one, perhaps of another type
     pub odd: bool,
-    /// The maximum number of addresses that the call requests explicitly
+    /// How many addresses the call requests explicitly, at most
     pub asked: usize,
 }
 
@@ -60,7 +60,7 @@ impl Call {
         }
         let mut child = command.spawn().unwrap();
         let folder = side.to_str().unwrap();
-        // Write errors are ignored: a plugin that ends without reading its input closes the pipe.
+        // Write errors are ignored, because a plugin that ends without reading its input closes the pipe.
         let config = self.config.replace(DIR, folder);
         let _ = child.stdin.take().unwrap().write_all(config.as_bytes());
         let output = child.wait_with_output().unwrap();

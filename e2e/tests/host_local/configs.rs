@@ -1,4 +1,4 @@
-//! Random network configurations. Valid ones have so few addresses that they are soon exhausted; others have odd
+//! Random network configurations. Valid ones have so few addresses that they are soon exhausted. Others have odd
 //! values.
 
 use serde_json::{Map, Value, json};
@@ -41,7 +41,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
         low = rng.index(6);
         range.insert("rangeStart".into(), addresses[low].clone().into());
     }
-    // A range that starts at the broadcast address needs an end: without one, host-local would exceed the subnet.
+    // A range that starts at the broadcast address needs an end. Without an end, host-local would exceed the subnet.
     if rng.percent(60) || low == 3 {
         let high = low.max(1) + rng.index(5);
         range.insert("rangeEnd".into(), addresses[high].clone().into());
@@ -118,7 +118,7 @@ pub fn base(rng: &mut Rng) -> Base {
     config.insert("type".into(), "bridge".into());
     config.insert("name".into(), (*rng.pick(&["net", "a.b", "N_-1"])).into());
     if rng.percent(97) {
-        // Versions before 0.3.0 do not allow several sets of one family, so they are used less often.
+        // Versions before 0.3.0 do not allow several sets of one family. So they are used less often.
         let low = if rng.percent(15) { 0 } else { 2 };
         let version = VERSIONS[low + rng.index(VERSIONS.len() - low)];
         config.insert("cniVersion".into(), version.into());

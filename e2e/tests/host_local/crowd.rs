@@ -43,8 +43,8 @@ pub fn round(plugins: &Plugins, root: &Path, seed: u64) {
                     };
                     if mine.len() > 4 || (!mine.is_empty() && rng.percent(40)) {
                         let id = mine.remove(rng.index(mine.len()));
-                        // Removed before the call: another thread may get the address as soon as the call has released
-                        // it.
+                        // The entry is removed before the call, because another thread may get the address as soon as
+                        // the call has released it.
                         held.lock().unwrap().retain(|_, holder| *holder != id);
                         let answer = call("DEL", &id).run(plugin, side);
                         assert_eq!(answer.status, Some(0), "seed {seed}: {}", answer.stdout);

@@ -1,8 +1,8 @@
-//! cadastre-ipam in the place of host-local, compared with the published host-local: equal results, error codes and
-//! files.
+//! cadastre-ipam in the place of host-local, compared with the published host-local: results, error codes and files
+//! must be equal.
 //!
-//! Makes some 20,000 calls from fixed seeds. A failure prints its seed: `SEED=n` repeats the case with that seed, and
-//! `STEPS=n` makes that many calls from new seeds. Deliberate differences have tests of their own (`better`).
+//! Some 20,000 calls are made from fixed seeds. A failure prints its seed. `SEED=n` repeats the case with that seed,
+//! and `STEPS=n` makes that many calls from new seeds. Deliberate differences have tests of their own (`better`).
 
 #![allow(
     clippy::unwrap_used,

@@ -19,7 +19,7 @@ const CALLS: u64 = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Ours,
-    /// cadastre-ipam or the published host-local at random, so the node switches between them all the time
+    /// cadastre-ipam or the published host-local, chosen at random for each call
     Both,
 }
 
@@ -80,8 +80,8 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     calls
 }
 
-/// Compares two answers. `Ok(true)`: they are equal, or they differ in an accepted way. `Ok(false)`: the folders may
-/// differ too from now on, so the case ends. Texts of errors are not compared.
+/// Compares two answers, without the texts of errors. `Ok(true)` means that they are equal, or differ in an accepted
+/// way. `Ok(false)` means that from now on the folders may differ, too, so the case ends.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     let result = |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).ok();
     match (theirs.status, ours.status) {
@@ -93,9 +93,9 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
             // folders may differ.
             Ok(!takes_either(call))
         }
-        // STATUS of host-local ignores the configuration; cadastre-ipam reports a configuration that cannot work.
+        // host-local ignores the configuration at STATUS. cadastre-ipam reports a configuration that cannot work.
         (Some(0), Some(1)) if call.command == "STATUS" && ours.code() == Some(50) => Ok(true),
-        // GC of host-local does nothing; cadastre-ipam requires the list of valid attachments.
+        // host-local does nothing at GC. cadastre-ipam requires the list of valid attachments.
         (Some(0), Some(1)) if call.command == "GC" && ours.code() == Some(7) => Ok(true),
         // With an odd configuration, host-local may crash, or accept what has no meaning. cadastre-ipam ignores such
         // values or rejects them.
@@ -110,7 +110,7 @@ fn takes_either(call: &Call) -> bool {
     call.command == "ADD" && call.asked > 1
 }
 
-/// Creates or removes files as other programs, older releases and crashes do, equally in both folders.
+/// Creates or removes files in the same way in both folders, as other programs, older releases and crashes do.
 fn disturb(rng: &mut Rng, base: &Base, sides: &[PathBuf; 2]) {
     let text = |path: &str| base.config.pointer(path).and_then(Value::as_str);
     let (Some(data_dir), Some(name)) = (text("/ipam/dataDir"), text("/name")) else {

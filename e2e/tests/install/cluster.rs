@@ -21,12 +21,12 @@ use crate::eventually;
 /// The maximum duration of a wait, long enough for a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// The cluster and its machines. Fields are dropped in their order: the machines before the site.
+/// The cluster and its machines. Fields are dropped in their order: the machines must be dropped before the site.
 pub struct Cluster {
     pub api: Fixtures,
     machines: Vec<Machine>,
     pub site: Site,
-    /// Chooses between helm 4 and helm 3 for this cluster
+    /// Chooses between helm 4 and helm 3
     helm: fn(Helm) -> Helm,
 }
 
@@ -70,7 +70,7 @@ impl Cluster {
         names.collect()
     }
 
-    /// Runs a helm command from a page: the first one that begins with `start`. Adds the flags in `more`. Returns the
+    /// Runs the first helm command on a page that begins with `start`, with the additional flags in `more`. Returns the
     /// output.
     pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
         let mut args = docs::command(page, start);
@@ -84,14 +84,14 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs a kubectl command from a page: the first one that begins with `start`. Returns the output.
+    /// Runs the first kubectl command on a page that begins with `start`. Returns the output.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs a command of the kubectl plugin from a page: the first one that begins with `start`. Returns the exit code
-    /// and the output.
+    /// Runs the first command of the kubectl plugin on a page that begins with `start`. Returns the exit code and the
+    /// output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);
         let plugin = daemon::kubectl_plugin().unwrap();
@@ -111,7 +111,7 @@ impl Cluster {
         (output.status.code().unwrap(), said)
     }
 
-    /// Starts another machine, and waits until its Node exists, because the chart counts Nodes when it is installed.
+    /// Starts another machine, and waits until its Node exists, because the chart counts the Nodes during installation.
     pub async fn one_more(&self) -> Machine {
         let machine = self.site.machine(MachineOptions::default()).await;
         let machine = machine.unwrap();
@@ -131,8 +131,8 @@ impl Cluster {
         cluster.kubectl_stdin(&apply[2..], &crds).await.unwrap();
     }
 
-    /// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the condition's
-    /// message.
+    /// Waits until a Node's condition `Ready` is `True`, or until it is not, if `ready` is false. Returns the
+    /// condition's message.
     pub async fn ready(&self, node: &str, ready: bool) -> String {
         let what = format!("node {node} is ready: {ready}");
         eventually(&what, async || {
@@ -146,7 +146,7 @@ impl Cluster {
         .await
     }
 
-    /// Returns how many controllers the Deployment wants, has, and has ready.
+    /// Returns how many controllers the Deployment wants, how many it has, and how many of these are ready.
     pub async fn controllers(&self) -> [i32; 3] {
         let all: Api<Deployment> = Api::namespaced(self.api.client.clone(), "kube-system");
         let one = all.get("cadastre-controller").await.unwrap();

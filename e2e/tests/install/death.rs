@@ -1,4 +1,4 @@
-//! A node joins and dies. Its blocks are quarantined before any of their addresses is assigned again.
+//! A node joins and dies. Its blocks are quarantined before any of their addresses can be assigned again.
 
 use anyhow::{Result, ensure};
 use cadastre_api::{IPAMBlockSpec, OwnerKind};
@@ -14,7 +14,7 @@ use crate::say;
 use crate::watching::{Watch, ranges};
 use crate::workload::{self, Group, Running};
 
-/// A third node joins, runs pods, and is lost for good. Returns the node's blocks, which are quarantined by then.
+/// A third node joins, runs pods, and is lost for good. Returns the node's blocks, which are then in quarantine.
 pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     let api = &cluster.api;
     say("a third node joins and has pods");
@@ -35,7 +35,7 @@ pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     say("its machine dies, and its Node is deleted");
     machine.power_off().await.unwrap();
     api.delete_node(&node).await.unwrap();
-    // Deletes the node's pods at once, as an administrator would; the control plane would take a minute.
+    // Deletes the node's pods at once, as an administrator would. The control plane would take a minute.
     let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods: Api<Pod> = Api::all(api.client.clone());
     for pod in pods.list(&of_node).await.unwrap() {

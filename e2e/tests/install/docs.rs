@@ -1,7 +1,7 @@
 //! Runs commands of the documentation as they are written there.
 //!
-//! A page is a path in `docs`. Only placeholders for names that the reader chooses are replaced: the registry, the
-//! chart's folder, and `POOL`.
+//! A page is given by its path in `docs`. Only placeholders for names that the reader chooses are replaced: the
+//! registry, the chart's folder, and `POOL`.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use cadastre_e2e::node::SHIPPED;
 /// The name by which `POOL` is replaced.
 pub const POOL: &str = "small";
 
-/// Returns the words of a command from a page: of the first command that begins with `start`. Only `sh` code blocks are
-/// searched. A comment after the command is left out.
+/// Returns the words of the first command on a page that begins with `start`, without a comment after it. Only `sh`
+/// code blocks are searched.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     commands(page, start).swap_remove(0)
 }
@@ -23,7 +23,7 @@ pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");
     let blocks = text.split("```sh\n").skip(1);
     let mut blocks = blocks.map(|it| it.split("```").next().unwrap_or_default().lines());
-    // A code block within a list of the page is indented, so leading spaces are ignored.
+    // Within a list, a code block is indented, so leading spaces are ignored.
     let begins = |it: &&str| it.trim_start().starts_with(start);
     let found = blocks.find_map(|lines| {
         let lines: Vec<&str> = lines.skip_while(|it| !begins(it)).collect();

@@ -2,8 +2,9 @@
 //! this repository on real kubelets, whose nodes are not ready because they lack a network. A real Prometheus scrapes
 //! the installation.
 //!
-//! There are two tests, one on two nodes and one on a single node. Each is a sequence of steps that depend on the steps
-//! before. If nodes cannot run on this host or no image was built, the tests are ignored and the reason is printed.
+//! There are two tests, one on two nodes and one on a single node. Each is a sequence of steps, which depend on the
+//! steps before. If nodes cannot run on this host or no image was built, the tests are ignored and the reason is
+//! printed.
 //!
 //! | file | subject |
 //! |---|---|
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.into()).exit_code()
 }
 
-/// Runs the test `story` on a new cluster; if it fails, prints the cluster's state.
+/// Runs the test `story` on a new cluster. If the test fails, prints the cluster's state.
 fn run(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) {
     let runtime = Arc::new(Runtime::new().unwrap());
     runtime.block_on(async {
@@ -88,7 +89,7 @@ fn run(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) 
     });
 }
 
-/// On one node there must be one controller: a second one could never start, so `--wait` and each upgrade would never
+/// On one node there must be one controller. A second one could never start, so `--wait` and every upgrade would never
 /// end.
 async fn one_node(cluster: &Cluster) {
     say("helm 3 installs on one node");
@@ -178,8 +179,8 @@ async fn story(cluster: &Cluster) {
         "{} pods came, the slowest ran after {seconds:.1} s",
         during.len()
     ));
-    // While an agent is replaced, pods wait for a few seconds. On a busy host they may take much longer, so the limit
-    // is generous.
+    // While an agent is replaced, pods wait for a few seconds. The limit is generous, because they may wait much longer
+    // on a busy host.
     assert!(!during.is_empty() && seconds < 120.0, "{seconds}");
     assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));

@@ -14,7 +14,7 @@ use crate::eventually;
 use crate::say;
 use crate::workload::{self, Group, Running};
 
-/// The CIDR of a pool for pods that name the pool. It has two blocks with five usable addresses each.
+/// The CIDR of a pool that serves only pods which name it. It has two blocks with five usable addresses each.
 const SMALL: &str = "10.249.0.0/28";
 /// The CIDR that the runbook's command adds.
 const MORE: &str = "10.250.0.0/16";
@@ -59,7 +59,7 @@ impl Watch {
         }
     }
 
-    /// Waits until the alert with this label fires, or does not fire if `fires` is false.
+    /// Waits until the alert with this label fires, or until it does not, if `fires` is false.
     pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
         let what = format!("{alert} of {label} {value} fires: {fires}");
         eventually(&what, async || {
@@ -75,7 +75,7 @@ impl Watch {
 /// Asserts that the kubectl plugin finds nothing wrong, and shows the default pool.
 pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     say("kubectl cadastre show and check");
-    // Agents publish changes that are not urgent within half a minute, so the test waits for that first.
+    // Agents publish changes that are not urgent within half a minute. The test waits for that first.
     cluster.reports(running.len()).await;
     let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
     assert_eq!(code, 0, "{said}");
@@ -88,8 +88,8 @@ pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     );
 }
 
-/// A pool is exhausted, and an alert that names it fires. The runbook's command resolves the alert. Returns the pool's
-/// pods.
+/// Exhausts a pool, waits for the alert that names the pool, and resolves the alert by the runbook's command. Returns
+/// the pool's pods.
 pub async fn runs_out(cluster: &Cluster, watch: &Watch) -> Vec<Running> {
     let api = &cluster.api;
     let page = "runbooks/CadastrePoolExhausted.md";

@@ -27,7 +27,7 @@ pub struct Group<'a> {
     pub node: &'a str,
 }
 
-/// Creates the pods of a group; any pool and any node will do.
+/// Creates the pods of a group, for any pool and any node.
 pub async fn create(api: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,
@@ -70,7 +70,7 @@ pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> 
     within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
-/// Like [`running`], but each address may lie in any of `ranges`.
+/// Does the same as [`running`], but each address may lie in any of `ranges`.
 pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     eventually(&what, async || {
@@ -90,7 +90,7 @@ pub async fn count(api: &Fixtures, group: &str) -> Result<usize> {
     Ok(all.iter().filter_map(Running::of).count())
 }
 
-/// Settings for creating pods one after the other while something else happens.
+/// Settings for pods that are created one after the other while something else happens.
 pub struct Coming<'a> {
     api: &'a Fixtures,
     group: &'a str,

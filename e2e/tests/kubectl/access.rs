@@ -1,5 +1,5 @@
-//! The kubectl plugin without a server, without CRDs and without permissions; called through kubectl; completion and
-//! the support bundle.
+//! The kubectl plugin without a server, without CRDs and without permissions. Also calls through kubectl, completion,
+//! and the support bundle.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ async fn what_is_missing_is_named_with_what_to_do() {
     let dead = end(command(&elsewhere, "show pools").spawn().unwrap()).await;
     dead.assert_err(1, "the API server was not reached");
 
-    // kubectl finds its plugins in PATH, so this folder contains only a link to the plugin.
+    // kubectl looks for plugins in PATH. So this folder contains only a link to the plugin.
     let bin = cluster.folder().join("bin");
     std::fs::create_dir(&bin).unwrap();
     let plugin = daemon::kubectl_plugin().unwrap();

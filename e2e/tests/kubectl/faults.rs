@@ -76,7 +76,7 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-/// `NoLeader` is ignored: no controller runs here, because it would repair the faults.
+/// `NoLeader` is ignored, because no controller runs here: a controller would repair the faults.
 const CHECK: &str = "check --settle 0 -o json --ignore NoLeader";
 const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 
@@ -212,7 +212,7 @@ async fn another_network(cluster: &ControlPlane, fixtures: &Fixtures) {
     );
 }
 
-/// `release` refuses to release addresses in use, with a message, with or without `--force`.
+/// `release` refuses to release addresses in use, even with `--force`, and says why.
 async fn refusals(cluster: &ControlPlane) {
     for (args, words) in [
         ("release 10.70.0.1", "lives on n1: delete the pod instead"),
@@ -231,8 +231,7 @@ async fn refusals(cluster: &ControlPlane) {
     assert_eq!(bad.code, 1);
 }
 
-/// A request to release stays in the annotation until the agent has released the address. Then the annotation is
-/// removed.
+/// A request to release stays in the annotation until the agent has released the address. Then the request is removed.
 async fn leak_is_released(
     cluster: &ControlPlane,
     fixtures: &Fixtures,
@@ -248,7 +247,8 @@ async fn leak_is_released(
     other().await;
     let slow = run(cluster, &format!("release --report {report} --timeout 0")).await;
     slow.assert_out(2, "the request stays");
-    // Overwrites the annotation. Only the next command repeats the request for the leaked address.
+    // Overwrites the annotation. The request for the leaked address is gone then, until the next command makes it
+    // again.
     other().await;
     let child = start(
         cluster,

@@ -101,7 +101,7 @@ pub(crate) async fn ok(cluster: &ControlPlane, args: &str) -> String {
     ran.out
 }
 
-/// Compares a text with its snapshot. Ages, UIDs and aligning spaces, which differ from run to run, are ignored.
+/// Compares a text with its snapshot. Ages, UIDs and aligning spaces are ignored, because they differ from run to run.
 pub(crate) fn snapshot(name: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/kubectl/snapshots")
@@ -150,7 +150,7 @@ fn word(word: &str) -> String {
     }
 }
 
-/// Returns a pool with the finalizer that a controller would set, for tests in which no controller runs.
+/// Returns a pool with the controller's finalizer, for tests in which no controller runs.
 pub(crate) fn pool(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool",

@@ -1,4 +1,4 @@
-//! `plan` of the kubectl plugin predicts what happens: the test compares its numbers with what then happens.
+//! `plan` of the kubectl plugin predicts what will happen. The test compares its numbers with what then happens.
 
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
@@ -26,8 +26,8 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     fixtures.node("cidr", "cidr-0").await.unwrap();
     fixtures.served("cidr-0").await.unwrap();
 
-    // Each pool has 8 ranges, of which one is allocated already. The pool of podCIDRs cannot allocate a range with a
-    // reserved address either, so it has one range less.
+    // Each pool has 8 ranges, one of which is allocated already. The pool of podCIDRs has one range less, because it
+    // cannot allocate a range with a reserved address.
     for (group, served) in [("grow", 7), ("cidr", 6)] {
         let plan = |nodes: u8| format!("plan --add-nodes {nodes} --label group={group} -o json");
         let planned = run(cluster, &plan(10)).await;
@@ -69,7 +69,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         reported.await.unwrap();
     }
 
-    // `plan` says that a larger pool would relieve the waiting nodes, and changes nothing.
+    // `plan` says that no node would wait if the pool were larger. It changes nothing.
     let file = cluster.folder().join("pool.json");
     let mut larger = spec.clone();
     larger["allocationMode"] = json!("Blocks");
@@ -99,7 +99,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     )
     .await;
     refused.assert_out(2, "The API server would reject it");
-    // The pool is exhausted, so nodes that lose their blocks would find no others.
+    // The pool is exhausted, so nodes that lose their blocks would get no others.
     let drained = run(cluster, "plan --drain-cidr 10.80.0.0/26").await;
     drained.assert_out(2, "10.80.0.48/28");
     let deleted = run(cluster, "plan --delete-pool cidr -o json").await;

@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::{end, run, start};
 
-/// One cluster for all requests: `status --wait` comes first, while the cluster has no pool.
+/// All requests are tested in one cluster. `status --wait` comes first, while the cluster has no pool.
 #[tokio::test]
 async fn status_waits_and_requests_are_carried_out() {
     let cluster = TestCluster::start(Options::default(), &["--leak-grace", "86400"]);
@@ -66,7 +66,7 @@ async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
             .annotations
             .and_then(|it| it.get("cadastre.dev/drain").cloned())
     };
-    // A block in use stays while it drains, and the node gets another one, because it demands three.
+    // A block in use stays while it drains. The node gets another block, because it demands three.
     let addresses = agents.allocate("roomy-1", "roomy", "web").await.unwrap();
     let address = Addr::parse_strict(&addresses[0]).unwrap();
     let in_use = |it: &&String| Cidr::parse_strict(it).unwrap().contains_addr(address);
@@ -91,7 +91,7 @@ async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
     let again = run(cluster, &format!("push roomy-1 {address}")).await;
     again.assert_out(2, "was not taken out");
 
-    // Empty blocks that the node does not demand are released at once, long before `idleSeconds` is over.
+    // Empty blocks that the node does not demand are released at once. `idleSeconds` would take much longer.
     agents.free("roomy-1", "web").await.unwrap();
     fixtures.keep_free("roomy", 1).await.unwrap();
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);
@@ -138,7 +138,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over(test_cluster: &TestClu
     let status = json!({"nodeUID": node, "blocks": reports(1), "orphans": leak});
     fixtures.write_status("leaky-1", status).await.unwrap();
     let child = start(&test_cluster.control_plane, &format!("release {address}"));
-    // The controller has its proof that the pod is gone, and waits for the agent's.
+    // The controller has proof that the pod is gone, and waits for the agent's proof.
     let is_candidate = |it: &cadastre_api::NodeSubnet| {
         it.spec
             .leak_candidates

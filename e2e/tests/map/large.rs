@@ -27,8 +27,8 @@ fn cidr(i: u32) -> String {
 /// UIDs of nodes and blocks, by the object's name.
 type Uids = BTreeMap<String, String>;
 
-/// Returns the node of block `i`. Blocks are distributed as in a cluster that has grown: runs of blocks of one node,
-/// and single blocks.
+/// Returns the node of block `i`. Blocks are distributed as in a cluster that has grown: there are runs of blocks of
+/// one node, and single blocks.
 fn node_of(i: u32) -> u32 {
     (i / 7 * 31 + i % 7 / 5) % NODES
 }
@@ -133,8 +133,7 @@ async fn filled() -> ControlPlane {
     });
     let mut pool = IPPool::new("large", serde_json::from_value(spec).unwrap());
     pool.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-    // Right after a CRD is established, the API server may still reject objects of that kind, so the creation is
-    // retried.
+    // Right after a CRD is created, the API server may still reject objects of its kind. So the creation is retried.
     eventually("the pool is created", async || {
         let pools = Api::<IPPool>::all(client.clone());
         Ok(Some(pools.create(&PostParams::default(), &pool).await?))
@@ -181,7 +180,7 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     assert!(page.colours().await > 30);
     page.says("#figures", "19 520").await;
     page.says("#figures", &format!("{NODES}\nnodes")).await;
-    // A redraw must be fast enough to follow key presses.
+    // A redraw must be fast enough for a user who holds a key down.
     let took = page.browser.eval("(() => { const from = performance.now(); for (let i = 0; i < 5; i++) draw(); return (performance.now() - from) / 5; })()");
     let took = took.await.unwrap().as_f64().unwrap();
     eprintln!("a picture takes {took:.0} ms");

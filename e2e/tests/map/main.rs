@@ -1,7 +1,7 @@
 //! `kubectl cadastre map --web` in a real browser: what the page shows, and how it reacts to keys and the mouse.
 //!
-//! The tests need Chromium (Debian package `chromium`). Without it every test is ignored and the reason is printed. If
-//! `PICTURES` is set to a folder, the README's pictures are written there (`make pictures`).
+//! The tests need Chromium (Debian package `chromium`). Without it, every test is ignored and the reason is printed. If
+//! `PICTURES` names a folder, the README's pictures are written to that folder (`make pictures`).
 //!
 //! | file | subject |
 //! |---|---|

@@ -88,7 +88,7 @@ impl Page {
         view.await.unwrap().as_str().unwrap().to_owned()
     }
 
-    /// Returns the number of colours in the picture, by which tests check that something is drawn.
+    /// Returns the number of colours in the picture. By this number, tests check that something is drawn.
     pub async fn colours(&mut self) -> u64 {
         let count = "(() => { const c = document.getElementById('map'); \
              const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; \

@@ -104,7 +104,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     assert!(page.colours().await > 3);
     page.assert_quiet().await;
 
-    // New objects are found only after a refresh.
+    // New objects can be found only after a refresh.
     fixtures.node("cidrs", "cidrs-2").await.unwrap();
     fixtures.served("cidrs-2").await.unwrap();
     page.browser.press(&["/"]).await.unwrap();

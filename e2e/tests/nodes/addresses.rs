@@ -8,7 +8,7 @@ use crate::{Stage, machines};
 
 /// Pods that exist at the same time.
 const PODS: usize = 60;
-/// Pods per wave; each wave of pods replaces the wave before.
+/// Pods per wave. Each wave of pods replaces the wave before.
 const WAVE: usize = 40;
 const WAVES: usize = 5;
 
@@ -37,7 +37,7 @@ pub(crate) async fn two_hundred_pods_come_and_go_on_two_nodes(stage: &Stage) {
     end(stage, group, &two).await;
 }
 
-/// Creates a pool of small blocks, so that each node gets several, one after the other. Starts two machines.
+/// Creates a pool with blocks so small that each node gets several, one after the other. Starts two machines.
 async fn two_machines(stage: &Stage, group: &str, v4: &str, v6: &str) -> [Machine; 2] {
     let mut spec = machines::both(v4, v6);
     spec["ipv4"]["blockSize"] = json!(28);
@@ -85,8 +85,8 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     let (api, group) = (&stage.api, "cidrs");
     let spec = machines::both("10.31.0.0/16", "fd00:31::/48");
     api.pool(group, spec).await.unwrap();
-    // `isDefaultGateway` would add default routes, but the pool has default routes already, and there can be only one
-    // of each family.
+    // The pool has default routes already, and each family can have only one. So `isDefaultGateway`, which adds them,
+    // is not set.
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
     let two = [
         stage.machine(group, machines::side(&bridge)).await,
@@ -106,7 +106,7 @@ pub(crate) async fn pod_cidrs_with_the_bridge_plugin(stage: &Stage) {
     end(stage, group, &two).await;
 }
 
-/// Pods on the machines' own network: they have no routes, and all have the pool's prefix length.
+/// Pods on the machines' own network have no routes, and all have the pool's prefix length.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
     let (api, group) = (&stage.api, "flat");
     let spec = json!({

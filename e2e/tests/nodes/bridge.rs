@@ -1,4 +1,4 @@
-//! Nodes with podCIDRs that the controller allocates. The bridge plugin uses them with host-local, then with
+//! Nodes with podCIDRs that the controller allocates. The plugin bridge uses the podCIDRs with host-local, then with
 //! cadastre-ipam in host-local's place, and finally with an agent.
 
 use cadastre_e2e::daemon;
@@ -8,8 +8,8 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// cadastre-ipam replaces host-local with host-local's own configuration, and host-local replaces it again, while pods
-/// run. Then an agent adopts the podCIDRs with the addresses of the remaining pods.
+/// While pods run, cadastre-ipam replaces host-local with host-local's own configuration, and host-local replaces
+/// cadastre-ipam again. Then an agent adopts the podCIDRs with the addresses of the remaining pods.
 pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over(
     stage: &Stage,
 ) {
@@ -44,7 +44,7 @@ pub(crate) async fn host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_
         );
         machine.set_side(side).await.unwrap();
     }
-    // By now host-local is installed again. It must release the addresses that cadastre-ipam assigned.
+    // Now host-local is installed again. It must release the addresses that cadastre-ipam has assigned.
     pods::delete_many(api, &format!("{group}-1"), 0..3).await;
     let left = pods::running(api, group, 6).await;
     assert_eq!(files(&machine).len(), 2 * left.len());

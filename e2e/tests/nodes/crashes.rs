@@ -22,7 +22,7 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
     machines::booted_since(api, &node, &boot).await;
     let after = machines::same_pods_anew(api, group, &before, &node).await;
     assert_good(stage, &after, &node).await;
-    // The addresses of the earlier sandboxes must be released, whether the runtime sends a DEL or not.
+    // The addresses of the earlier sandboxes must be released, even if the runtime sends no DEL.
     machines::reports(api, &node, &after).await;
     pods::delete_all(api, group).await;
     machines::reports(api, &node, &[]).await;
@@ -31,7 +31,7 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     let (api, group) = (&stage.api, "kills");
     let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
-    // Pods are created while no agent runs, so the CNI plugin does not know them.
+    // Pods are created while no agent runs. So the CNI plugin does not know these pods.
     spec["unknownPods"] = json!("Serve");
     api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
@@ -75,7 +75,7 @@ pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
     alone.end(stage).await;
 }
 
-/// Stops the API server, which affects all machines of a stage. So this test has a stage of its own.
+/// This test stops the API server, which affects all machines of a stage. So it has a stage of its own.
 pub(crate) async fn the_api_server_is_stopped(_: &Stage) {
     let mut stage = Stage::start().await;
     let ranges = ["10.40.0.0/24", "fd00:40::/120"];
@@ -189,7 +189,7 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
     let (api, group) = (&stage.api, "hangs");
     let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
-    // Pods are created while the agent hangs, so the CNI plugin does not know them.
+    // Pods are created while the agent hangs. So the CNI plugin does not know these pods.
     spec["unknownPods"] = json!("Serve");
     api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
@@ -204,7 +204,7 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
             return Ok(None);
         }
         agent.signal(Signal::STOP)?;
-        // Checked again, because the agent may have opened the store just before it was stopped.
+        // The store is checked again, because the agent may have opened it just before it was stopped.
         if has_store(agent.pid()) {
             agent.signal(Signal::CONT)?;
             return Ok(None);

@@ -57,7 +57,7 @@ pub(crate) async fn never_or_three_times(stage: &Stage) {
                 .unwrap();
         }
         let left = pods::running(api, group, 3).await;
-        // The agent must find out by itself that the sandboxes without a DEL are gone.
+        // There was no DEL for these sandboxes. The agent must find out by itself that they are gone.
         machines::reports(api, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
@@ -87,7 +87,8 @@ pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandb
     api.block_pool(group, spec).await.unwrap();
     let side = chained("absent");
     let mut whole = side.clone();
-    // The test installs loopback under the missing plugin's name: it passes on the result of the plugins before it.
+    // The test installs loopback under the missing plugin's name, because loopback passes on the result of the plugins
+    // before it.
     let loopback = assets::find(assets::Program::Loopback).unwrap();
     whole.plugins.push(("absent".to_owned(), loopback));
     let mut machine = stage.machine(group, side).await;
@@ -121,8 +122,8 @@ pub(crate) async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandb
     machines::reports(api, &node, &[]).await;
 }
 
-/// Returns Cadastre's CNI plugin and agent, with another plugin after ptp, in CNI version 1.0. In later versions the
-/// runtime asks each plugin for its STATUS, so a node without one of the plugins would never become ready.
+/// Returns Cadastre's CNI plugin and agent, with another plugin after ptp. The CNI version is 1.0: in later versions,
+/// the runtime asks each plugin for its STATUS, and a node that lacks one of the plugins never becomes ready.
 fn chained(plugin: &str) -> NodeSide {
     let mut side = machines::ptp();
     let template = &mut side.configs[0].1;
@@ -140,7 +141,8 @@ async fn sandboxes(api: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
     Ok(list.entries().map(|it| it.handle).collect())
 }
 
-/// Changes a pod, so that the kubelet retries it at once; after a failure the kubelet would wait for 10 to 15 s.
+/// Changes a pod, so that the kubelet tries it again at once. Otherwise the kubelet would wait for 10 to 15 s after a
+/// failure.
 async fn try_again(api: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));

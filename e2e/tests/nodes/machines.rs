@@ -66,7 +66,7 @@ pub async fn reports(api: &Fixtures, node: &str, pods: &[Running]) {
             more.is_empty() && less.is_empty(),
             "reported but not in use: {more:?}; in use but not reported: {less:?}"
         );
-        // The status counts only addresses of blocks, so on a node with podCIDRs there is nothing to compare.
+        // On a node with podCIDRs there is nothing to compare, because the status counts only addresses of blocks.
         let used: i64 = status.blocks.iter().map(|it| it.used).sum();
         ensure!(
             status.blocks.is_empty() || usize::try_from(used)? == wanted.len(),

@@ -2,8 +2,7 @@
 //!
 //! Tests that leave the site intact share one site with one controller. Each test starts its own machines, and uses
 //! pools and pods of its own group. If nodes cannot run on this host, every test is ignored and the reason is printed.
-//! The test of macvlan is also ignored if the kernel lacks macvlan.
-//!
+//! The test of macvlan is also ignored if the kernel does not have macvlan.
 //! | file | subject |
 //! |---|---|
 //! | `harness` | the harness itself: it leaves nothing behind |
@@ -47,7 +46,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// The user of the agents' ServiceAccount, with the permissions in config/rbac and no others.
 const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// The only test that needs a kernel feature that the others do not need.
+/// The only test for which the kernel must have macvlan.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
 
 /// Waits until `look` returns a value; panics after [`LIMIT`].
@@ -115,7 +114,7 @@ fn main() -> ExitCode {
         Trial::test(name, run).with_ignored_flag(lacking)
     });
     let mut arguments = Arguments::from_args();
-    // Twice the number of threads, because the tests wait for kubelets most of the time.
+    // There are twice as many threads as usual, because the tests wait for kubelets most of the time.
     arguments.test_threads = arguments.test_threads.map(|it| 2 * it);
     let conclusion = libtest_mimic::run(&arguments, trials.into());
     if let Some(stage) = stage.get()
@@ -123,12 +122,12 @@ fn main() -> ExitCode {
     {
         stage.site.cluster().keep();
     }
-    // Dropped here, so that the stage ends before the runtime and before the process.
+    // The stage is dropped here, so that it ends before the runtime and before the process.
     drop(stage);
     conclusion.exit_code()
 }
 
-/// What most tests share. Fields are dropped in their order: the controller before the site.
+/// What most tests share. Fields are dropped in their order: the controller must be dropped before the site.
 struct Stage {
     _controller: Daemon,
     site: Site,

@@ -1,5 +1,5 @@
-//! The source address that a connection's peer sees: a pod sees the other pod's own address, any other peer sees the
-//! node's.
+//! The source address that a connection's peer sees. If the peer is a pod, it sees the pod's own address. Any other
+//! peer sees the node's address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -36,8 +36,8 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
-    // An address outside all pools, so connections to it are masqueraded. The machines' own addresses will not do,
-    // because other tests' pools may contain them.
+    // This address lies outside all pools, so connections to it are masqueraded. The machines' own addresses cannot be
+    // used here, because other tests' pools may contain them.
     let fabric = stage.site.fabric();
     let outside = ["192.0.2.9/32", "2001:db8:9::9/128"];
     for address in outside {
@@ -50,8 +50,8 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     let _server = west.spawn("server", &["sh", "-c", server]).await.unwrap();
     assert_sees(&east, &east_pods[0], &outside, &machine(&east)).await;
 
-    // A pool is extended by the CIDR of this address. Connections to it are no longer masqueraded, even those of
-    // running pods.
+    // The pool is extended by the CIDR of this address. Then connections to it are no longer masqueraded, not even
+    // those of running pods.
     let grown: IpAddr = "10.64.0.1".parse().unwrap();
     let on_lo = ["ip", "address", "add", "10.64.0.1/32", "dev", "lo"];
     west.run(&on_lo).await.unwrap();
@@ -67,7 +67,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .unwrap();
     assert_sees(&east, &east_pods[0], &[grown], &east_pods[0].addresses).await;
 
-    // A new pool is added that does not select this node. All nodes must learn of its CIDRs.
+    // A new pool does not select this node. But all nodes must learn of its CIDRs.
     let (late, late_pods) = node_with_pods(stage, "late", "10.63", 1).await;
     let to = &late_pods[0];
     late.run_in_pod(&to.container, &["sh", "-c", SERVER])

@@ -79,7 +79,7 @@ pub async fn running_that(
     .await
 }
 
-/// Like [`running_that`], without a condition.
+/// Does the same as [`running_that`], without a condition.
 pub async fn running(api: &Fixtures, group: &str, count: usize) -> Vec<Running> {
     running_that(api, group, count, |_| true).await
 }
@@ -107,7 +107,7 @@ pub async fn running_of(api: &Fixtures, group: &str, prefix: &str, count: usize)
     .await
 }
 
-/// Deletes the pods `PREFIX-N`; does not wait until they are gone.
+/// Deletes the pods `PREFIX-N`. Does not wait until they are gone.
 pub async fn delete_many(api: &Fixtures, prefix: &str, numbers: Range<usize>) {
     let all = numbers.map(|n| async move {
         let name = format!("{prefix}-{n}");
@@ -133,7 +133,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
     }
 }
 
-/// Waits until a Node's condition `Ready` is `True`, or is not if `ready` is false. Returns the Node.
+/// Waits until a Node's condition `Ready` is `True`, or until it is not, if `ready` is false. Returns the Node.
 pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");
@@ -168,7 +168,7 @@ pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
     for address in &to.addresses {
         let text = address.to_string();
         let ping = ["ping", "-c", "1", "-W", "2", &text];
-        // The first packet may be lost while the neighbour's address is being resolved, so the ping is repeated.
+        // The first packet may be lost while the neighbour's address is being resolved. So the ping is repeated.
         eventually(&format!("{from:?} reaches {to:?}"), async || {
             Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
         })

@@ -17,7 +17,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     let machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name();
     pods::ready(api, node, true).await;
-    // The pool has eight addresses, of which pods can use five: not the network, gateway and broadcast addresses.
+    // The pool has eight addresses. Pods can use five: all except the network, gateway and broadcast addresses.
     pods::create_many(api, group, group, 0..5, Some(node)).await;
     let full = pods::running(api, group, 5).await;
     pods::create_many(api, group, &format!("{group}-waits"), 0..2, Some(node)).await;
@@ -25,7 +25,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
     let uid = waiting.metadata.uid.unwrap();
     let text = api.event(&uid, "FailedCreatePodSandBox").await.unwrap();
     assert!(text.contains(group), "the pool is not named: {text}");
-    // The node must stay ready for several of the kubelet's heartbeats, although pods wait.
+    // Although pods wait, the node must stay ready. The test observes several of the kubelet's heartbeats.
     let heartbeats = 3;
     let mut beats = Vec::new();
     eventually("the node goes on", async || {
@@ -52,7 +52,7 @@ pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage
 
 pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stage) {
     let (api, group) = (&stage.api, "gone");
-    // The pool has a single block of each family, so the second node gets nothing until the first is gone.
+    // The pool has only one block of each family. So the second node gets nothing until the first is gone.
     let mut spec = machines::both("10.38.0.0/28", "fd00:38::/124");
     spec["ipv4"]["blockSize"] = json!(28);
     spec["ipv6"]["blockSize"] = json!(124);
@@ -77,7 +77,7 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
         let _ = api.pods.delete(&pod.name, &at_once).await;
     }
     pods::ready(api, second.name(), true).await;
-    // The blocks of the two families are allocated one after the other, so the test waits for both.
+    // The blocks of the two families are allocated one after the other. So the test waits for both.
     eventually("the second node has both blocks", async || {
         let has = machines::ranges(api, second.name()).await;
         ensure!(has == blocks, "{has:?}");

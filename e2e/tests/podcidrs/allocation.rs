@@ -153,8 +153,8 @@ async fn a_node_that_no_pool_selects_is_left_alone_until_a_label_says_otherwise(
     let spec = json!({"ipv4": {"cidrs": ["10.5.0.0/16"]}});
     hand.pool("late", spec).await?;
     let stranger = hand.node("nobody", "late-1").await?;
-    // Nodes are handled in order of creation. So once the second node has podCIDRs, the controller has also looked at
-    // the first.
+    // Nodes are handled in the order of their creation. So once the second node has podCIDRs, the controller has
+    // handled the first one, too.
     hand.served_node("late", "late-2").await?;
     assert!(hand.pod_cidrs("late-1").await?.is_empty());
     let uid = stranger.metadata.uid.unwrap();

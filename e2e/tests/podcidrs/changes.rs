@@ -1,4 +1,5 @@
-//! Pools that are created, changed and deleted while nodes wait. The controller must serve the nodes without a restart.
+//! Pools that are created, changed and deleted while nodes wait. The controller must then serve these nodes without a
+//! restart.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use serde_json::json;
 
 use crate::shared;
 
-/// The maximum time until a waiting node gets podCIDRs after a change. It takes much less, except on a busy host.
+/// The maximum time until a waiting node gets podCIDRs after a change. Except on a busy host, it takes much less.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn served_at_once(hand: &Fixtures, name: &str) -> Result<Vec<String>> {

@@ -112,7 +112,7 @@ async fn blocks_with_an_address_of_a_node_are_never_carved() -> Result<()> {
 #[tokio::test]
 async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes() -> Result<()> {
     let (_, hand) = shared().await?;
-    // The older pool's name sorts last, so only its age can give it precedence.
+    // The older pool's name sorts last. So only its age can give it precedence.
     let older = hand.pool("age-z", json!({
         "ipv4": {"cidrs": ["10.23.0.0/16"]}, "nodeSelector": {"matchLabels": {"group": "age-z"}},
         "quarantineSeconds": 0,
@@ -146,8 +146,8 @@ async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes(
     let note = hand.waiting_node("age", "age-1").await?;
     assert!(note.contains("age-z"), "{note}");
 
-    // The deleted pool stays while nodes use it, because podCIDRs outlive their pool. But it no longer keeps the newer
-    // pool from allocating.
+    // The deleted pool still exists, because nodes have podCIDRs of it. But it no longer keeps the newer pool from
+    // allocating.
     hand.delete_pool("age-z").await?;
     hand.condition("age-z", "Terminating", "True").await?;
     assert_eq!(hand.served("age-1").await?, ["10.23.128.0/24"]);

@@ -1,5 +1,5 @@
-//! Objects that the current rules would reject, but that a cluster may contain: they are older than a rule, or were
-//! written while the rules were off. Each must affect only itself.
+//! Objects that the current rules reject, but that a cluster may contain: they are older than a rule, or were written
+//! while the rules were off. Each must affect only itself.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::permit;
 
-/// Longer than the interval between two writes of a status, so repeated writes would be noticed.
+/// This is longer than the interval between two writes of a status. So repeated writes would be noticed.
 const QUIET: Duration = Duration::from_secs(6);
 
 /// Installs the CRDs with a schema that accepts everything, as in an early version.
@@ -169,7 +169,8 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
         )
         .await?;
     }
-    // Two blocks that cannot be parsed, two whose name does not follow from their CIDR, and one of an unknown pool.
+    // These are two blocks that cannot be parsed, two whose name does not follow from their CIDR, and one of an unknown
+    // pool.
     let of_nobody = |cidr: &str| {
         json!({
             "cidr": cidr, "pool": "nowhere", "since": "2026-11-21T10:00:00Z",
@@ -200,7 +201,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
 
     let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(cadastre_e2e::fixtures::LIMIT).await?;
-    // The two existing nodes have all but one of the pool's ranges, so one is left for this node.
+    // The two existing nodes have all of the pool's ranges except one, which this node gets.
     assert_eq!(fixtures.served("odd").await?, ["10.97.0.192/26"]);
     fixtures
         .subnet_until("odd", "lists podCIDRs", |it| !it.spec.pod_cidrs.is_empty())
@@ -249,21 +250,21 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
         "what is refused for good is tried ever less: {refused} times by now"
     );
 
-    // A restarted controller must not report the same objects again.
+    // After a restart, the controller must not report the same objects again.
     daemon.process().stop(Duration::from_secs(20)).await?;
     let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(cadastre_e2e::fixtures::LIMIT).await?;
     fixtures.node("lax", "lax-3").await?;
     fixtures.condition("lax", "Exhausted", "True").await?;
     for (name, uid, _) in &bad {
-        // The API server rejects a status for an object that violates the schema's types. So the status cannot record
-        // that this pool was reported, and a restart may report it again.
+        // If an object violates the types of the schema, the API server rejects a status for it. So the status cannot
+        // record that this pool was reported, and a restarted controller may report it again.
         let most = if *name == "type" { 2 } else { 1 };
         let count = fixtures.event_count(uid, "InvalidSpec").await?;
         assert!((1..=most).contains(&count), "{name}: {count}");
     }
 
-    // Blocks that cannot be parsed reserve nothing: every range of the pool is allocated.
+    // Blocks that cannot be parsed reserve nothing. So every range of the pool is allocated.
     let spec = json!({
         "ipv4": {"cidrs": ["10.99.0.0/24"], "gateway": "None"}, "quarantineSeconds": 0,
         "warm": {"low": 256, "high": 256},

@@ -1,18 +1,18 @@
 //! The controller's guarantees about podCIDRs, on a real API server.
 //!
-//! Most tests share one control plane and one controller; each has its own group (a label of its nodes, which its
-//! pools select) and its own ranges, so that tests do not affect each other. The few that restart a controller,
-//! or need a cluster for themselves, have a cluster of their own; at most two of these run at a time.
+//! Most tests share one control plane and one controller. Each has its own group (a label of its nodes, which its pools
+//! select) and its own ranges, so that tests do not affect each other. The few tests that restart a controller or need
+//! a cluster for themselves have their own cluster. At most two of these run at a time.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `allocation` | which nodes get which ranges from which pool |
 //! | `changes` | pools that are created, changed and deleted while nodes wait |
-//! | `exclusions` | ranges that are never allocated: service ranges, reserved space, node addresses, older pools |
+//! | `exclusions` | ranges that are never allocated: service ranges, reserved addresses, node addresses, older pools |
 //! | `existing` | existing podCIDRs |
 //! | `quarantine` | ranges of deleted nodes |
 //! | `reporting` | events, conditions and metrics |
-//! | `manual_edits` | edits by fixtures, and the limits of names |
+//! | `manual_edits` | edits by hand, and the limits of names |
 //! | `invalid_objects` | objects that violate today's rules |
 //! | `many_pools` | a thousand pools |
 
@@ -35,7 +35,7 @@ use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 /// The range of the shared controller's flag `--service-cidr`.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
-/// The cluster that most tests share, and a new [`Fixtures`] for this one.
+/// Returns the cluster that most tests share, and a new [`Fixtures`] for this test.
 async fn shared() -> Result<(&'static TestCluster, Fixtures)> {
     static CLUSTER: OnceCell<TestCluster> = OnceCell::const_new();
     let flags = ["--service-cidr", FLAG_SERVICE_RANGE, "--log-level", "debug"];
@@ -44,7 +44,7 @@ async fn shared() -> Result<(&'static TestCluster, Fixtures)> {
     Ok((cluster, cluster.fixtures().await?))
 }
 
-/// A cluster for a single test.
+/// Starts a cluster for a single test.
 async fn alone(flags: &[&str]) -> Result<(TestCluster, Fixtures, SemaphorePermit<'static>)> {
     let permit = permit().await?;
     let cluster = TestCluster::start(Options::default(), flags).await?;

@@ -24,7 +24,7 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() -> Result<
     })
     .await?;
 
-    // `podRanges` is not compared: it lists the ranges of all pools, and other tests create pools meanwhile.
+    // `podRanges` is left out: it lists the ranges of all pools, and other tests create pools meanwhile.
     let own = |it: &NodeSubnet| NodeSubnetSpec {
         pod_ranges: Vec::new(),
         ..it.spec.clone()
@@ -45,7 +45,8 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() -> Result<
         })
         .await?;
     }
-    // The deleted node's range must still be quarantined: one of the two new nodes gets podCIDRs, the other waits.
+    // The deleted node's range must still be in quarantine. So one of the two new nodes gets podCIDRs, and the other
+    // waits.
     hand.served_node("hand", "hand-3").await?;
     hand.waiting_node("hand", "hand-4").await?;
     assert!(hand.pod_cidrs("hand-4").await?.is_empty());

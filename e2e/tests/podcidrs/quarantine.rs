@@ -1,4 +1,5 @@
-//! Ranges of a deleted node are quarantined before they are free. Until then, the same machine can get them back.
+//! Ranges of a deleted node are quarantined before they are free. Until they are free, the same machine can get them
+//! back.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,7 @@ async fn a_node_that_is_being_deleted_keeps_its_range_until_it_is_gone() -> Resu
     let cidrs = hand.served("fin-1").await?;
     hand.subnet_until("fin-1", "is there", |_| true).await?;
     hand.delete_node("fin-1").await?;
-    // Watch events of nodes come in order. So when the controller reports this node, it has seen that the other is
+    // Watch events of nodes come in order. So when the controller reports this node, it knows that the other one is
     // being deleted.
     hand.waiting_node("fin", "fin-2").await?;
     assert!(hand.pod_cidrs("fin-2").await?.is_empty());
@@ -191,14 +192,14 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
             .map(|it| &it.pod_cidrs[0].cidr)
             .collect();
         assert_eq!(resting, if same { vec![] } else { vec![&had[0]] });
-        // The same machine gets its range back any number of times.
+        // The same machine gets its range back each time that its Node is deleted and created again.
         assert_eq!(come_back(&hand, name, after).await?, has);
     }
     Ok(())
 }
 
-/// Deletes the node and creates it again with this provider id and machine id. Returns its podCIDRs, once its
-/// NodeSubnet belongs to the new node and the first podCIDR is not quarantined in it.
+/// Deletes the node and creates it again with this provider id and machine id. Waits until the NodeSubnet is for the
+/// new node and does not list its first podCIDR as quarantined. Returns the node's podCIDRs.
 async fn come_back(
     hand: &Fixtures,
     name: &str,

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::shared;
 
-/// Longer than the interval between two writes of a status, and than the interval at which waiting nodes might be
-/// evaluated again.
+/// This is longer than the interval between two writes of a status, and than the interval after which waiting nodes
+/// might be evaluated again.
 const QUIET: Duration = Duration::from_secs(11);
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn exhaustion_and_its_end_are_each_reported_once() -> Result<()> {
         })
         .await?;
 
-    // The node changes all the time, so the controller keeps evaluating it. It must not report the same again.
+    // The node changes all the time, so the controller evaluates it all the time. It must not report the same again.
     let start = Instant::now();
     until("some time has passed", QUIET * 2, async || {
         let second = start.elapsed().as_secs();
@@ -83,7 +83,8 @@ async fn a_node_that_gets_podcidrs_at_once_has_no_event() -> Result<()> {
     hand.condition("calm", "Ready", "True").await?;
     let node = hand.node("calm", "calm-1").await?;
     hand.served("calm-1").await?;
-    // Events are written in order. So once a later event exists, an event of the first node would exist too.
+    // Events are written in order. So if there were an event of the first node, it would exist by the time of this
+    // later event.
     hand.change_pool("calm", json!({"disabled": true})).await?;
     hand.condition("calm", "Ready", "False").await?;
     hand.waiting_node("calm", "calm-2").await?;

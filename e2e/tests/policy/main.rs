@@ -1,5 +1,5 @@
 //! What the ValidatingAdmissionPolicies of config/default allow and reject, on a real API server. The requests use
-//! tokens like those that kubelets request for pods: a token is bound to a pod, and so to the pod's node.
+//! tokens like those that kubelets request for pods. Such a token is bound to a pod, and so to the pod's node.
 //!
 //! Agents and the controller have all RBAC permissions here, so every rejection comes from a policy.
 
@@ -128,7 +128,7 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
     let annotations = hand.subnets.get("n1").await.unwrap().metadata.annotations;
     assert_eq!(annotations.unwrap()["cadastre.dev/drain"], "10.9.0.0/26");
 
-    // The message says how: once the binding is deleted, an administrator can repair objects by hand.
+    // The message tells administrators how to repair objects by hand: delete the binding first.
     let unbind = "delete validatingadmissionpolicybinding cadastre-records";
     lab.cluster.kubectl_line(unbind).await.unwrap();
     cadastre_e2e::wait::until("the policy is gone", setup::LIMIT, async || {
@@ -162,7 +162,7 @@ async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
     let of_annotations =
         "of a Node's annotations the controller may change cadastre.dev/term alone";
     refused(patch(&nodes, "n1", &note).await, of_annotations);
-    // The controller cannot remove other clients' annotations, which these clients can still write.
+    // The controller cannot remove other clients' annotations. Other clients can still write annotations.
     patch(&lab.hand.nodes, "n1", &note).await.unwrap();
     let without = json!({"metadata": {"annotations": {"a": null}}});
     refused(patch(&nodes, "n1", &without).await, of_annotations);
@@ -222,7 +222,7 @@ async fn a_kubelet_says_no_more_of_its_node_than_a_node_has() {
         status(info("m".repeat(129))).await,
         "at most 128 characters",
     );
-    // podCIDRs that a controller wrote do not make the kubelet's later writes fail.
+    // After a controller has written podCIDRs, the kubelet's writes still succeed.
     let dealt = json!({"spec": {"podCIDRs": ["10.1.0.0/24"], "podCIDR": "10.1.0.0/24"}});
     patch(&lab.hand.nodes, "n1", &dealt).await.unwrap();
     status(addresses(2)).await.unwrap();

@@ -72,7 +72,7 @@ impl Lab {
         };
         let client = this.client_of("cadastre-controller", Bound::Nothing).await;
         this.controller = Fixtures::new(client);
-        // The API server enforces a policy only a moment after it is stored, so each is probed by a dry run.
+        // The API server enforces a policy only a moment after it is stored. So each policy is probed by a dry run.
         this.hand.node("any", "probe").await.unwrap();
         until("the policies are in force", LIMIT, async || {
             let probe = json!({"metadata": {"labels": {"probe": "1"}}});
@@ -104,7 +104,7 @@ impl Lab {
         self.cluster.client_of(KUBELET).await.unwrap()
     }
 
-    /// Creates a node's NodeSubnet as the controller, because the policies allow only the controller to do so.
+    /// Creates a node's NodeSubnet as the controller does, because the policies allow only that.
     pub async fn subnet(&self, node: &str) {
         let subnet = subnet_of(node);
         let params = PostParams::default();
@@ -112,7 +112,7 @@ impl Lab {
         made.await.unwrap();
     }
 
-    /// Creates a block as the controller, because the policies allow only the controller to do so.
+    /// Creates a block as the controller does, because the policies allow only that.
     pub async fn block(&self, cidr: &str, node: &str) {
         let block: IPAMBlock = serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",
@@ -170,7 +170,7 @@ fn policies() -> String {
     policies.join("\n---\n")
 }
 
-/// Returns a Node with a podCIDR, as a kubelet must not create it.
+/// Returns a Node with a podCIDR. A kubelet must not create such a Node.
 fn greedy() -> Node {
     let whole = json!({
         "metadata": {"name": "greedy"},

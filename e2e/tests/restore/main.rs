@@ -9,8 +9,8 @@
 //!  back-4    does not exist         joins after the restore, and must get no block
 //! ```
 //!
-//! The data are restored with their old revisions, so watches continue and deliver nothing. Nobody should restore a
-//! cluster this way: `etcdutl snapshot restore --bump-revision` avoids it.
+//! The data are restored with their old revisions, so watches continue and deliver nothing. A real cluster should not
+//! be restored in this way: `etcdutl snapshot restore --bump-revision` avoids the problem.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -121,7 +121,7 @@ async fn story(lives: bool) {
         let log = stage.controller.process().log_tail(5);
         assert!(log.contains("put back to an older state"), "{log}");
     }
-    // Registers the Node again, as its kubelet does after a restart.
+    // Registers the Node again, as a restarted kubelet does.
     register(&api, "back-3").await;
     let four = Node::join(&stage.control_plane, &api, "back-4").await;
     age_lease(&api).await;
@@ -151,7 +151,7 @@ async fn story(lives: bool) {
 
     three.delete_all().await;
     let mut four = four;
-    // `back-3` would keep the last block of its pool, so the node is deleted to free the block for `back-4`.
+    // `back-3` would keep the last block of its pool. So its Node is deleted, to free the block for `back-4`.
     api.delete_node("back-3").await.unwrap();
     four.add_many(1).await;
     unique(&[&one, &two, &four]);
@@ -194,7 +194,7 @@ fn unique(nodes: &[&Node]) {
     }
 }
 
-/// Sets the Lease's renewTime ten minutes back, as if the backup were older than it is.
+/// Sets the Lease's renewTime ten minutes back, as if the backup were ten minutes older.
 async fn age_lease(api: &Fixtures) {
     let leases: Api<Lease> = Api::default_namespaced(api.client.clone());
     let time = Timestamp::now() - SignedDuration::from_mins(10);

@@ -10,7 +10,7 @@ use cadastre_node::{Op, OpError};
 
 use crate::{GROUP, eventually};
 
-/// A node, its agent, and the addresses that the test has requested there and not released.
+/// A node, its agent, and the addresses that the test has requested there and not released yet.
 pub struct Node {
     pub name: String,
     /// Addresses in use, by container
@@ -19,7 +19,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates the Node and starts its agent; does not wait until the agent is ready.
+    /// Creates the Node and starts its agent. Does not wait until the agent is ready.
     pub async fn join(cluster: &ControlPlane, api: &Fixtures, name: &str) -> Self {
         register(api, name).await;
         let flags = ["--publish-interval", "1"];
@@ -32,7 +32,7 @@ impl Node {
         }
     }
 
-    /// Assigns `count` more addresses; waits until the node has them.
+    /// Assigns `count` more addresses. Waits until the node has them.
     pub async fn add_many(&mut self, count: usize) {
         for _ in 0..count {
             let what = format!("{} gives an address", self.name);
@@ -59,7 +59,7 @@ impl Node {
     }
 }
 
-/// Creates the Node, which is otherwise the kubelet's task.
+/// Creates the Node, as a kubelet does.
 pub async fn register(api: &Fixtures, name: &str) {
     api.node(GROUP, name).await.unwrap();
 }

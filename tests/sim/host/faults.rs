@@ -66,7 +66,7 @@ impl Sim {
         }
     }
 
-    /// Powers the host off; it boots again after `length`.
+    /// Powers the host off. It boots again after `length`.
     fn reboot_host(&mut self, id: usize, length: Time) {
         self.log_host(id, || format!("machine {id} loses its power"));
         self.machines.hosts[id].is_off = true;
@@ -102,8 +102,8 @@ impl Sim {
         self.start_kubelet(id);
     }
 
-    /// Loses the host's store as soon as nothing uses it. Then only the runtime knows the addresses that were
-    /// assigned last. In half of the cases the agent is also restarted, so its watches have to be listed again.
+    /// Removes the host's store as soon as no process uses it. Then only the runtime knows the addresses that were
+    /// assigned last. In half of the cases the agent is restarted, too, so its watches start again with a list.
     pub fn lose_store_soon(&mut self, id: usize) {
         self.machines.hosts[id].store_loss_pending = true;
         self.lose_pending_store(id);
@@ -142,7 +142,7 @@ impl Sim {
         {
             worker.close();
         }
-        // Only the store recorded the cooldown of addresses, so the checks no longer demand it.
+        // The store was the only record of the cooldown of addresses, so the checks no longer demand that cooldown.
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         if self.was_restored() {
             let name = self.machines.hosts[id].name.clone();
@@ -151,7 +151,7 @@ impl Sim {
         self.log_host(id, || format!("machine {id} loses its store"));
     }
 
-    /// Ends the faults of the host: the agent runs, and its watches are listed again.
+    /// Ends the faults of the host: the agent runs, and its watches start again with a list.
     pub fn calm_host(&mut self, id: usize) {
         self.machines.hosts[id].disk_trouble = DiskTrouble::default();
         if !self.host(id).is_off {

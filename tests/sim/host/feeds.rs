@@ -41,8 +41,8 @@ pub struct Feeds {
     scheduled: [bool; 4],
     /// Whether the Node was in the list that is being delivered or was delivered last.
     node_listed: bool,
-    /// According to the NodeSubnet that the agent received: the ranges from which addresses may be assigned
-    /// (`givable`), and since when ranges may not be used any more (`ended`).
+    /// The ranges from which the agent may assign addresses (`givable`), and since when it may use ranges no longer
+    /// (`ended`), according to the NodeSubnet that the agent received.
     givable: BTreeSet<Cidr>,
     pub ended: BTreeMap<Cidr, Time>,
 }
@@ -51,8 +51,8 @@ impl Feeds {
     /// Updates `givable` and `ended` for a NodeSubnet that the agent received; `node` is the UID of its Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
-        // If the node has podCIDRs, its agent does not apply a new NodeSubnet before it knows which addresses of the
-        // podCIDRs are in use. Nobody knows here when that is, so nothing is checked for this node.
+        // If the node has podCIDRs, its agent applies a new NodeSubnet only once it knows which addresses of the
+        // podCIDRs are in use. The simulation does not know when that is, so it checks nothing for this node.
         let Some(spec) = spec.filter(|spec| spec.pod_cidrs.is_empty()) else {
             self.givable.clear();
             self.ended.clear();
@@ -108,7 +108,7 @@ fn seen_pod(pod: &ApiPod) -> Pod {
     }
 }
 
-/// Returns the events of a watch that restarts with a list. With `is_cut`, the watch reports an error before.
+/// Returns the events of a watch that starts again with a list. With `is_cut`, the watch reports an error first.
 fn listing<T>(
     asked: Duration,
     is_cut: bool,
@@ -134,7 +134,7 @@ fn step<T>(is_there: bool, object: T) -> WatchStep<T> {
 }
 
 impl Sim {
-    /// Whether the Node is this host's. A host sees no Node of its name that is another host's.
+    /// Whether the Node is this host's. A host does not see a Node of its name that belongs to another host.
     fn is_host_of(&self, id: usize, uid: &ObjectUid) -> bool {
         self.machines.of_node.get(uid) == Some(&id)
     }
@@ -189,7 +189,7 @@ impl Sim {
         self.schedule_line(id, line);
     }
 
-    /// Restarts all watches of the host with a list. With `is_cut`, they report an error before.
+    /// Makes all watches of the host start again with a list. With `is_cut`, they report an error first.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
         let (api, name) = (&self.api, &self.machines.hosts[id].name);
@@ -234,12 +234,12 @@ impl Sim {
         self.after(held + lag, due);
     }
 
-    /// Forgets scheduled deliveries, because they were for an earlier process of the agent.
+    /// Forgets scheduled deliveries, because they are for an earlier process of the agent.
     pub fn reset_lines(&mut self, id: usize) {
         self.host_mut(id).feeds.scheduled = [false; 4];
     }
 
-    /// Delivers the next event of a watch, or all events that have not been delivered.
+    /// Delivers the next event of a watch, or all of its events that are not delivered yet.
     pub(super) fn deliver_line(&mut self, id: usize, line: Line) -> Verdict {
         let all = self.rng.chance(5_000);
         let held = self.machines.hosts[id].held_until.max(self.down_until);

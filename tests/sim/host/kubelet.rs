@@ -1,7 +1,7 @@
 //! The kubelet and the container runtime of a host: sandboxes of its pods.
 //!
 //! An ADD sets up a sandbox. If the ADD fails, the sandbox is torn down and another one is created. When the pod ends
-//! or needs another sandbox, the sandbox's processes are killed; then a DEL comes late, more than once, or never.
+//! or needs another sandbox, the sandbox's processes are killed. The DEL then comes late, more than once, or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::checks::{DUPLICATE, Verdict, wrong};
 use crate::clock::{MS, SECOND, Time};
 use crate::run::{Due, Sim};
 
-/// When the agent has known for this long that a range may not be used any more, it must assign nothing from the range.
+/// An agent must assign nothing from a range once it has known for this long that the range may not be used any more.
 const HEEDED: Time = 30 * SECOND;
 
 /// The name of the CNI network.
@@ -46,10 +46,10 @@ struct Sandbox {
     has_netns: bool,
     /// Whether the ADD of the sandbox has succeeded.
     is_up: bool,
-    /// The sandbox's addresses in podCIDRs of a foreign allocator: nothing is guaranteed for them.
+    /// The sandbox's addresses in podCIDRs of a foreign allocator. Nothing is guaranteed for these.
     foreign: BTreeSet<Addr>,
-    /// The UID of the host's Node when the sandbox was set up. Nothing is guaranteed for a sandbox that outlives that
-    /// Node.
+    /// The UID of the host's Node when the sandbox was set up. Nothing is guaranteed for a sandbox that still exists
+    /// after that Node.
     node: Option<ObjectUid>,
 }
 
@@ -79,7 +79,7 @@ impl Kubelet {
         self.sandboxes.keys().cloned().collect()
     }
 
-    /// All sandboxes, as the runtime's list describes them.
+    /// All sandboxes, as the runtime lists them.
     pub fn sandboxes(&self) -> Vec<Listed> {
         let listed = |(id, it): (&String, &Sandbox)| {
             let addresses = it.addresses.iter().copied().filter(|_| it.is_alive);
@@ -98,7 +98,7 @@ impl Kubelet {
         all.any(|(id, it)| it.has_netns && netns(id) == path)
     }
 
-    /// Whether a sandbox is being set up: the runtime does not know its addresses yet.
+    /// Whether a sandbox is being set up, so that the runtime does not know its addresses yet.
     pub fn is_setting_up(&self) -> bool {
         self.sandboxes.values().any(|it| it.is_alive && !it.is_up)
     }
@@ -115,7 +115,7 @@ impl Kubelet {
         self.sandbox_in(&Cidr::host(addr), node)
     }
 
-    /// The live sandbox that has an address in the range, as the Node with this UID.
+    /// The live sandbox that has an address in the range and was set up under the Node with this UID.
     pub(super) fn sandbox_in(&self, range: &Cidr, node: &ObjectUid) -> Option<&str> {
         let has = |it: &Sandbox| {
             let mut own = it.addresses.difference(&it.foreign);
@@ -142,7 +142,7 @@ impl Kubelet {
 }
 
 impl Sim {
-    /// Has the kubelet start a pod that is bound to its Node.
+    /// Makes the kubelet start a pod that is bound to its Node.
     pub fn host_runs(&mut self, id: usize, uid: &ObjectUid, name: &Text) {
         let (namespace, name) = name.split_once('/').unwrap();
         let pod = PodRef {
@@ -309,7 +309,7 @@ impl Sim {
         let uid: ObjectUid = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
         let node = self.machines.live_node(id, &self.api);
         let host = self.host_mut(id);
-        // If the runtime has given up the sandbox meanwhile, nothing uses its addresses, so nothing is checked.
+        // If the runtime has removed the sandbox meanwhile, nothing uses its addresses, so nothing is checked.
         let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
             return Ok(());
         };
@@ -383,13 +383,13 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that the address is not assigned before its cooldown is over, whichever node released it.
+    /// Checks that no cooldown of the address runs any more, whichever node released it.
     fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
         let (of, until) = (*of, *until);
-        // Addresses of a dead node are quarantined instead, which may take less time than the cooldown.
+        // Addresses of a dead node are quarantined instead of cooling. The quarantine may be shorter than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
         if self.now >= until || !lives || !is_sure {
@@ -403,7 +403,7 @@ impl Sim {
         wrong("cooldown", text, [name.clone(), before.clone()])
     }
 
-    /// Checks that the range may be used, or that the agent learned only recently that it may not.
+    /// Checks that the agent may use the range, or learned only recently that it may not.
     fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
         let host = self.host(id);
         let since = host.awake_since();
@@ -417,7 +417,7 @@ impl Sim {
         wrong("given range", text, [name.clone()])
     }
 
-    /// Checks that the store has the addresses of all live sandboxes: otherwise the agent would assign them again.
+    /// Checks that the store has the addresses of all live sandboxes. The agent would assign missing ones again.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
         let host = self.host(id);
         if host.disk().is_none() {
@@ -434,7 +434,7 @@ impl Sim {
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
                 .collect();
-            // Addresses outside this node's ranges are never assigned here, so the store need not have them.
+            // The agent never assigns addresses outside this node's ranges, so the store need not have those.
             let is_given_here = |addr: &Addr| {
                 let mut blocks = snapshot.blocks.iter();
                 blocks.any(|it| it.state.is_listed() && it.cidr.contains_addr(*addr))
@@ -493,7 +493,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Starts the kubelet after a boot: pods get new sandboxes, and old sandboxes their DELs.
+    /// Starts the kubelet after a boot: pods get new sandboxes, and old sandboxes get their DELs.
     pub(super) fn start_kubelet(&mut self, id: usize) {
         let host = self.host_mut(id);
         let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();

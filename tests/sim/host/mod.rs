@@ -11,22 +11,22 @@
 //!
 //! # What must hold
 //! - No address is assigned that another sandbox has, on any host whose Node exists.
-//! - The store has the addresses of every live sandbox: they are never released.
+//! - The store has the addresses of every live sandbox, because these are never released.
 //! - A released address is not assigned before its cooldown is over, not even by another node. Nothing new is assigned
 //!   from recalled ranges.
 //! - At the end no address is leaked, and no pod waits while addresses are free.
 //!
 //! # Left out
 //! - In some runs with pools of podCIDRs only, no node has an agent.
-//! - The store thread, sockets and their protocols, gRPC, and the formats of CNI: the simulation calls the code behind
-//!   them.
-//! - A store is lost only while no sandbox is being set up: nothing except the store knows an address that was just
-//!   assigned. Stores are never damaged, and never replaced by an older copy: docs/backup.md says that agents do not
-//!   notice such a copy.
+//! - The store thread, sockets and their protocols, gRPC, and the formats of CNI are left out: the simulation calls the
+//!   code behind them.
+//! - A store is lost only while no sandbox is being set up, because only the store knows an address that was just
+//!   assigned. Stores are never damaged. They are never replaced by an older copy, either: docs/backup.md says that
+//!   agents do not notice such a copy.
 //! - After a failed sync, the next sync writes the same data. A real kernel may have dropped that data.
-//! - podCIDRs of foreign allocators are used, without guarantees.
-//! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of
-//!   CNI, files and masquerading.
+//! - podCIDRs of foreign allocators are used, but nothing is checked about their addresses.
+//! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of CNI,
+//!   files and masquerading are left out.
 
 mod faults;
 mod feeds;
@@ -75,7 +75,7 @@ pub struct Held {
     pub node: ObjectUid,
     /// Whether the NodeSubnet lists the block. Nothing new is assigned from a block that is not listed.
     pub listed: bool,
-    /// Whether the agent has released the block, which is final.
+    /// Whether the agent has released the block. A release is final.
     pub released: bool,
 }
 
@@ -83,13 +83,13 @@ pub struct Held {
 #[derive(Clone, Copy, Debug, Default)]
 struct DiskTrouble {
     until: Time,
-    /// The disk is full; otherwise writes and syncs fail with an I/O error
+    /// Whether the disk is full. Otherwise writes and syncs fail with an I/O error
     is_full: bool,
 }
 
 impl DiskTrouble {
-    /// Returns how the disk treats an operation of the store at time `now`: in trouble, its writes fail from the
-    /// `nth` one on.
+    /// Returns how the disk treats an operation of the store at time `now`. In trouble, the `nth` write and all later
+    /// ones fail.
     fn fate(self, now: Time, nth: u64) -> Fate {
         if now >= self.until {
             Fate::Lasts
@@ -115,7 +115,7 @@ pub struct Host {
     /// Until when the agent's watches deliver nothing.
     pub held_until: Time,
     pub clocks: Clocks,
-    /// UIDs of the host's Nodes that the server lost in a restore. What the host uses as these Nodes is in use.
+    /// UIDs of the host's Nodes that a restore has removed. The ranges that the host uses as these Nodes are in use.
     pub forgotten: BTreeSet<ObjectUid>,
     /// The content of the store: its blocks, how many addresses of each block cool, and the block of each assigned
     /// address.
@@ -126,9 +126,9 @@ pub struct Host {
     /// The agent's process if it runs.
     process: Option<Process>,
     incarnation: u32,
-    /// Whether the store is to be lost as soon as nothing uses it.
+    /// Whether the store will be lost as soon as nothing uses it.
     store_loss_pending: bool,
-    /// Until then its disk is full or fails.
+    /// Until when the disk is full or fails.
     disk_trouble: DiskTrouble,
     /// How often the host was booted.
     boot: u32,
@@ -167,18 +167,19 @@ impl Host {
         }
     }
 
-    /// The blocks that the host uses as the Node with this UID, without released ones.
+    /// The blocks that the host uses under the Node with this UID, without released ones.
     pub fn uses<'a>(&'a self, uid: &'a ObjectUid) -> impl Iterator<Item = (&'a Key, &'a Held)> {
         let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
         self.blocks.iter().filter(used)
     }
 
-    /// The sandbox that has an address in the range, as the Node with this UID.
+    /// The sandbox that has an address in the range and was set up under the Node with this UID.
     pub fn sandbox_in(&self, range: &Cidr, uid: &ObjectUid) -> Option<&str> {
         self.kubelet.sandbox_in(range, uid)
     }
 
-    /// Whether a sandbox is being set up or a CNI plugin runs. Then only the store may know an assigned address.
+    /// Whether a sandbox is being set up or a CNI plugin runs. If so, perhaps only the store knows some assigned
+    /// address.
     fn is_in_use(&self) -> bool {
         self.kubelet.is_setting_up() || !self.calls.is_empty()
     }
@@ -188,13 +189,14 @@ impl Host {
         self.count
     }
 
-    /// Since when nothing new may be assigned from the range, according to what the agent has received; `None` if the
-    /// range is usable.
+    /// Since when the agent may assign nothing new from the range, according to the NodeSubnet that it received. `None`
+    /// if it may.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
     }
 
-    /// Returns since when the agent's process has run without a pause; without a process, a time that never comes.
+    /// Returns since when the agent's process has run without a pause. If no process runs, returns a time that never
+    /// comes.
     fn awake_since(&self) -> Time {
         let process = self.process.as_ref();
         process.map_or(Time::MAX / 2, |it| it.started.max(self.paused_until))
@@ -226,7 +228,7 @@ impl Sim {
         &mut self.machines.hosts[id]
     }
 
-    /// The addresses of a running pod.
+    /// The addresses of the live sandboxes of a pod.
     pub fn addresses_on_host(&self, id: usize, uid: &ObjectUid) -> Box<[Addr]> {
         let addresses = self.host(id).kubelet.addresses_of(uid);
         addresses.into_iter().collect()
@@ -246,7 +248,7 @@ impl Sim {
         }
     }
 
-    /// Returns the virtual time until the host's clock shows `at`, at the clock's present rate.
+    /// Returns how long it takes, in virtual time, until the host's clock shows `at`, at the clock's present rate.
     fn host_until(&self, id: usize, at: Duration) -> Time {
         let when = self.host(id).clocks.when(at);
         when.saturating_sub(self.now)

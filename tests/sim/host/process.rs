@@ -32,16 +32,17 @@ const API_LIMIT: Time = 10 * SECOND;
 pub enum ProcessAct {
     Deliver(Line),
     Turn,
-    /// Passes the answer to one of the agent's effects to the agent.
+    /// Gives the agent the answer to one of its effects.
     Tell(Box<AgentEvent>),
     /// Opens, closes or creates the store, or asks the runtime for its sandboxes.
     Do(Box<StoreQuestion>),
     /// Executes the requests that wait for the store.
     Serve,
-    /// Closes the store's file unless the store thread has worked in between; the number is how often it had worked.
+    /// Closes the store's file, unless the store thread has worked since this was scheduled. The number is how often
+    /// the store thread had worked then.
     Idle(u64),
     Request(u64),
-    /// Continues an ADD that has waited for its maximum time.
+    /// Continues an ADD that has waited as long as it may.
     Woken(u64),
     /// Asks the runtime and the kernel about leak candidates; the last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
@@ -75,7 +76,7 @@ pub struct Process {
     pub out: Arc<Mutex<Vec<Out>>>,
     pub adds: BTreeMap<u64, Waiting>,
     wake_at: Option<Time>,
-    /// When it was started, in virtual time.
+    /// When the process was started, in virtual time.
     pub started: Time,
 }
 
@@ -111,7 +112,7 @@ impl Sim {
         self.turn_later(id, MS);
     }
 
-    /// Schedules a turn of the agent after `delay`, unless an earlier one is scheduled.
+    /// Schedules a turn of the agent after `delay`, unless one is scheduled before that time.
     pub fn turn_later(&mut self, id: usize, delay: Time) {
         let at = self.now + delay;
         let process = self.process(id);
@@ -161,7 +162,7 @@ impl Sim {
             ProcessAct::Turn => {
                 let at = Some(self.now);
                 let process = self.process(id);
-                // The agent's next turn is scheduled for a different time, so this one is dropped.
+                // Another act has scheduled the agent's next turn for a different time, so this turn is dropped.
                 let Some(process) = process.filter(|it| it.wake_at == at) else {
                     return Ok(());
                 };
@@ -236,7 +237,7 @@ impl Sim {
         }
     }
 
-    /// Starts an effect; returns its answer if the effect takes no time.
+    /// Starts an effect. If the effect takes no time, returns its answer.
     fn carry(&mut self, id: usize, effect: AgentEffect) -> Option<AgentEvent> {
         let lag = self.rng.stretch(MS / 4, 20 * MS);
         match effect {
@@ -292,8 +293,8 @@ impl Sim {
         None
     }
 
-    /// Asks the runtime and the kernel about leak candidates, after the API server, and passes the proven ones to the
-    /// agent.
+    /// Asks the runtime and the kernel about leak candidates, and passes the proven leaks to the agent. `pods` is what
+    /// the API server has answered.
     fn prove_host(
         &mut self,
         id: usize,
@@ -440,7 +441,7 @@ pub struct AgentWrite {
 }
 
 impl AgentWrite {
-    /// Returns the failure that the agent receives if the connection is lost; `None` if the agent no longer waits.
+    /// Returns the failure that the agent sees if the connection is lost, or `None` if the agent no longer waits.
     pub fn lost(&self) -> Option<(u32, ProcessAct)> {
         let failed = ProcessAct::Tell(Box::new(self.writing.failed()));
         self.is_heard.then_some((self.incarnation, failed))

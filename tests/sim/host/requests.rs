@@ -1,8 +1,8 @@
 //! Requests of the CNI plugin to the agent, and what the plugin does if the agent does not answer.
 //!
-//! As with the real plugin, an agent that does not greet within a second counts as hung, and a request without an
-//! answer after three quarters of the plugin's timeout counts as lost. Then the plugin works on the store's file
-//! itself, unless another process has the file open.
+//! As for the real plugin, an agent that sends no greeting within a second counts as hung. A request without an answer
+//! after three quarters of the plugin's timeout counts as lost. Then the plugin works on the store's file itself,
+//! unless another process has the file open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::Fate;
 use crate::run::{Due, Sim};
 
-/// The plugin's timeout; its wait for a greeting; its wait for the file, after which it tries to reach the agent again.
+/// The plugin's timeout; how long it waits for a greeting; how long it waits for the file before it tries to reach the
+/// agent again.
 const TIMEOUT: Time = 10 * SECOND;
 const AWAKE: Time = SECOND;
 const TURN: Time = 500 * MS;
@@ -29,12 +30,12 @@ const ADD_WAIT: Duration = Duration::from_secs(5);
 
 pub struct Call {
     pub op: Op,
-    /// By the host's clock: when the plugin was started, and until when the agent may answer.
+    /// By the host's clock: when the plugin was started, and until when it accepts the agent's answer.
     asked: Duration,
     agents: Duration,
     /// When the plugin gives up, in virtual time.
     end: Time,
-    /// Exists as long as the plugin waits for the agent.
+    /// Exists only while the plugin waits for the agent.
     listening: Option<Arc<()>>,
 }
 
@@ -180,7 +181,7 @@ impl Sim {
         }
     }
 
-    /// Retries the pending ADDs that `which` selects.
+    /// Retries the pending ADDs for which `which` is true.
     pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
         let process = self.host(id).process.as_ref();
         let adds = process.into_iter().flat_map(|process| &process.adds);
@@ -191,7 +192,7 @@ impl Sim {
         }
     }
 
-    /// Continues an ADD if something has changed for it (`is_news`) or its time is over.
+    /// Continues an ADD if something that it waits for has changed (`is_news`) or its time is over.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
         let process = self.process(id);
@@ -251,7 +252,7 @@ impl Sim {
         }
     }
 
-    /// Handles the end of the agent: all connections end, and plugins that waited for the agent work alone.
+    /// Handles the end of the agent's process: all connections end, and plugins that waited for the agent work alone.
     pub(super) fn hang_up_plugins(&mut self, id: usize) {
         let host = self.host_mut(id);
         let mut alone = Vec::new();

@@ -24,7 +24,7 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
 
-/// The agent closes the file after this time without work.
+/// After this time without work, the agent closes the file.
 const IDLE: Time = SECOND;
 /// The maximum time that the release of a leak may take.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
     }
 }
 
-/// Sets how the store's disk treats accesses from now on.
+/// Sets which fault the store's disk has from now on.
 pub(super) fn set_fate(slot: &Slot, fate: Fate) {
     if let Some(disk) = &*slot.lock().unwrap() {
         disk.set_fate(fate);
@@ -285,14 +285,14 @@ impl Sim {
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {
-            // Skips podCIDRs, whose UID is that of a present or earlier Node, and adopted ranges that are not listed
-            // yet, which have no UID: they are not blocks.
+            // Skips ranges that are not blocks: podCIDRs, whose UID is that of a present or earlier Node, and adopted
+            // ranges that are not listed yet, which have no UID.
             if nodes.contains_key(&*block.uid) || block.uid.is_empty() {
                 continue;
             }
             let key: Key = (block.cidr, block.uid.as_str().into());
             let listed = block.state.is_listed();
-            // A block that is no longer listed still belongs to the Node that it was listed for.
+            // A block that is no longer listed stays a block of the Node for which it was listed.
             let old = before.get(&key).filter(|_| !listed);
             let held = Held {
                 node: old.map_or(&node, |old| &old.node).clone(),
@@ -318,7 +318,7 @@ impl Sim {
         let cooldown = |addr: &Addr, of: &Key| {
             let mut blocks = snapshot.blocks.iter();
             let block = blocks.find(|block| block.cidr == of.0);
-            // Addresses of an earlier Node have no cooldown: they are quarantined instead.
+            // Addresses of an earlier Node are quarantined, so they have no cooldown.
             let is_live = |it: &&BlockCount| it.state.is_listed() && live.as_ref() == Some(&node);
             let block = block.filter(is_live)?;
             let mut pools = snapshot.pools.iter().map(|pool| &pool.terms);

@@ -1,5 +1,5 @@
-//! Checks of each address that an agent or a pod reports: used twice, leaked, or of another node. Also of users'
-//! requests that no longer apply.
+//! Checks of each address that an agent or a pod reports: is it used twice, leaked, or in a range of another node? Also
+//! checks for users' requests that no longer apply.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use cadastre_api::AddressEntry;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
-/// A pod that was created fewer seconds ago than this may be missing in the list of its node's agent. Agents write the
-/// list every few minutes by default, and can be configured to write it less often.
+/// A pod that is younger than this many seconds may be missing in the list of its node's agent. By default agents write
+/// the list every few minutes, and they can be configured to write it less often.
 const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
@@ -83,7 +83,7 @@ fn address(addr: Addr, inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Whether a mirror pod reports an address that is in ranges of other nodes, and in none of its own node.
+/// Whether a mirror pod reports an address that is in ranges of other nodes, and in no range of the pod's own node.
 fn is_mirror_elsewhere(pod: &PodFact, covers: &[Cover]) -> bool {
     let is_own = |it: &Cover| Some(&**it.node()) == pod.node.as_deref();
     pod.is_mirror() && !covers.is_empty() && !covers.iter().any(is_own)
@@ -95,7 +95,7 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     for entry in in_use {
         let AddressEntry { pod, pod_uid, .. } = &entry.allocation;
         let uid = PodUid::read(pod_uid);
-        // The pod to which the agent assigned the address counts as a user if it lives. If agents report the address
+        // If the pod to which the agent assigned the address lives, it counts as a user. If agents report the address
         // more than once, each report counts.
         let lives = inventory.pod_by_uid(pod_uid).is_some_and(|it| !it.finished);
         let counts = in_use.len() > 1 || (lives && !pod_uid.is_empty());
@@ -116,7 +116,7 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     }
 }
 
-/// Reports an address that no pod reports, and that an agent still has assigned to a pod that has ended, or to an
+/// Reports an address that no pod reports, but that an agent still has assigned to a pod that has ended, or to an
 /// earlier sandbox.
 fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut Findings) {
     let AddressInUse {
@@ -143,7 +143,8 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
         }
         return;
     }
-    // The agent's list may be older than the pod's DEL, so the agent's status must also report the orphan.
+    // The list may be older than the pod's DEL. So the address counts as leaked only if the agent's status reports it
+    // as an orphan, too.
     let orphan = (addr, PodUid::read(pod_uid));
     let subnet = inventory.subnets.get(node);
     if !subnet.is_some_and(|it| it.orphans.contains(&orphan)) {
@@ -168,7 +169,8 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
     });
 }
 
-/// Whether the agent's list has as many addresses as the agent's status counts, in each block that contains the address.
+/// Whether the agent's list is up to date: in each block that contains the address, it has as many addresses as the
+/// agent's status counts.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     inventory.covers(addr).iter().all(|cover| match cover {
         Cover::Block(entry) => inventory.is_list_current(entry),
@@ -239,7 +241,7 @@ fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
         .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
 }
 
-/// Reports requests of users to release or drain that no longer apply.
+/// Reports requests of users to release addresses or drain blocks that no longer apply.
 fn requests(inventory: &Inventory, findings: &mut Findings) {
     for subnet in inventory.subnets.values() {
         let object = format!("node {}", subnet.name);

@@ -1,8 +1,8 @@
 //! `kubectl cadastre check`: finds contradictions between objects.
 //!
-//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. If
-//! anything looks wrong, all objects are therefore listed and checked again after a pause. Only findings of both passes
-//! are reported.
+//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. So if
+//! anything looks wrong, all objects are listed and checked again after a pause. Only findings of both passes are
+//! reported.
 
 mod addresses;
 mod alive;
@@ -63,13 +63,13 @@ pub(crate) enum Severity {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub severity: Severity,
-    /// The kind of finding; never renamed, so that programs can rely on it
+    /// The kind of finding. It is never renamed, so that programs can rely on it
     pub code: String,
     /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
     pub object: String,
     /// The fault
     pub message: String,
-    /// The user's next step
+    /// What the user should do next
     pub advice: String,
     /// The leaked address; `None` for findings with another code than [`LEAKED`]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ pub(crate) struct Leak {
     pub pod_uid: String,
 }
 
-/// The code of findings about leaked addresses. Only these have a [`Leak`], from which `release --report` reads them.
+/// The code of findings about leaked addresses. Only these findings have a [`Leak`], which `release --report` reads.
 pub(crate) const LEAKED: &str = "LeakedAddress";
 
 /// The findings of a check.
@@ -151,13 +151,14 @@ fn delete_pod(pod: &PodFact) -> String {
 }
 
 impl Finding {
-    /// Returns the fields that are equal if findings of two passes are about the same fault.
+    /// Returns the fields by which findings of two passes are compared: if they are equal, both findings are about the
+    /// same fault.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
     }
 }
 
-/// Runs all checks; findings are sorted by severity, the most severe first.
+/// Runs all checks. The most severe findings come first.
 pub(crate) fn check(inventory: &Inventory) -> CheckReport {
     let mut findings = Findings::default();
     ranges::check(inventory, &mut findings);
@@ -210,7 +211,7 @@ pub(crate) async fn check_twice(reach: &ApiReach, settle: Duration) -> anyhow::R
     Ok(second.confirmed_by(&first))
 }
 
-/// Runs `check`; [`ExitVerdict::Findings`] if a shown finding is a warning or critical.
+/// Runs `check`. Returns [`ExitVerdict::Findings`] if a shown finding is a warning or critical.
 pub(crate) async fn exec(
     args: &CheckArgs,
     flags: &Flags,

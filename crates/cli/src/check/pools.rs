@@ -1,4 +1,5 @@
-//! Checks of pools: pools that cannot allocate, that are exhausted or soon will be, or in which others allocate.
+//! Checks of pools: pools that cannot allocate, that are or will soon be exhausted, or in which foreign allocators
+//! allocate.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::{PoolPhase, PoolState};
 
-/// A pool is reported if it will be exhausted within this time, a week.
+/// A pool is reported if it will be exhausted within this time, which is a week.
 const SOON_HOURS: i64 = 7 * 24;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
@@ -126,8 +127,8 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Returns the nodes that the pool selects and that have no range at all. If there are none, but nodes wait according
-/// to the pool's status, returns one text with the number of these nodes.
+/// Returns the nodes that the pool selects and that have no range at all. If there are no such nodes, but the pool's
+/// status says that nodes wait, returns one text with their number.
 fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let lacks_range = |node: &&Arc<Node>| match state.allocation_mode {
         _ if !state.selects(node) => false,
@@ -138,7 +139,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     };
     let nodes = inventory.cache.nodes.iter().filter(lacks_range);
     let names: Vec<String> = nodes.map(|node| node.name.to_string()).collect();
-    // Nodes that have a range may wait for more. Only their number is known, from the pool's status.
+    // Nodes that have a range may wait for more. The pool's status says only how many nodes wait, not which.
     match inventory.waiting(&state.name) {
         Some(more) if names.is_empty() => vec![format!("({more} according to its status)")],
         _ => names,

@@ -55,7 +55,7 @@ enum What {
     },
 }
 
-/// The result of `explain`: why an object is in its present state.
+/// The result of `explain`: an explanation of an object's present state.
 #[derive(Debug, Serialize)]
 pub(crate) struct Explanation {
     /// The explained object: its kind and name
@@ -94,8 +94,8 @@ impl Explanation {
     }
 }
 
-/// Returns the pools of a mode that the requester may use, in the order in which they are tried. The second list has a
-/// line for each pool, with the reason why it may be used or not.
+/// Returns the pools of a mode that the requester may use, in the order in which they are tried. The second list has
+/// one line for each pool, which says why the requester may use the pool or not.
 fn choice(
     mode: AllocationMode,
     requester: &Requester,
@@ -128,8 +128,8 @@ fn candidate<'a>(state: &'a PoolState, requester: &Requester) -> PoolCandidate<'
         priority: state.priority,
         families: state.families(),
         created: state.created,
-        // For a node, which is a requester without a pod, no pool is manual: the node's agent may ask for a manual pool
-        // by name.
+        // A requester without a pod is a node. No pool is manual for a node, because the node's agent may ask for a
+        // manual pool by name.
         manual: requester.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
             PoolPhase::Serving => PoolStanding::Serving,

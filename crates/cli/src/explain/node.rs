@@ -10,7 +10,7 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::pools::PoolPhase;
 
-/// Explains a node, by a simulation of what the controller would do now. Fails if there is no node of this name.
+/// Explains a node by simulating what the controller would do now. Fails if there is no node of this name.
 pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
     let node = inventory.node(name)?;
     let requester = Requester {
@@ -51,7 +51,7 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
     Ok(explanation)
 }
 
-/// Explains why a node still has a block, and when the block returns to the pool.
+/// Explains why a node still has a block, and when the block will return to the pool.
 fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);

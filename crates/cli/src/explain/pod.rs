@@ -54,8 +54,7 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
     Ok(explanation)
 }
 
-/// Explains why a pod has no address. Only blocks of `pools`, which the pod may use, are counted: it gets no address
-/// from other blocks.
+/// Explains why a pod has no address. Counts only blocks of `pools`, the pools that the pod may use.
 fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
     let blocks = inventory.registry.blocks.of(&node.uid);

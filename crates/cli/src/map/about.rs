@@ -29,7 +29,7 @@ pub(super) struct Spot {
 #[derive(Debug, Serialize)]
 pub(super) struct PlaceInfo {
     pub cidr: Cidr,
-    /// The number of the place's first cell in the view. The place covers `count` cells
+    /// The number of the place's first cell in the view; `count` is the number of its cells
     pub at: u64,
     pub count: u64,
     #[serde(flatten)]
@@ -68,9 +68,9 @@ impl Spot {
 }
 
 impl PlaceInfo {
-    /// Describes what is at the first address of `at`: a single address, if cells are addresses; else the range there;
-    /// else the cell, if it has several ranges or none. If `at` contains the whole view, all of `at` is described.
-    /// `None` if the place is not in the view.
+    /// Describes what is at the first address of `at`. If cells are addresses, this is a single address. Otherwise it
+    /// is the range there, or the cell if the cell has several ranges or none. If `at` contains the whole view, all of
+    /// `at` is described. Returns `None` if the place is not in the view.
     pub(super) fn of(at: &Cidr, section: &MapSection) -> Option<Self> {
         let at = if at.contains(&section.view) {
             *at
@@ -105,7 +105,7 @@ fn style(section: &MapSection) -> Style {
     }
 }
 
-/// Lists the parts of a range that are never assigned, or only to pods that ask for them.
+/// Lists the parts of a range that are never assigned, or only to pods that ask for these addresses.
 fn reserved(cidr: &Cidr, section: &MapSection) -> String {
     let spans = section
         .state

@@ -1,8 +1,8 @@
-//! Cuts a range into cells of equal size, from which the pictures in the terminal and on the web page are made.
+//! Divides a range into cells of equal size, from which the pictures in the terminal and on the web page are made.
 //!
 //! # Guarantees
-//! - The cost is one pass over the ranges inside the picture, however many lie outside.
-//! - Cells are disjoint and sorted; cells that are entirely free are left out.
+//! - The cost is one pass over the ranges inside the picture. Ranges outside cost nothing.
+//! - Cells are disjoint and sorted. Cells that are entirely free are left out.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(crate) enum CellKind {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Cell {
-    /// The range that covers the cell; or the cell itself, if several ranges share it or a part of it is free
+    /// The range that covers the cell. If several ranges share the cell or a part of it is free, the cell itself
     pub cidr: Cidr,
     /// The number of the first cell in the view
     pub at: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Cell {
     pub quarantined: u16,
     /// How many thousandths of the cell are reserved
     pub reserved: u16,
-    /// How many thousandths of the addresses of live nodes' ranges in the cell are in use
+    /// How many thousandths of the addresses in the cell's ranges of live nodes are in use
     pub fill: u16,
     /// The first few nodes that have a part of the cell; for an address, its pod
     pub owners: Vec<String>,
@@ -69,18 +69,18 @@ pub(super) struct CellRange {
     pub state: Option<BlockState>,
     /// The number of addresses in use
     pub used: u64,
-    /// The number of addresses that can be assigned to pods; all addresses of the range, if no agent reports counts
+    /// The number of addresses that can be assigned to pods. If no agent reports counts, all addresses of the range
     pub capacity: u128,
     /// Whether another live node has some of the same addresses
     pub overlaps: bool,
 }
 
-/// Returns the ranges that overlap `within`, sorted. Ranges of different live nodes that overlap each other are marked.
+/// Returns the ranges that overlap `within`, sorted. Marks ranges of different live nodes that overlap each other.
 pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<CellRange> {
     let covers = inventory.covers_in(within);
     let mut ranges: Vec<CellRange> = covers.map(|it| CellRange::of(&it, inventory)).collect();
-    // If two CIDRs overlap, one contains the other, and the ranges are sorted. So it suffices to compare each range
-    // with the one that reaches farthest so far.
+    // The ranges are sorted, and if two CIDRs overlap, one contains the other. So each range need only be compared with
+    // the range that reaches farthest so far.
     let mut farthest: Option<usize> = None;
     for at in 0..ranges.len() {
         if ranges[at].kind == CellKind::Quarantine {
@@ -127,8 +127,8 @@ impl CellRange {
     }
 }
 
-/// Returns the prefix length of a cell: the longest with which the CIDRs together have at most `cells` cells, and at
-/// most that of a block.
+/// Returns the prefix length of a cell: the longest one with which the CIDRs together have at most `cells` cells, but
+/// no longer than that of a block.
 pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     let fits = |len: &u8| {
         let all = cidrs.iter().map(|cidr| cells_of(cidr, *len));
@@ -137,13 +137,13 @@ pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     (0..=block_size).rev().find(fits).unwrap_or(0)
 }
 
-/// Returns the number of cells in a CIDR; one that is smaller than a cell counts as one.
+/// Returns the number of cells in a CIDR. A CIDR that is smaller than a cell counts as one cell.
 pub(super) fn cells_of(cidr: &Cidr, len: u8) -> u128 {
     let bits = len.saturating_sub(cidr.len());
     1u128.checked_shl(bits.into()).unwrap_or(u128::MAX)
 }
 
-/// Returns the cell with this number; `None` if `within` has no such cell.
+/// Returns the cell of `within` with this number, or `None` if there is no such cell.
 pub(super) fn nth(within: &Cidr, cell_size: u8, at: u64) -> Option<Cidr> {
     let order = within.family().bits().checked_sub(cell_size)?;
     let step = 1u128.checked_shl(order.into()).unwrap_or(0);
@@ -190,7 +190,7 @@ struct Content {
     reserved: u128,
 }
 
-/// Cuts a range of a pool into cells. Entirely free cells are left out.
+/// Divides a range of a pool into cells. Cells that are entirely free are left out.
 pub(super) fn cells(
     within: Cidr,
     cell_size: u8,
@@ -234,7 +234,8 @@ pub(super) fn cells(
 }
 
 impl Content {
-    /// Whether the next cell continues this one: the same single range covers both, or both are entirely reserved.
+    /// Whether this cell and the next one can be joined: the same single range covers both, or both are entirely
+    /// reserved.
     fn continues(&self, next: &Self, size: u128) -> bool {
         let is_full = self.allocated + self.quarantined >= size
             || (self.ranges.is_empty() && self.reserved >= size);
@@ -293,7 +294,7 @@ pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
     used.map(cell).collect()
 }
 
-/// Returns `some` of `all` in thousandths. The result is 0 only if `some` or `all` is 0.
+/// Returns the ratio of `some` to `all` in thousandths. The result is 0 only if `some` or `all` is 0.
 fn part_of(some: u128, all: u128) -> u16 {
     if some == 0 || all == 0 {
         return 0;

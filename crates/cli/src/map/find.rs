@@ -20,8 +20,8 @@ pub(super) struct FoundPlace {
     pub at: Option<Cidr>,
 }
 
-/// Searches for an address, or for names that contain `text`: pools first, then nodes, then pods. Among the names of a
-/// kind, exact ones come first.
+/// Searches for an address, or for names that contain `text`: pools first, then nodes, then pods. Within a kind, exact
+/// matches come first.
 pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<FoundPlace> {
     let text = text.trim();
     let place = |what, name: &str, at: Option<Cidr>| {
@@ -63,7 +63,7 @@ pub(super) fn find(text: &str, inventory: &Inventory) -> Vec<FoundPlace> {
     hits
 }
 
-/// Returns the names that contain the text: exact ones first, then those that begin with it.
+/// Returns the names that contain the text: first exact matches, then names that begin with the text.
 fn matching<'a>(names: impl Iterator<Item = &'a str>, text: &str) -> Vec<&'a str> {
     let found = names.filter(|name| !text.is_empty() && name.contains(text));
     let mut found: Vec<&str> = found.collect();

@@ -1,7 +1,7 @@
 //! `kubectl cadastre map`: the space of a pool as a picture, in the terminal or in a browser.
 //!
-//! A cell is one block, or an aligned run of blocks if the pool has more blocks than the picture has cells. The content
-//! of a cell is counted from the allocated ranges, so it is exact at every size.
+//! A cell is one block. If the pool has more blocks than the picture has cells, a cell is an aligned run of blocks. The
+//! content of a cell is counted from the allocated ranges, so it is exact at every size.
 //!
 //! | file | subject |
 //! |---|---|
@@ -79,7 +79,7 @@ pub(crate) struct MapReport {
     pub pool: String,
     /// One part for each CIDR of the pool
     pub parts: Vec<PoolRange>,
-    /// The letter of each node. The nodes with most ranges come first; nodes beyond the 52nd have no letter
+    /// The letter of each node. Nodes with most ranges come first, and nodes beyond the 52nd have no letter
     pub legend: Vec<(char, String)>,
     #[serde(skip)]
     by: Option<By>,
@@ -103,8 +103,8 @@ pub(crate) struct PoolRange {
 /// The letters for nodes; further nodes are shown as `*`.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Draws a pool in at most `most` cells per family, or in one cell per CIDR if it has more CIDRs. Fails if there is no
-/// such pool.
+/// Draws a pool in at most `most` cells per family, or in one cell per CIDR if the pool has more CIDRs than that. Fails
+/// if there is no such pool.
 pub(crate) fn map(
     name: &str,
     most: u64,

@@ -77,14 +77,14 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
         Family::V6 => part.cidr.first().to_string().len().max(24),
     };
     let room = style.width.saturating_sub(label + 2).max(8);
-    // A line has a power of two of cells, so that it begins at a round address.
+    // The number of cells in a line is a power of two, so each line begins at a round address.
     let across = 1u64 << room.ilog2();
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
-        // Adjacent rows of free space are shown as one line that counts them.
+        // Adjacent rows without allocated cells are shown as one line with their number.
         let next = shown.peek();
         let next = next.map_or(part.total, |cell| cell.at.max(at) / across * across);
         let rows = next.saturating_sub(at).div_ceil(across);

@@ -14,11 +14,11 @@ use cadastre_core::{Cidr, Family};
 const MOST_BITS: u8 = 15;
 /// A range with at most this many host bits is shown address by address.
 const ADDRESS_BITS: u8 = 12;
-/// Zooming in lengthens the prefix of the view by at most this many bits.
+/// When the user zooms in, the view's prefix becomes longer by at most this many bits.
 const STEP: u8 = 4;
-/// At most this many views are offered between the view and the whole CIDR of the pool, to zoom out.
+/// To zoom out, at most this many views are offered between the view and the whole CIDR of the pool.
 const STEPS: usize = 3;
-/// A view that moves to a range has a prefix that is this many bits shorter than that of the range.
+/// If the view moves to a range, its prefix becomes this many bits shorter than that of the range.
 const ROUND: u8 = 10;
 
 /// The part of a pool that the page asks for.
@@ -29,7 +29,7 @@ pub(super) struct Place {
     pub pool: Option<String>,
     /// The range to show; `None`: the view that opens first
     pub view: Option<Cidr>,
-    /// The chosen range or address. If the range to show does not overlap it, the view moves there
+    /// The chosen range or address. If the range to show does not overlap it, the view moves to the chosen one
     pub at: Option<Cidr>,
     /// Whether to zoom in on the chosen range or address
     pub closer: bool,
@@ -47,7 +47,7 @@ pub(super) struct MapSection<'a> {
 }
 
 impl<'a> MapSection<'a> {
-    /// Returns the view for a place, and the ranges in this view; `None` if the pool has no ranges.
+    /// Returns the view for a place, and the ranges in this view. Returns `None` if the pool has no ranges.
     pub(super) fn from(
         place: &Place,
         state: &'a PoolState,
@@ -94,7 +94,7 @@ impl<'a> MapSection<'a> {
             && cidrs.any(|it| it.contains(&self.view) && it.len() < self.cell_size)
     }
 
-    /// Returns the views from the whole CIDR of the pool down to this view, to zoom out.
+    /// Returns the views from the whole CIDR of the pool down to this view, so that the user can zoom out.
     pub(super) fn path(&self) -> Vec<Cidr> {
         let root = root(&self.view, self.state).map_or(self.view.len(), Cidr::len);
         let lens = (root + 1..=self.view.len()).rev().step_by(STEP.into());
@@ -112,7 +112,7 @@ fn root<'a>(cidr: &Cidr, state: &'a PoolState) -> Option<&'a Cidr> {
     roots.find(|root| root.contains(cidr))
 }
 
-/// Returns a view that shows a range among its neighbours.
+/// Returns a view that shows a range together with its neighbours.
 fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     let range = ranges(at, inventory).pop().map_or(*at, |it| it.fact.cidr);
     let widest = root(&range, state).map_or(0, Cidr::len);
@@ -120,7 +120,7 @@ fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
 }
 
 /// Zooms in on the chosen range or address, or on the first addresses of the view. The view becomes no smaller than the
-/// range that contains these addresses, or than a block if no range does.
+/// range that contains these addresses. If there is no such range, it becomes no smaller than a block.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);
@@ -132,8 +132,8 @@ fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) 
     Cidr::new(target.first(), len.max(view.len()))
 }
 
-/// Returns the view that opens first: a whole CIDR of the pool, preferably one with allocated ranges. If it has too
-/// many blocks for one view, only the part with all its allocated ranges is shown.
+/// Returns the view that opens first: a whole CIDR of the pool, preferably one with allocated ranges. If the CIDR has
+/// too many blocks for one view, the view has only the part with all its allocated ranges.
 pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> Option<Cidr> {
     let ledger = &inventory.registry.ledger;
     let allocated = |root: &Cidr| {
@@ -152,7 +152,7 @@ pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> 
     if block_size.saturating_sub(full.len()) <= MOST_BITS {
         return Some(*full);
     }
-    // The view is wide enough for at least 256 blocks.
+    // The view is wide enough for 256 blocks or more.
     let len = first.len().min(block_size.saturating_sub(8));
     let mut view = Cidr::new(first.first(), len.max(full.len()))?;
     while !view.contains_addr(last) {

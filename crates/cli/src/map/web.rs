@@ -3,7 +3,7 @@
 //! | path, after the token | content |
 //! |---|---|
 //! | nothing, `map.js`, `map.css` | the page: static files that load nothing from elsewhere |
-//! | `view?PLACE` | a part of a pool; objects are listed again if the place says so |
+//! | `view?PLACE` | a part of a pool; if the place asks for it, objects are listed again |
 //! | `cell?SPOT` | the description of a cell |
 //! | `find?TEXT` | a search for an address, a node, a pod or a pool |
 //!
@@ -51,8 +51,8 @@ const STYLE: &str = include_str!("page/map.css");
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Limits of the page's server. They suffice for a browser or two, and for a refresh, which lists all pods of the
-/// cluster and may take long.
+/// Limits of the page's server. They suffice for one or two browsers. A refresh may take long, because it lists all
+/// pods of the cluster.
 const LIMITS: Limits = Limits {
     connections: 32,
     share: 32,
@@ -61,7 +61,7 @@ const LIMITS: Limits = Limits {
     life: Duration::from_secs(600),
 };
 
-/// Serves the page until Ctrl-C, and prints its URL. The page opens with `pool` if one is given.
+/// Serves the page until Ctrl-C, and prints its URL. If `pool` is given, the page opens with that pool.
 pub(super) async fn exec(
     pool: Option<&str>,
     port: u16,
@@ -98,7 +98,7 @@ fn token() -> anyhow::Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-/// The inventory that the page shows, and the connection by which the objects are listed again.
+/// The inventory that the page shows, and the client with which the objects are listed again.
 struct Page {
     reach: ApiReach,
     inventory: Mutex<Arc<Inventory>>,

@@ -18,7 +18,7 @@ pub(crate) fn new_node_name(nth: usize) -> String {
     format!("(new-{nth:05})")
 }
 
-/// Returns whether a node is one that `plan` added, by its name.
+/// Returns whether the name is that of a node that `plan` added.
 pub(super) fn is_new(name: &str) -> bool {
     name.starts_with('(')
 }
@@ -105,8 +105,8 @@ fn pool_mut<'a>(lists: &'a mut ClusterLists, name: &str) -> Option<&'a mut IPPoo
     pools.find(|it| it.metadata.name.as_deref() == Some(name))
 }
 
-/// Adds a pool, or replaces the spec of the pool with this name. Returns the line that reports the change. The API
-/// server does not allow a change of `allocationMode`, so such a change is an error.
+/// Adds a pool, or replaces the spec of the pool with this name. Returns the line that reports the change. Fails if
+/// `allocationMode` would change, because the API server does not allow that.
 pub(super) fn put_pool(
     lists: &mut ClusterLists,
     pool: &Value,

@@ -36,9 +36,9 @@ pub(crate) struct PlanReport {
     pub pools: Vec<PoolPlan>,
     /// Blocks and podCIDRs of nodes that the changes affect
     pub hits: Vec<AffectedObject>,
-    /// Nodes that would wait, without those that wait now
+    /// Nodes that would wait after the changes and do not wait now
     pub will_wait: Vec<WaitingNode>,
-    /// Nodes that wait now and no longer would
+    /// Nodes that wait now and would not wait after the changes
     pub relieved: Vec<String>,
     /// Changed pools that would allocate nothing to any node, each with the reason
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,8 +55,8 @@ pub(crate) struct NewNodes {
     pub served: usize,
     /// Added nodes that wait for a range
     pub waiting: usize,
-    /// Added nodes that get nothing and do not wait, for example because no pool selects them. Then the plan does not
-    /// fit
+    /// Added nodes that get nothing and do not wait, for example because no pool selects them. If there are any, the
+    /// plan does not fit
     pub unmanaged: usize,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct NewNodes {
 #[derive(Debug, Serialize)]
 pub(crate) struct WaitingNode {
     pub node: String,
-    /// The controller's messages about the node
+    /// What the controller's events say about the node
     pub why: String,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct PoolPlan {
     pub allocated: (String, String),
     /// Number of free blocks, before and after
     pub free: (String, String),
-    /// When the pool would be exhausted if it keeps growing at the recent rate
+    /// When the pool would be exhausted after the changes, if it keeps growing at the recent rate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_at: Option<Timestamp>,
     /// The phase of the pool after the changes
@@ -147,8 +147,8 @@ pub(super) fn judge(
     }
 }
 
-/// Returns a message for each changed pool that would allocate nothing to any node. Pools that are disabled on purpose
-/// are left out.
+/// Returns a message for each changed pool that would allocate nothing to any node. Pools whose spec has `disabled` are
+/// left out.
 fn for_nobody(after: &Inventory, changes: &PlanArgs, then: &AllocationState) -> Vec<String> {
     let names = changes.pools.iter();
     let names = names.filter_map(|it| it["metadata"]["name"].as_str());
@@ -173,8 +173,8 @@ fn for_nobody(after: &Inventory, changes: &PlanArgs, then: &AllocationState) -> 
     states.filter_map(line).collect()
 }
 
-/// Returns the counts of each pool and family, now and after the changes. "After" means that every node has got what
-/// the pools can allocate.
+/// Returns the counts of each pool and family, now and after the changes. The counts after the changes include
+/// everything that the pools can then allocate to nodes.
 fn pools(before: &Inventory, after: &Inventory, then: &PlanOutcome) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {
@@ -202,8 +202,8 @@ fn pools(before: &Inventory, after: &Inventory, then: &PlanOutcome) -> Vec<PoolP
     rows
 }
 
-/// Returns when the pool would be exhausted if `free` blocks are free and it grows by the trend in its status. `None`
-/// if its status has no trend.
+/// Returns when the pool would be exhausted if `free` blocks are free and it grows by the trend in its status. Returns
+/// `None` if the status has no trend.
 fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
     let status = inventory.family_status(pool, family)?;
     let trend = Trend::read(status.trend.as_ref()?)?;
@@ -261,7 +261,7 @@ fn hits(before: &Inventory, after: &Inventory, changes: &PlanArgs) -> Vec<Affect
 
 impl VerbReport for PlanReport {
     fn text(&self, style: &Style) -> String {
-        /// At most so many entries are shown without `-o wide`.
+        /// At most this many entries are shown without `-o wide`.
         const SHOWN: usize = 15;
         let most = if style.wide { usize::MAX } else { SHOWN };
         let mut text = String::new();

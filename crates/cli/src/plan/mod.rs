@@ -113,8 +113,9 @@ pub(crate) fn plan(
     Ok(judge::judge(&before, &after, changes, supposed))
 }
 
-/// Raises the demand of each added node to the planned number of addresses plus `warm.low`. Raises the demand of a node
-/// whose blocks must leave to the number of addresses in use, so that there is room for those that have to move.
+/// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. The demand of
+/// a node whose blocks must leave becomes the number of addresses in use, so that there is room for the pods that have
+/// to move.
 fn raise_demand(
     lists: &mut ClusterLists,
     changes: &PlanArgs,
@@ -163,7 +164,7 @@ fn raise_demand(
     Ok(())
 }
 
-/// Runs `plan`; [`ExitVerdict::Findings`] if the changes do not fit.
+/// Runs `plan`. Returns [`ExitVerdict::Findings`] if the changes do not fit.
 pub(crate) async fn exec(
     args: &PlanArgs,
     flags: &Flags,
@@ -201,8 +202,8 @@ pub(crate) async fn exec(
     Ok(ExitVerdict::of(!report.fits))
 }
 
-/// Asks the API server, by a dry run, why it would reject a pool. Returns `None` if it would accept the pool. Returns
-/// `None` also if the user may not write pools, because the answer is then unknown.
+/// Asks the API server, by a dry run, why it would reject a pool. Returns `None` if the API server would accept the
+/// pool. Also returns `None` if the user may not write pools, because the answer is unknown then.
 async fn refusal(pool: &serde_json::Value, reach: &ApiReach) -> anyhow::Result<Option<String>> {
     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
     let kind = GroupVersionKind::gvk(GROUP, VERSION, "IPPool");

@@ -1,7 +1,7 @@
 //! Simulates what the controller would do, by running the controller's own code on a copy of its state.
 //!
-//! podCIDRs and blocks are allocated as by a controller that has just become leader and whose writes all succeed at
-//! once. Nothing is written.
+//! The simulated controller has just become leader, and all its writes of podCIDRs and blocks succeed at once. Nothing
+//! is written to the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +20,9 @@ pub(crate) struct PlanOutcome {
     pub served: BTreeMap<NodeName, Vec<Cidr>>,
     /// Nodes that would wait, by the pool for which they wait
     pub waiting: BTreeMap<PoolName, BTreeSet<NodeName>>,
-    /// Pools for which pods would wait, on any node
+    /// Pools for which pods would wait, on at least one node
     pub wanted_by_pods: BTreeSet<PoolName>,
-    /// The text of the controller's warning events, by the node that they are about
+    /// The texts of the controller's warning events, by the node that an event is about
     pub notes: BTreeMap<NodeName, Vec<String>>,
     /// The owners of all ranges after the simulation
     pub registry: AllocationState,

@@ -29,7 +29,8 @@ pub(crate) struct BlockRow {
     /// The earliest end of the quarantine; `None` if the block is not in quarantine
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// The number of addresses in use, as the agent reports. If the agent has not reported the block, as pods report
+    /// The number of addresses in use, as the agent reports. If the agent has not reported the block, the number that
+    /// pods report
     pub used: u64,
     /// The number of addresses in cooldown, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +52,7 @@ pub(crate) enum BlockState {
     Unconfirmed,
     /// The node's NodeSubnet does not list the block yet.
     Provisional,
-    /// The block is recalled: the node releases it if it is empty.
+    /// The block is recalled: the node releases it as soon as it is empty.
     AskedBack,
     /// The node assigns no new address from the block, and releases it once it is empty.
     Draining,
@@ -61,7 +62,7 @@ pub(crate) enum BlockState {
     Quarantine,
 }
 
-/// Returns the blocks, only those of `pool` and of `node` if these are given. Fails if there is no such pool.
+/// Returns all blocks. If `pool` or `node` is given, returns only theirs. Fails if there is no such pool.
 pub(crate) fn blocks(
     pool: Option<&str>,
     node: Option<&str>,

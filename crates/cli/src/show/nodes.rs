@@ -32,7 +32,8 @@ pub(crate) struct NodeRow {
     pub cooling: u64,
     /// The number of addresses in the node's blocks that can be assigned now, as the agent reports
     pub free: u64,
-    /// The version of the node's agent; `unknown` if the agent does not say; empty if no agent has reported
+    /// The version of the node's agent; `unknown` if the agent does not report its version; empty if no agent has
+    /// reported
     pub agent: String,
     /// The state of the agent's pod: `Ready`, `Starting`, `NotReady` or `None`; absent if pods cannot be read
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +101,8 @@ impl NodeRow {
     }
 }
 
-/// Returns how many addresses of a podCIDR are in use: as the agent reports or as pods report, whichever is more.
+/// Returns how many addresses of a podCIDR are in use. Of the agent's count and the pods' count, the higher one is
+/// returned.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let in_use = inventory.in_use_within(cidr);
     let in_use = in_use.filter(|(_, it)| it.node == node.name && it.current);
@@ -145,7 +147,7 @@ pub(crate) struct NodeReport {
     /// Ranges that were taken out of the node
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn: Vec<Cidr>,
-    /// Ranges that are to be taken out of the node, and that have addresses in use or cooling
+    /// Ranges that cannot be taken out of the node yet, because they have addresses in use or cooling
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<Cidr>,
     /// The addresses in use that the node's agent reports
@@ -164,7 +166,8 @@ pub(crate) struct QuarantinedRange {
     pub until: jiff::Timestamp,
 }
 
-/// Returns the report about a node, or about the ranges in quarantine of a deleted one. Fails if there is neither.
+/// Returns the report about a node. If the node is deleted, the report is about its ranges in quarantine. Fails if
+/// there is neither.
 pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);

@@ -1,4 +1,4 @@
-//! `show pod` and `show handle`: the addresses that a pod, or the attachments of a handle, have in use.
+//! `show pod` and `show handle`: the addresses in use of a pod, or of the attachments with a handle.
 
 use anyhow::bail;
 use jiff::Timestamp;
@@ -14,7 +14,7 @@ use cadastre_core::Addr;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AllocationRow {
     pub address: Addr,
-    /// What the address is: normally `InUse`
+    /// The state of the address, normally `InUse`
     pub state: AddressState,
     /// The pool that contains the address
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub(super) fn allocations(
     shown.filter(|(_, it)| is_shown(it)).map(row).collect()
 }
 
-/// Formats the age of the list in a NodeAddresses; empty if there is none.
+/// Formats the age of an agent's list of addresses. Returns an empty text if there is no list.
 pub(super) fn as_of(listed_at: Option<Timestamp>, style: &Style) -> String {
     match listed_at {
         Some(_) => format!("as of {} ago", age(listed_at, style.now)),

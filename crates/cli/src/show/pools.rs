@@ -22,7 +22,7 @@ pub(crate) struct PoolsReport {
     pub pools: Vec<PoolRow>,
 }
 
-/// One family of a pool, counted from the blocks and nodes as they are.
+/// One family of a pool. The counts are computed from the blocks and nodes, not taken from the pool's status.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PoolRow {
@@ -55,7 +55,7 @@ pub(crate) fn pools(inventory: &Inventory) -> PoolsReport {
     }
 }
 
-/// Returns one row for each family of a pool. A pool whose spec cannot be parsed has one row without a family.
+/// Returns one row for each family of a pool. If the pool's spec cannot be parsed, returns one row without a family.
 pub(super) fn rows(
     state: &PoolState,
     totals: &BTreeMap<(PoolName, Family), Totals>,
@@ -156,7 +156,7 @@ pub(crate) struct PoolReport {
     pub families: Vec<PoolRow>,
     /// The conditions in the pool's status that report a fault
     pub conditions: Vec<String>,
-    /// The nodes with ranges of the pool; nodes with most ranges come first
+    /// The nodes with ranges of the pool. Those with most ranges come first
     pub holders: Vec<PoolHolder>,
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<PoolRepo
     })
 }
 
-/// Returns the nodes with ranges of a pool; nodes with most ranges come first.
+/// Returns the nodes with ranges of a pool. Those with most ranges come first.
 pub(crate) fn pool_holders(state: &PoolState, inventory: &Inventory) -> Vec<PoolHolder> {
     let registry = &inventory.registry;
     let mut all: BTreeMap<(String, bool), PoolHolder> = BTreeMap::new();

@@ -50,7 +50,7 @@ impl Watch {
             Some(Err(why)) => bail!("the watch has ended: {why}"),
             None => bail!("the watch has ended"),
         }
-        // A steady flow of changes must not keep the result from being shown, so this wait has a limit.
+        // If objects change all the time, the result must be shown nevertheless, so this wait has a limit.
         let most = tokio::time::sleep(CALM * 5);
         tokio::pin!(most);
         loop {
@@ -81,7 +81,7 @@ where
     let events = watcher(api, watcher::Config::default());
     let ticks = events.filter_map(|event| async {
         match event {
-            // After a new list anything may have changed, so the end of a list counts as a change.
+            // A new list may contain any changes, so the end of a list counts as a change.
             Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_) | watcher::Event::InitDone) => {
                 Some(Ok(()))
             }

@@ -13,7 +13,7 @@ use cadastre_api::MIRROR_ANNOTATION;
 /// The beginning of the list entry for the address of pod shop/cart.
 const CART: &str = "10.0.0.1 cbr0/0123456789-shop/cart eth0";
 
-/// Returns a small cluster whose pod is gone, while its address is still assigned.
+/// Returns a small cluster whose pod is gone although its address is still assigned.
 fn leaked() -> Cluster {
     let mut cluster = Cluster::new();
     cluster.lists.pods.clear();
@@ -26,7 +26,7 @@ fn a_cluster_that_is_well_has_no_findings() {
     assert_eq!(Cluster::new().codes(), Vec::<String>::new());
 }
 
-/// The description of a fault, a function that causes it, and the code and object of the finding.
+/// A description of a fault, a function that causes the fault, and the code and object of the expected finding.
 type Fault = (&'static str, fn(&mut Cluster), &'static str);
 
 #[test]
@@ -177,7 +177,7 @@ fn only_leaked_addresses_are_released() {
     cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
     assert_contains(&other.unwrap_err().why, &["not what the report says"]);
-    // The address was just assigned, or belongs to no pod: it is released only with --force.
+    // The address was assigned just now, or belongs to no pod. It is released only with --force.
     cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
     assert_refused(&cluster, false, &["--force"]);
     assert!(judge(&cluster, true).is_ok());
@@ -224,8 +224,8 @@ fn an_address_of_an_earlier_sandbox_of_a_living_pod_needs_no_request() {
 
 #[test]
 fn a_list_that_is_minutes_old_is_no_fault() {
-    // The agent's list is minutes old. A pod that is younger than the list need not be in it. An older pod may be
-    // missing, too, if the agent's counts differ from the list, because the counts are newer.
+    // The agent's list is minutes old. A younger pod may be missing in the list. An older pod may be missing, too, if
+    // the agent's counts differ from the list, because the counts are newer.
     let mut cluster = Cluster::new();
     cluster.pod("shop/young", "a", &["10.0.0.2"]);
     cluster.last_pod().metadata.creation_timestamp = time("2026-11-21T11:59:00Z");

@@ -92,8 +92,8 @@ fn a_rollout_is_no_fault() {
         part.status = None;
     }
     assert_codes(&cluster, &[]);
-    // The pods are being deleted, and new pods are about to replace them. It is a fault only if none has done so two
-    // minutes after the grace period.
+    // The pods are being deleted, and new pods are about to replace them. If no new pod has replaced one two minutes
+    // after the grace period, that is a fault.
     let down = [
         "AgentDown node a",
         "AgentDown node b",
@@ -110,7 +110,8 @@ fn a_rollout_is_no_fault() {
         }
         assert_codes(&cluster, codes);
     }
-    // The only controller has released its Lease. That is no fault if its pod is new, but it is if the pod is old.
+    // The only controller has released its Lease. That is no fault if the controller's pod is new, but a fault if the
+    // pod is old.
     for (created, codes) in [
         ("2026-11-21T11:59:30Z", &[][..]),
         ("2026-11-21T11:30:00Z", &["NoLeader controller"]),
@@ -124,8 +125,8 @@ fn a_rollout_is_no_fault() {
         }
         assert_codes(&cluster, codes);
     }
-    // A rollout of other workloads after the agent wrote its list: the node has as many pods as in the list, with other
-    // addresses. So an address that is missing in the list is a fault only if its pod is older than the list.
+    // Other workloads were rolled out after the agent wrote its list. So the node has as many pods as the list, but
+    // with other addresses. A missing address is a fault only if its pod is older than the list.
     let mut cluster = Cluster::new();
     cluster.lists.addresses[0].spec["asOf"] = json!("2026-11-21T11:00:00Z");
     cluster.lists.pods.clear();
@@ -134,8 +135,8 @@ fn a_rollout_is_no_fault() {
     assert_codes(&cluster, &[]);
     cluster.last_pod().metadata.creation_timestamp = time("2026-11-21T10:00:00Z");
     assert_codes(&cluster, &["NotRecorded address 10.0.0.2"]);
-    // The pod is being deleted. Its node may have released the address already, while the API server still shows it: no
-    // finding.
+    // The pod is being deleted. Its node may have released the address although the API server still shows it. So there
+    // is no finding.
     cluster.last_pod().metadata.deletion_timestamp = time("2026-11-21T11:59:30Z");
     assert_codes(&cluster, &[]);
 }
@@ -197,8 +198,8 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
         cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
     }
     cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
-    // No agent is to configure the runtime: mode secondary, or networks of the user's own. There, pods of other
-    // networks are by design, so there is no finding.
+    // No agent configures the runtime (mode secondary, or networks of the user's own). Then pods of other networks are
+    // by design, so there is no finding.
     assert_codes(&cluster, &[]);
     cluster.configures("a");
     assert_codes(&cluster, &["PodsOutside pods"]);
@@ -218,7 +219,7 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
     assert!(message.starts_with("3 pods"), "{message}");
     cluster.block("10.9.0.0/28", "p", "a");
     assert!(!cluster.codes().contains(&"PodsOutside pods".to_owned()));
-    // In mode podCIDRs there are no agents, so pods outside every pool are not reported.
+    // In mode podCIDRs there are no agents. So pods outside all pools are not reported.
     let mut cluster = Cluster::new();
     cluster.pod("shop/old", "a", &["10.9.0.1"]);
     assert_codes(&cluster, &[]);

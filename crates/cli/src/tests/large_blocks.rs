@@ -9,8 +9,8 @@ use crate::render::VerbReport as _;
 use crate::status::status;
 use crate::{explain, show};
 
-/// Returns a cluster with blocks of /48: two of node `a`, one of `b`. The agents report the given counts for each
-/// block.
+/// Returns a cluster with /48 blocks, two of node `a` and one of `b`. For each block, the agents report the given
+/// counts.
 fn cluster(used: i64, cooling: i64, free: i64) -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({

@@ -53,8 +53,8 @@ pub(crate) fn assert_contains(text: &str, parts: &[&str]) {
     }
 }
 
-/// The objects of a test cluster. `new` makes pool `p` of 10.0.0.0/24 in blocks of /28, nodes `a` and `b` with agents
-/// and one block each, and pod `shop/cart` on `a` at 10.0.0.1.
+/// The objects of a test cluster. `new` creates pool `p` of 10.0.0.0/24 in /28 blocks, nodes `a` and `b` with an agent
+/// and one block each, and pod `shop/cart` on `a` with 10.0.0.1.
 pub(crate) struct Cluster {
     pub(crate) lists: ClusterLists,
     version: u64,
@@ -238,7 +238,7 @@ impl Cluster {
         subnet.status["orphans"] = json!([{"address": at, "podUID": uid}]);
     }
 
-    /// Replaces the entries in the list of node `a` by this one.
+    /// Replaces the list of node `a` by this single entry.
     pub(crate) fn listed(&mut self, entry: &str) {
         self.lists.addresses[0].spec["addresses"] = json!([entry]);
     }

@@ -13,8 +13,8 @@
 //! node used are quarantined as if they had been listed.
 //!
 //! # Caveats
-//! An agent can report any range and so keep it from other nodes, but only as many blocks as a node may have. A block
-//! is adopted only if demand could have given it to the node: it lies in a pool that selects the node, it is no larger
+//! An agent can keep any range from other nodes by reporting it, but only as many blocks as a node may have. A block is
+//! adopted only if demand could have given it to the node: it lies in a pool that selects the node, it is no larger
 //! than the pool's blocks, and the node stays within its limit. After a gap (a time without a leader), the leader
 //! ignores that limit. The reason: a node may have got another block in place of the lost one, but still uses the lost
 //! one, which must not go to another node.
@@ -33,22 +33,22 @@ use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Blocks that agents report in use but that cannot be adopted now, by node name. Either another node holds
-/// part of the block, or the pool would not allocate it to the node now. No part of these blocks is allocated to
-/// another node.
+/// Blocks that agents use but that cannot be adopted now, by node name. For example, another node holds part of the
+/// block, or the pool would not allocate the block to the node now. No part of these blocks is allocated to another
+/// node.
 #[derive(Debug, Default)]
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
-    /// Returns an address of the range that lies in one of these blocks, if there is one.
+    /// Returns an address that lies both in the range and in one of these blocks, if there is one.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
         let used = blocks.find(|it| it.overlaps(range))?;
         Some(used.first().max(range.first()))
     }
 
-    /// Returns whether any of these blocks overlaps `block`. Exactly the same block, reported by the agent of `node`,
-    /// does not count.
+    /// Returns whether any of these blocks overlaps `block`, not counting the report of `block` itself by the agent of
+    /// `node`.
     pub(crate) fn conflict_with(&self, block: &Cidr, node: &NodeName) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
@@ -57,7 +57,7 @@ impl UnadoptedBlocks {
         })
     }
 
-    /// Returns the names of the nodes whose agents report such blocks.
+    /// Returns the names of the nodes with blocks that wait for adoption.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.0.keys().cloned().collect()
     }
@@ -69,8 +69,8 @@ impl UnadoptedBlocks {
 }
 
 impl AllocationState {
-    /// Adopts the blocks that a node's agent uses and no node holds. Returns the adopted blocks. Also returns whether
-    /// any block of the node no longer waits for adoption: then other nodes may be able to get that block.
+    /// Adopts the blocks that a node's agent uses and no node holds, and returns them. Also returns whether a block of
+    /// the node stopped waiting for adoption: then other nodes may be able to get that block.
     pub fn adopt_of_node(
         &mut self,
         name: &NodeName,
@@ -112,7 +112,7 @@ impl AllocationState {
                     self.restore_listed(name, &node.uid, &listed, true, cache, now);
                     adopted.push(cidr);
                 }
-                // Adoption may be possible later: if something becomes free, all agents have reported, or the pool
+                // The block may be adoptable later: when a range becomes free, all agents have reported, or the pool
                 // changes.
                 _ => {
                     waits = true;
@@ -166,23 +166,23 @@ impl AllocationState {
         }
     }
 
-    /// Returns an address of a quarantined block that an agent uses, if no pool could allocate the block today. Such a
-    /// block must stay until the agent no longer uses it, because only the block's object keeps the range from other
-    /// nodes.
+    /// If an agent uses the quarantined block and no pool could allocate the block today, returns an address in it.
+    /// Such a block must stay until the agent no longer uses it, because only the block's object keeps the range from
+    /// other nodes.
     pub(crate) fn quarantined_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_of_pool = self.source_of(block).is_some();
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool that could have allocated the block to some node: its blocks are at least as large.
+    /// Returns the pool from which some node could have got the block: the block is no larger than the pool's blocks.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
         (pool.allocation_mode == AllocationMode::Blocks && len <= block.len()).then_some(pool)
     }
 
-    /// Returns the pool of a reported block if the node could get the block by demand. `more` is the number of blocks
-    /// that the node is to get besides those that it has and this one.
+    /// Returns the pool of a reported block if the node could get the block by demand. `more` is the number of other
+    /// blocks of the node that wait for adoption.
     fn pool_for(
         &self,
         block: &BlockReport,

@@ -46,8 +46,8 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns a block so that the caller can change its state. Only [`crate::allocations::AllocationState`] changes
-    /// the owner.
+    /// Returns a block for changes of its state. Its owner must not be changed this way: that is for
+    /// [`crate::allocations::AllocationState`].
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
@@ -98,10 +98,10 @@ impl BlockTable {
     }
 }
 
-/// What other loops have to check after a change of blocks.
+/// What other loops have to check after blocks have changed.
 #[derive(Debug, Default)]
 pub struct AffectedLoops {
-    /// Blocks for whose objects a request may be needed
+    /// Blocks whose IPAMBlock may need a request
     pub blocks: Vec<Cidr>,
     /// Names of nodes whose NodeSubnet may have to list other blocks, or that may need another block
     pub nodes: Vec<NodeName>,

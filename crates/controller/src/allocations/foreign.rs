@@ -1,16 +1,16 @@
 //! podCIDRs that another writer set: a kubelet may set the podCIDRs of its own Node as long as there are none.
 //!
-//! A podCIDR of a usual size counts against pools as if Cadastre had allocated it. A wider one would exhaust every pool
-//! that it covers. So if it overlaps a pool, it does not count and the NodeSubnet does not list it, until a pool has
-//! blocks of that size. A wide podCIDR that overlaps no pool does no harm: it does not count either, but the NodeSubnet
-//! lists it.
+//! A podCIDR of a usual size counts against pools as if Cadastre had allocated it. A wider podCIDR that overlaps a pool
+//! does not count, because it would exhaust every pool in it. The NodeSubnet does not list such a podCIDR either, until
+//! a pool has blocks of that size. A wide podCIDR that overlaps no pool does no harm: it does not count, but the
+//! NodeSubnet lists it.
 //!
 //! # Guarantees
-//! - A podCIDR that the NodeSubnet of the same Node lists with a pool counts, even if the pool's block size has changed
-//!   since.
+//! - A podCIDR keeps counting if the NodeSubnet of the same Node lists it with a pool, even if the pool's block size
+//!   has changed since.
 //! - A podCIDR that is too wide is reported by an event, by conditions of the pools that it covers, and by a metric.
 //! - A podCIDR that overlaps another node's range is listed with `withheld`: the NodeSubnet records it, but the agent
-//!   does not use it.
+//!   assigns none of its addresses.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +25,8 @@ use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family, Holding, HoldingState};
 
-/// Prefix lengths of the widest podCIDRs that count without a pool of that block size. A migration to Cadastre must not
-/// lose podCIDRs, and other allocators are not known to give a node more than 4,000 IPv4 addresses or a /64.
+/// Prefix lengths of the widest podCIDRs that count although no pool has blocks of that size. A migration to Cadastre
+/// must not lose podCIDRs, and no other allocator is known to give a node more than 4,000 IPv4 addresses or a /64.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
@@ -48,7 +48,7 @@ pub(crate) struct TooWide {
 pub(crate) type AllTooWide = BTreeMap<ObjectUid, TooWide>;
 
 impl AllocationState {
-    /// Returns whether a node can have got a range of this size from a pool or from another allocator.
+    /// Returns whether a node can have got a range of this size, from a pool or from another allocator.
     pub(crate) fn could_be_allocated(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
@@ -89,14 +89,14 @@ impl AllocationState {
         names
     }
 
-    /// Returns the podCIDRs that do not count and overlap a pool, with the names of their Nodes.
+    /// Returns the podCIDRs that overlap a pool but are too wide to count, each with the name of its Node.
     pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&NodeName, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
-    /// Reports, once for each Node, a podCIDR that does not count although it overlaps a pool.
+    /// Reports the podCIDRs that are too wide to count but overlap a pool: one event for each Node.
     pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<EventRecord>) {
         let AllocationState {
             too_wide, pools, ..
@@ -123,7 +123,7 @@ impl AllocationState {
         of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
-    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is its present NodeSubnet.
+    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the NodeSubnet as it is now.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let mut cidrs = node.pod_cidrs.to_vec();
         cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));
@@ -135,8 +135,8 @@ impl AllocationState {
         listed
     }
 
-    /// Returns whether another node has addresses of the range, or had them and they are in quarantine. A quarantined
-    /// range of an earlier Node of the same name does not count as another node's.
+    /// Returns whether another node holds addresses of the range, perhaps in quarantine. A quarantined range of an
+    /// earlier Node with this Node's name does not count.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |holding: &Holding| {
             self.node_of(holding.holder).is_some_and(|(name, uid)| {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Holder;
 
-/// The use for which a node has ranges. Its podCIDRs come and go with the Node; its blocks do not.
+/// The form of a holder's ranges. The podCIDRs of a node and its blocks have separate holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HolderUse {
     /// `node.spec.podCIDRs`
@@ -61,7 +61,7 @@ impl HolderIds {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Frees the UID's holder number for reuse. The holder must not have holdings any more.
+    /// Frees the UID's holder number for reuse. The holder must have no holdings any more.
     pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;

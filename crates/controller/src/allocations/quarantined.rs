@@ -1,4 +1,5 @@
-//! podCIDRs of deleted nodes in quarantine: when a quarantine begins, what records it, and who gets the ranges back.
+//! podCIDRs of deleted nodes in quarantine: when a quarantine begins and ends, where it is recorded, and who gets the
+//! ranges back.
 
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub struct QuarantinedRanges {
     pub until: Duration,
     /// The same end as wall time, which NodeSubnets record for users and for the next leader.
     pub until_wall: Timestamp,
-    /// Whether the ranges are to be freed: the quarantine is over and no pod uses them, or a live node has them again.
-    /// The entry itself is removed once no NodeSubnet records it.
+    /// Whether the ranges are to be freed: the quarantine is over and no pod uses them, or a live node has the ranges
+    /// again. This entry is removed once no NodeSubnet records it.
     pub released: bool,
 }
 
@@ -49,9 +50,9 @@ impl QuarantinedRanges {
 }
 
 impl AllocationState {
-    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges. Otherwise the
-    /// quarantine would last as long as pods of the live node use the ranges. The deletion of the live node starts a
-    /// new quarantine.
+    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges: otherwise the
+    /// quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a new
+    /// quarantine starts.
     pub(super) fn end_superseded_quarantine(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
         let quarantines = self.quarantined.range_mut(first..);
@@ -86,7 +87,7 @@ impl AllocationState {
         true
     }
 
-    /// Ends a quarantine and releases its holdings. The ranges are free then, unless another node has them too.
+    /// Ends a quarantine and releases its holdings, so its ranges are free unless another node has them too.
     pub fn release(&mut self, key: &QuarantineKey) {
         self.quarantined.remove(key);
         for (id, _, _) in self.holdings_of(&key.1) {
@@ -111,7 +112,7 @@ impl AllocationState {
         from.take_while(move |((it, _), _)| it == name)
     }
 
-    /// Quarantines the podCIDRs of deleted nodes that the NodeSubnet records.
+    /// Records the quarantines of podCIDRs that the NodeSubnet lists, and quarantines its podCIDRs if its node is gone.
     pub(super) fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());
@@ -136,7 +137,8 @@ impl AllocationState {
         };
         let key = (subnet.name.clone(), uid.into());
         let is_recorded = self.quarantined.contains_key(&key);
-        // A wide range that is listed without a pool did not count while the node lived, so it is not quarantined.
+        // A wide range without a pool in the list did not count against pools while the node lived, so it is not
+        // quarantined.
         let counted = read_ranges(spec.pod_cidrs.iter().filter(|it| it.pool.is_some()));
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| !is_wide(cidr) || counted.contains(cidr));
@@ -151,8 +153,8 @@ impl AllocationState {
         self.restore_quarantine(&key.0, &key.1, quarantined);
     }
 
-    /// Quarantines the podCIDRs of nodes that this process saw deleted while it was a standby, unless a NodeSubnet
-    /// records them. A range that another node has as a whole by now needs no quarantine.
+    /// Quarantines the podCIDRs of nodes that this process saw deleted while it was a standby, unless their quarantine
+    /// is recorded already. A range that another node has as a whole by now needs no quarantine.
     pub(crate) fn quarantine_deleted(
         &mut self,
         deleted: &DeletedNodes,
@@ -167,8 +169,8 @@ impl AllocationState {
             if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
                 continue;
             }
-            // A quarantine that is over by now is recorded nevertheless, because the node's pods may not have been
-            // checked yet.
+            // Even a quarantine that is over by now is recorded, because it may not have been checked whether pods use
+            // the ranges.
             let until = gone.at + self.quarantine_of(&gone.ranges);
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &Cidr| {
@@ -200,7 +202,8 @@ impl AllocationState {
         self.quarantined.insert(key, quarantined);
     }
 
-    /// Returns how long these ranges of one node are quarantined: the longest time of their pools.
+    /// Returns how long these ranges of one node are quarantined. If their pools differ, the longest quarantine
+    /// applies.
     fn quarantine_of(&self, ranges: &[Cidr]) -> Duration {
         let of_pool = |cidr| {
             let pool = self.pools.of(cidr);
@@ -216,8 +219,8 @@ impl AllocationState {
     }
 }
 
-/// Returns how long a recorded quarantine still lasts: at most `most`, because a wall clock that was set back must not
-/// prolong it.
+/// Returns how long a recorded quarantine still lasts, but at most `most`: a wall clock that was set back must not
+/// prolong the quarantine.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
     if Mutation::RecordedQuarantineNotBounded.is_on() {

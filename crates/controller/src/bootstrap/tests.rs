@@ -148,7 +148,7 @@ fn kubeadms_configuration_is_read_leniently_or_is_an_error() {
     };
     let lenient = "networking: {podSubnet: ' 10.050.0.1/16 , FD00:50::/56 '}";
     assert_eq!(created(&of(lenient)), ["10.50.0.0/16", "fd00:50::/56"]);
-    // A YAML parser might take this plain scalar for a number or a map; it must be read as text.
+    // A YAML parser might read this text as a number or a map.
     assert_eq!(
         created(&of("networking:\n  podSubnet: 1:2::/64\n")),
         ["1:2::/64"]

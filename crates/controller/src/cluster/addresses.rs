@@ -24,7 +24,7 @@ impl Addresses {
         }
     }
 
-    /// Counts one less reporter of each address.
+    /// Counts one reporter less of each address.
     pub fn remove(&mut self, addresses: &[Addr]) {
         for addr in addresses {
             if let Some(count) = self.counts.get_mut(addr) {

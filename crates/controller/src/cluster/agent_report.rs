@@ -1,8 +1,8 @@
 //! Reads the status of a NodeSubnet, as an agent wrote it. The status is read entry by entry, so that an invalid entry
 //! does not affect the others.
 //!
-//! Agents run on every node and may be outdated, faulty or compromised. This module checks format, signs, maximums and
-//! repetitions. The users of the report check whether a block belongs to the node.
+//! Agents run on every node and may be outdated, faulty or compromised. This module checks formats, signs, maximums and
+//! repetitions. The code that uses a report checks whether a block belongs to the node.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,8 @@ const MOST_DEMAND: i64 = 1_000_000;
 /// Maximum number of descriptions of invalid entries.
 const MOST_TEXTS: usize = 5;
 
-/// Maximum number of conditions. The controller writes three of them, and must keep those of other writers. So if a
-/// NodeSubnet has more conditions than this, the controller writes none.
+/// Maximum number of conditions in a NodeSubnet. The controller writes three of them and keeps those of other writers.
+/// If there are more than this, the controller writes none.
 pub(crate) const MOST_CONDITIONS: usize = 16;
 
 /// The condition that reports whether all of an agent's status is valid.

@@ -61,7 +61,8 @@ impl ClusterCache {
         }
     }
 
-    /// Returns the state of the cache of a kind, and identity and version of the named object if the cache contains it.
+    /// Returns the state of a kind's cache. Also returns identity and version of the named object, if the cache
+    /// contains it.
     pub(crate) fn about(
         &self,
         (kind, name): (ObjectKind, Option<&str>),

@@ -21,13 +21,13 @@ use cadastre_api::{
 };
 use cadastre_core::{Addr, Cidr};
 
-/// At most this many addresses of a Node count. Otherwise the writer of one Node could exclude any number of addresses
-/// from all pools.
+/// A Node's addresses beyond this number are ignored. Otherwise whoever can write one Node could exclude any number of
+/// addresses from all pools.
 const MOST_NODE_ADDRESSES: usize = 16;
 /// Maximum length of a machine's identity, in bytes. Identities are copied into other objects.
 const LONGEST_MACHINE_ID: usize = 256;
 
-/// Converts a Node. podCIDRs that are not CIDRs become `unreadable`.
+/// Converts a Node. Entries of its podCIDRs that are not CIDRs are kept as text in `unreadable`.
 pub fn node(node: NodeLite) -> Node {
     let spec = node.spec.unwrap_or_default();
     let status = node.status.unwrap_or_default();
@@ -80,14 +80,14 @@ pub fn node(node: NodeLite) -> Node {
     }
 }
 
-/// Returns a machine's identity. A text that is too long is ignored, not cut: its beginning may equal that of another
-/// machine's identity.
+/// Returns a machine's identity. A text that is too long is ignored, not shortened, because the shortened text may
+/// equal another machine's.
 fn machine_text(id: String) -> Option<Text> {
     let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
     is_one.then(|| Text::from(id))
 }
 
-/// Converts a Pod; addresses of finished and of hostNetwork pods are left out.
+/// Converts a Pod. Addresses of finished pods and of hostNetwork pods are left out.
 pub fn pod(pod: PodLite) -> Pod {
     let spec = pod.spec.unwrap_or_default();
     let status = pod.status.unwrap_or_default();
@@ -136,7 +136,7 @@ pub fn pod(pod: PodLite) -> Pod {
     }
 }
 
-/// Converts a ServiceCIDR; ranges that are not CIDRs are left out.
+/// Converts a ServiceCIDR. Ranges that are not CIDRs are left out.
 pub fn service_range(object: ServiceCIDR) -> ServiceRange {
     let cidrs = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
     let meta = object.metadata;
@@ -183,8 +183,8 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     }
 }
 
-/// Reads the spec of a NodeSubnet. Invalid parts are left out; also returns whether there were any. The valid parts
-/// must be read in any case, because the spec is the only record of quarantined ranges.
+/// Reads the spec of a NodeSubnet. Invalid parts are left out; also returns whether there were any. One invalid part
+/// must not hide the valid ones, because the spec is the only record of quarantined ranges.
 fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     let why = match NodeSubnetSpec::deserialize(&spec) {
         Ok(spec) => return (Ok(spec), false),
@@ -201,8 +201,8 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
             keep_entries::<AllocatedRange>(holder, "podCIDRs");
-            // The end is unknown, so the quarantine begins anew: a time far ahead is later cut to the pool's full
-            // quarantine.
+            // The end of the quarantine is unknown, so the quarantine begins anew: [`LATE`] is later shortened to the
+            // pool's full quarantine.
             if holder
                 .get("until")
                 .is_none_or(|it| Time::deserialize(it).is_err())
@@ -219,7 +219,7 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     (NodeSubnetSpec::deserialize(&spec).map_err(|_| why), true)
 }
 
-/// A time after the end of any quarantine.
+/// A time after the end of any quarantine, for quarantines whose end is unknown.
 const LATE: &str = "2999-12-31T00:00:00Z";
 
 fn keep_text(fields: &mut Map<String, Value>, name: &str) {
@@ -342,7 +342,8 @@ fn addr(text: &str) -> Option<Addr> {
     text.parse::<std::net::IpAddr>().ok().map(Addr::from)
 }
 
-/// Parses a resourceVersion. Within one kind, resourceVersions are numbers that grow. Returns 0 if the text is invalid.
+/// Parses a resourceVersion, or returns 0 if the text is invalid. Within one kind, resourceVersions are growing
+/// numbers.
 fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! Assignments (writes of podCIDRs) that a leader may have in flight, as an annotation of the Lease names them.
+//! Allocations of podCIDRs that a leader may have in flight, as an annotation of the Lease names them.
 //!
-//! A leader sends an assignment only while the Lease names it, and removes the name only when it knows the outcome.
-//! Every write of the Lease is a compare-and-swap. So the next leader reads all assignments that an earlier leader can
-//! still have in flight, however long the earlier leader was suspended, and whatever its clock says.
+//! A leader sends an allocation only while the Lease names it. The Lease names the allocation until the leader knows
+//! the outcome. Every write of the Lease is a compare-and-swap. So the next leader reads all allocations that an
+//! earlier leader can still have in flight, however long the earlier leader was suspended, and whatever its clock says.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::names::{NodeName, ObjectUid};
 use cadastre_core::Cidr;
 
-/// An assignment of podCIDRs to a node that may be in flight.
+/// The allocation of podCIDRs to a node, whose write may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteIntent {
     /// Name of the node
@@ -22,12 +22,13 @@ pub struct WriteIntent {
     pub cidrs: Vec<Cidr>,
 }
 
-/// All assignments that may be in flight, and the state on which they were decided.
+/// All allocations that may be in flight, and the object versions on which they were decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteIntents {
-    /// Assignments of podCIDRs
+    /// Allocations of podCIDRs
     pub assignments: BTreeSet<WriteIntent>,
-    /// The versions that the leader had seen. A new leader whose cache has reached them needs no further list
+    /// The object versions that the leader had seen. A new leader whose cache has reached these versions needs no
+    /// further list
     pub known: Option<SeenVersions>,
 }
 
@@ -45,22 +46,23 @@ pub struct SeenVersions {
     pub claims: u64,
 }
 
-/// JSON of the annotation. If it has unknown fields, a later version of Cadastre wrote it, and all of it is ignored.
+/// JSON of the annotation. An annotation with unknown fields is ignored as a whole, because a later version of Cadastre
+/// wrote it.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IntentsJson {
-    /// `spec.leaseTransitions` of the Lease when this was written. A holder that runs an earlier version of Cadastre
-    /// keeps the annotation without updating it. This number then differs from the Lease's, so the annotation is
-    /// ignored.
+    /// `spec.leaseTransitions` of the Lease when the annotation was written. A holder with an earlier version of
+    /// Cadastre keeps the annotation without updating it. Then this number differs from the Lease's, and the annotation
+    /// is ignored.
     transitions: i64,
-    /// Name and UID of each node that has an assignment in flight, with the podCIDRs
+    /// Name and UID of each node that has an allocation in flight, with the podCIDRs
     nodes: Vec<(String, String, Vec<String>)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     known: Option<SeenVersions>,
 }
 
 impl WriteIntents {
-    /// Formats the annotation, for a Lease with that `spec.leaseTransitions`.
+    /// Formats the annotation for a Lease that has `transitions` as its `spec.leaseTransitions`.
     pub fn write(&self, transitions: i64) -> String {
         let nodes = self.assignments.iter().map(|intent| {
             let cidrs = intent.cidrs.iter().map(ToString::to_string).collect();
@@ -74,8 +76,8 @@ impl WriteIntents {
         serde_json::to_string(&json).unwrap_or_default()
     }
 
-    /// Reads the annotation of a Lease with that `spec.leaseTransitions`. Returns `None` if the annotation is not
-    /// reliable, for example because a holder of an earlier version wrote the Lease.
+    /// Reads the annotation of a Lease that has `transitions` as its `spec.leaseTransitions`. Returns `None` if the
+    /// annotation is not reliable, for example because a holder with an earlier version of Cadastre wrote the Lease.
     pub fn read(text: &str, transitions: i64) -> Option<Self> {
         let json: IntentsJson = serde_json::from_str(text).ok()?;
         if json.transitions != transitions {

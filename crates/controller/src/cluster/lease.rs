@@ -1,29 +1,29 @@
 //! The leader election, without clock or IO: the caller passes in the time and makes the calls to the API server.
 //!
-//! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so at most
-//! one of two candidates succeeds. A candidate takes over if the record has not changed for the lease duration in the
-//! record, by the candidate's own monotonic clock. The election does not depend on the times in the Lease, which are
-//! for users and for [`LeadershipTerm::vacant`].
+//! The election uses one Lease object. Every write of the Lease is a compare-and-swap by resourceVersion, so of two
+//! candidates at most one succeeds. A candidate takes over if the Lease has not changed for the duration that the Lease
+//! names, by the candidate's own monotonic clock. The times in the Lease do not decide the election: they are for users
+//! and for [`LeadershipTerm::vacant`].
 //!
 //! # Guarantees
-//! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. It is the *start* of
-//!   the last successful renewal plus the renew deadline, which is shorter than the lease duration.
+//! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. This time is the
+//!   *start* of the last successful renewal plus the renew deadline, which is shorter than the lease duration.
 //! - A term whose time has run out continues if a later renewal succeeds, because the compare-and-swap proves that no
 //!   other process led in between. If the record has another holder, or the Lease is gone, the term is over for good.
 //! - The id of a term is never used twice.
-//! - Watch events of the Lease ([`Elector::watch_applied`]) only save reads. No other guarantee relies on them.
-//! - A Lease is free only if its holder has released it. If the Lease was deleted, or a user cleared its holder,
+//! - Watch events of the Lease ([`Elector::watch_applied`]) only save reads. No other guarantee relies on these events.
+//! - A Lease counts as free only if its holder has released it. If the Lease was deleted, or a user cleared its holder,
 //!   candidates wait as after any other change, because the leader may not have noticed yet.
 //! - [`LeadershipTerm::named`] counts only successful writes that began after [`Elector::want`], so no later holder can
-//!   have written the Lease before them.
+//!   have written the Lease before these writes.
 //!
 //! # Assumptions
-//! - Two processes never lead at once, provided that the clocks of their hosts run at similar rates: the difference
-//!   must be smaller than that between renew deadline and lease duration. Safety does not depend on this, because a
-//!   leader's writes wait for [`LeadershipTerm::named`].
-//! - No process starts as a candidate just when a user deletes the Lease of an active leader. The new process has never
-//!   seen the Lease, so it could not know of the leader. (If NodeSubnets exist, the new process still fences the leader
-//!   off, because [`Takeover::First`] alone does not count as a first start.)
+//! - Two processes never lead at once if the clocks of their hosts run at similar rates: they must differ by less than
+//!   renew deadline and lease duration do. Safety does not depend on this, because a leader's writes wait for
+//!   [`LeadershipTerm::named`].
+//! - No process starts as a candidate just when a user deletes the Lease of an active leader: having never seen the
+//!   Lease, it could not know of the leader. (If NodeSubnets exist, the new process still fences the leader off,
+//!   because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
@@ -43,11 +43,11 @@ pub use types::{
 mod types;
 mod watched;
 
-/// Interval between two reads by a candidate without a working watch. The candidate notices a release after at most
+/// Interval between two reads by a candidate without a working watch. So the candidate notices a release after at most
 /// this time.
 pub(super) const CANDIDATE_PAUSE: Duration = Duration::from_millis(400);
 
-/// If two answers of the API server are further apart than this, the server may have been restored in between. A
+/// If two answers of the API server are no further apart than this, the server was not restored in between, because a
 /// restore takes longer.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -64,11 +64,11 @@ pub struct Elector {
     settings: LeaseSettings,
     phase: Phase,
     view: LeaseView,
-    /// Whether to read the Lease before the next attempt to acquire it
+    /// Whether the Lease must be read before the next attempt to acquire it
     read_first: bool,
     /// The last attempt to acquire the Lease, as long as it may still succeed
     attempt: Option<Attempt>,
-    /// The call without an answer, and when it began
+    /// The call that is not answered yet, and when it began
     outstanding: Option<(CallKind, Mono)>,
     due: Mono,
     /// After a failed write, the earliest time of the next one
@@ -79,19 +79,19 @@ pub struct Elector {
     duration: Duration,
     /// The highest resourceVersion of the Lease that was seen
     newest: u64,
-    /// When the last read began
+    /// When the last read of the Lease began
     read_at: Mono,
-    /// Whether the last record came from a watch and was not confirmed by a read since
+    /// Whether the last record came from a watch, and no read has confirmed it since
     is_unconfirmed: bool,
-    /// Until when the watch counts as working although it shows nothing
+    /// Until when the watch counts as working even if no event arrives
     watch_works_until: Mono,
     /// Whether this process has ever seen the Lease
     has_seen: bool,
-    /// Set once leadership is given up: whether no write is in flight or indeterminate
+    /// `None` until leadership is given up; then true if no write is in flight or indeterminate
     release: Option<bool>,
     /// The content that the Lease should get in this term
     wanted: Option<LeaseContent>,
-    /// Start of the last write, and the number of `wanted` at that time
+    /// When the last write began, and the number in `wanted` at that time
     last_write: (Mono, u64),
     /// See [`LeadershipTerm::answered_since`]
     answered_since: Mono,
@@ -105,7 +105,7 @@ enum LeaseView {
     Unknown,
     /// Since when the Lease has been missing
     Absent(Mono),
-    /// The record, and since when it has been unchanged
+    /// The Lease, and since when it has been unchanged
     Present(LeaseRecord, Mono),
 }
 
@@ -168,8 +168,8 @@ impl Elector {
         }
     }
 
-    /// Sets the content that the Lease should get, if it is for the present term. [`LeadershipTerm::named`] reaches the
-    /// number in `wanted` once a write that began later has succeeded.
+    /// Sets the content that the Lease should get, if the content is for the present term. Once a write that began
+    /// later has succeeded, [`LeadershipTerm::named`] reaches the content's number.
     pub fn want(&mut self, wanted: LeaseContent, now: Mono) {
         if matches!(&self.phase, Phase::Leading(held) if held.term.id == wanted.term) {
             self.wanted = Some(wanted);
@@ -177,7 +177,7 @@ impl Elector {
         }
     }
 
-    /// Makes the next write due as early as allowed if a request waits for it.
+    /// If a request waits for a Lease write, makes that write due as early as allowed.
     fn hurry(&mut self, now: Mono) {
         let (Phase::Leading(held), Some(wanted)) = (&self.phase, &self.wanted) else {
             return;
@@ -205,14 +205,14 @@ impl Elector {
         }
     }
 
-    /// Returns when to call [`Elector::poll`]. Returns `None` while a call is outstanding, and after the release.
+    /// Returns when to call [`Elector::poll`]. Returns `None` while a call is not answered yet, and after the release.
     pub fn wake_at(&self) -> Option<Mono> {
         let idle = self.outstanding.is_some() || matches!(self.phase, Phase::Released);
         (!idle).then_some(self.due)
     }
 
-    /// Gives up leadership for good. [`Elector::leadership`] is `Released` from now on, so that writers stop at once,
-    /// even before the Lease is written. `settled` says that no write is in flight or indeterminate.
+    /// Gives up leadership for good. [`Elector::leadership`] is `Released` from now on, so writers stop at once, even
+    /// before the Lease is written. `settled` says that no write is in flight or indeterminate.
     pub fn release(&mut self, settled: bool) {
         self.release = Some(settled);
         self.due = Mono::ZERO;
@@ -279,7 +279,7 @@ impl Elector {
         (CallKind::Acquire, call)
     }
 
-    /// Returns what kind of takeover is possible now; `None` while another process may lead.
+    /// Returns what kind of takeover is possible now, or `None` while another process may lead.
     fn possible_takeover(&self, now: Mono) -> Option<Takeover> {
         if self.may_acquire_at()? > now {
             return None;
@@ -306,8 +306,8 @@ impl Elector {
         }
     }
 
-    /// Returns the record that makes this process the holder and keeps the intents. While the outcome of a first try is
-    /// unknown, returns the same record again.
+    /// Returns the record that makes this process the holder and keeps the intents. While it is unknown whether a first
+    /// try succeeded, returns the record of that try again.
     fn attempt(
         &mut self,
         resource_version: String,
@@ -385,7 +385,7 @@ impl Elector {
                 self.no_write_before = at + WRITE_PAUSE;
             }
             (CallKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
-                // The write may have succeeded, or another process may hold the Lease by now, so the Lease is read
+                // This write may have succeeded, or another process may hold the Lease by now. So the Lease is read
                 // next.
                 self.has_seen |= answer == LeaseAnswer::Conflict;
                 self.read_first = true;
@@ -403,8 +403,8 @@ impl Elector {
         }
     }
 
-    /// Updates the time since which the API server has answered without interruption: no call failed, and answers were
-    /// never further apart than [`STEADY`]. The time before the process's first answer counts as no interruption.
+    /// Updates since when the API server has answered without interruption. An interruption is a failed call, or more
+    /// than [`STEADY`] between two answers. The time before the process's first answer is no interruption.
     fn note_answer(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
@@ -424,7 +424,7 @@ impl Elector {
         }
     }
 
-    /// Returns when to write next after a write that began at `at`. A release is written at once.
+    /// Returns when a leader writes the Lease next after a write that began at `at`. A release is written at once.
     fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
         match self.release {
             Some(_) => now,
@@ -476,8 +476,9 @@ impl Elector {
             self.due = now.max(self.no_write_before);
             return;
         }
-        // An attempt that was based on another version of the record can no longer succeed. A creation still can if the
-        // Lease is deleted; then the candidate waits until the created record runs out, as for any other record.
+        // An attempt that was based on another version of the Lease can no longer succeed. One exception is the
+        // creation of the Lease, if the Lease is deleted: then the candidate waits until the created Lease runs out, as
+        // for any other.
         let is_based_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
         self.attempt = self.attempt.take().filter(is_based_on_this);

@@ -1,7 +1,6 @@
 //! Converts the Lease object from and to the election's record.
 //!
-//! Labels, annotations and fields of other writers are kept. A renewal replaces the whole object, so it would remove
-//! them otherwise.
+//! A renewal replaces the whole object, so labels, annotations and fields of other writers are copied into it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 /// Lease duration assumed for a Lease without a valid one.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
-/// Reads a Lease leniently. A Lease with missing fields counts as held, for the default duration.
+/// Reads a Lease leniently: a Lease with missing fields counts as held for [`DEFAULT_DURATION`].
 pub(super) fn record(lease: &Lease) -> LeaseRecord {
     let none = LeaseSpec::default();
     let spec = lease.spec.as_ref().unwrap_or(&none);
@@ -41,8 +40,8 @@ pub(super) fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// Builds the Lease to write. `known` is the Lease as last read: if its version is the one that is replaced, all
-/// other fields are kept.
+/// Builds the Lease to write. `known` is the Lease as last read. If the write replaces exactly that version, all other
+/// fields are kept.
 pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp) -> Lease {
     let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
     let before =
@@ -86,8 +85,8 @@ pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
 }
 
 /// Records in `lease`, which is about to be written, that a gap began at the last renewal in `known`. The gap has an
-/// annotation of its own, so that the renew time can still advance: a write without changes would keep the version, and
-/// other candidates would believe that there is no leader.
+/// annotation of its own, so that the renew time can still advance. A write that changed no field would keep the
+/// version, so other candidates would believe that there is no leader.
 pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();

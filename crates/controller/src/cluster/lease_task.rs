@@ -1,6 +1,5 @@
 //! The task of the election: makes the calls to the API server that the [`Elector`] asks for, and publishes the result.
-//!
-//! It runs in a task of its own so that no other work delays a renewal.
+//! The election has a task of its own, so that no other work delays a renewal.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -26,7 +25,7 @@ use watching::{Watching, take_in};
 
 mod watching;
 
-/// Decides about each write, immediately before it would be sent, whether it may be sent.
+/// Decides immediately before each write whether the write may be sent.
 #[derive(Clone)]
 pub struct WriteGate {
     leadership: watch::Receiver<Leadership>,
@@ -34,16 +33,16 @@ pub struct WriteGate {
 }
 
 impl WriteGate {
-    /// Creates a gate on the result that an election publishes.
+    /// Creates a gate that follows the published result of an election.
     pub fn new(leadership: watch::Receiver<Leadership>, clock: Clock) -> Self {
         WriteGate { leadership, clock }
     }
 
     /// Waits until the Lease has been written in this term for this number (see [`super::lease::LeaseContent`]).
     /// Returns for how much longer writes may be sent. Returns `None` if this process does not lead in this term, or
-    /// its time runs out.
+    /// the term's time runs out.
     ///
-    /// The successful write of the Lease proves that whatever a later leader does comes after this decision. The time
+    /// The successful write of the Lease proves that every later leader took over after the write was decided. The time
     /// limit only avoids needless conflicts.
     pub async fn pass(&self, term: &TermId, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
@@ -88,8 +87,8 @@ pub struct Election {
 impl Election {
     /// Runs until leadership is released. The value in `release` says whether all writes were settled. The first result
     /// is published once the Lease was read, or is known to be missing. Returns an error if the API server may have
-    /// been restored to an older state; this process must then be restarted, because its caches may show the lost
-    /// state.
+    /// been restored to an older state. Then this process must be restarted, because its caches may contain objects
+    /// that the restore has removed.
     pub async fn run(
         mut self,
         clock: Clock,
@@ -191,7 +190,7 @@ impl Election {
         }
     }
 
-    /// Updates metrics and readiness. Returns how much longer this process may write, if it leads and may write.
+    /// Updates metrics and readiness. Returns for how much longer this process may write, or `None` if it may not.
     fn publish_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
         let Leadership::Leading(term) = leadership else {
             self.metrics.leading.set(0);
@@ -250,7 +249,7 @@ impl Election {
         self.publish.send_replace(now);
     }
 
-    /// Counts a problem, and logs it if it differs from the last one.
+    /// Counts a problem, and logs it unless it equals the last one.
     fn warn(&self, problem: &str, last: &mut Option<String>) {
         self.metrics.errors.inc();
         if last.as_deref() != Some(problem) {
@@ -260,7 +259,7 @@ impl Election {
     }
 
     /// Makes a call. With `records_gap`, the written Lease records the gap before this leader's term. So if this leader
-    /// ends before agents had time to report, the next leader gives them that time.
+    /// stops before agents had time to report, the next leader gives agents that time.
     async fn call(
         &self,
         leases: &Api<Lease>,
@@ -305,7 +304,7 @@ const PUT_BACK: &str = "the Lease has gone back to an older version: the API ser
 /// Error if the Lease could not be read for longer than `LONG_VACANT`.
 const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
 
-/// Returns the resourceVersion as a number. It grows even if the Lease is deleted and created again.
+/// Returns the resourceVersion of the Lease as a number. It grows even if the Lease is deleted and created again.
 fn version(lease: Option<&Lease>) -> Option<u64> {
     lease?.metadata.resource_version.as_ref()?.parse().ok()
 }
@@ -325,7 +324,7 @@ fn jittered(pause: Duration) -> Duration {
     pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
 }
 
-/// Returns which answer an error is to the elector, and the problem to log. An expected error is no problem.
+/// Converts an error to the elector's answer. Also returns the problem to log, unless the error was to be expected.
 fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
         return (
@@ -336,7 +335,7 @@ fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     match (status.code, ask) {
         (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
         (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
-        // This includes 404 for a creation, which means that the namespace is missing.
+        // A creation answered with 404 is among these: its namespace is missing.
         (400..500, _) => (
             LeaseAnswer::Failed,
             Some(format!(

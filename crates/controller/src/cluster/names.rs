@@ -1,15 +1,15 @@
-//! Names, UIDs and terms: each is a type of its own, so that the compiler rejects one in place of another.
+//! Names, UIDs and terms. Each has a type of its own, so that the compiler rejects one in place of another.
 //!
-//! None of these types converts to another. Text is converted to them where objects are read, and they are converted
-//! to text in requests, events and labels of metrics.
+//! No type converts to another. Where objects are read, text is converted to these types. In requests, events and
+//! labels of metrics, they are converted to text.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Defines a shared, immutable text of one meaning. It is ordered and formatted as its `str`, by which maps can be
-/// searched.
+/// Defines a type for an immutable text, which clones share. It is ordered and formatted like its `str`, so maps can be
+/// searched by `str`.
 macro_rules! name {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
@@ -63,15 +63,14 @@ macro_rules! name {
 }
 
 name! {
-    /// The name of a Node, and of its NodeSubnet. A later Node can have the same name: only the [`ObjectUid`] tells
-    /// the two apart.
+    /// The name of a Node and of its NodeSubnet. A later Node can have the same name: only the [`ObjectUid`] differs.
     NodeName;
     /// The name of an IPPool.
     PoolName;
     /// The namespace and name of an IPClaim, as `namespace/name`.
     ClaimName;
-    /// The `metadata.uid` of an object of any kind; no name, and never used twice.
+    /// The `metadata.uid` of an object of any kind. It is never used twice.
     ObjectUid;
-    /// The id of a term of leadership, which the fence writes to nodes; not the name of the leader's process.
+    /// The id of a term of leadership, which the fence writes to Nodes. It is not the name of the leader's process.
     TermId;
 }

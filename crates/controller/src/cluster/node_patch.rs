@@ -1,5 +1,5 @@
-//! Builds the JSON Patches that write Nodes. The API server tests in each patch the state on which the decision was
-//! based, so the patch takes effect on exactly that state or never.
+//! Builds the JSON Patches that write Nodes. Each patch tests the state on which the decision was based, so the patch
+//! takes effect on exactly that state or never.
 
 use serde_json::{Value, json};
 
@@ -14,8 +14,8 @@ fn term_path() -> String {
     )
 }
 
-/// Returns the operation that tests that the term is still the one that was read. A test fails below a parent that does
-/// not exist, so on a Node without annotations it tests that there are still none.
+/// Returns the operation that tests that the term is still the one that was read. On a Node without annotations it
+/// tests that there are still none, because a JSON Patch cannot test a value below a missing parent.
 fn test_term(term: Option<&str>, annotated: bool) -> Value {
     if annotated {
         json!({"op": "test", "path": term_path(), "value": term})
@@ -38,8 +38,8 @@ pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     ])
 }
 
-/// Returns the patch that writes podCIDRs if there are none and the term is still the one that was read. It writes
-/// `podCIDR` and `podCIDRs` together: if they differ, the API server silently drops the second family.
+/// Returns the patch that writes podCIDRs if there are none and the term is still the one that was read. The patch
+/// writes `podCIDR` and `podCIDRs` together: if they differ, the API server silently drops the second family.
 pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![

@@ -1,16 +1,16 @@
 //! Cache of the objects of one kind.
 //!
 //! # Guarantees
-//! - Watch events are applied in order. Objects that a relist did not show are reported as gone at its end.
-//! - An answer to a request may be newer than the watch and is then applied at once. An answer never restores an object
-//!   that the watch has shown as deleted. No object goes back to an older version.
+//! - Watch events are applied in order. Objects that a relist did not show are reported as gone when the relist ends.
+//! - An answer to a request may be newer than the watch, and is then applied at once. But an answer never restores an
+//!   object that the watch has shown as deleted. No object goes back to an older version.
 //! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
-//! - A requested list with older versions than the cache had at the request proves that the API server was restored:
-//!   [`ListOutcome::PutBack`].
+//! - If a requested list shows older versions than the cache had when the list was requested, the API server was
+//!   restored to an older state: [`ListOutcome::PutBack`].
 //!
 //! # Assumptions
-//! `resourceVersion`s of one kind grow, a watch delivers them in order, and lists are consistent reads (never from a
-//! cache that may be behind).
+//! Within one kind, `resourceVersion`s grow and a watch delivers them in order. Lists are consistent reads: the API
+//! server never answers them from a cache that may be behind.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +34,9 @@ pub struct ObjectUpdate<T> {
 /// The state of a cache when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheMark {
-    /// Number of lists begun and completed by then, see [`ObjectCache::answer`].
+    /// Number of lists that had begun or ended by then, see [`ObjectCache::answer`].
     pub epoch: u64,
-    /// The highest version known by then (`latest`), and the highest that the watch had delivered (`horizon`)
+    /// The highest version that was known (`latest`), and the highest that the watch had delivered (`horizon`)
     latest: u64,
     horizon: u64,
 }
@@ -46,7 +46,7 @@ pub struct CacheMark {
 pub enum ListOutcome<T> {
     /// The list is applied, with these changes.
     Applied(Vec<ObjectUpdate<T>>),
-    /// The list may be older than the watch, or a relist is running, so the list must be requested again.
+    /// The list may be older than the cache, or a relist is running. So the list must be requested again.
     Outdated,
     /// The server no longer has objects that it had shown: it was restored to an older state.
     PutBack,
@@ -56,27 +56,29 @@ pub enum ListOutcome<T> {
 #[derive(Debug)]
 pub struct ObjectCache<T: Object> {
     objects: BTreeMap<T::Name, Arc<T>>,
-    /// While a list is running, the known names that the list has not shown yet
+    /// While a relist is running, the known names that the relist has not shown yet
     unseen: Option<BTreeSet<T::Name>>,
-    /// Number of lists begun and completed.
+    /// Number of lists that have begun or ended.
     epoch: u64,
     /// UIDs of objects that an answer has shown to be gone, with the epoch of that answer. They are kept until the
     /// watch shows the deletion or a later list is complete.
     gone: BTreeMap<ObjectUid, u64>,
-    /// The highest version in any requested list. Such a list includes the effects of all older watch events.
+    /// The highest version in any requested list. Such a list includes the effects of all watch events up to this
+    /// version.
     floor: u64,
-    /// When the running list was requested (`listing`), and when the last complete one was (`listed`)
+    /// When the running list was requested (`listing`), and when the last complete list was requested (`listed`)
     listing: Option<Duration>,
     /// The highest version known when the running list began
     known_before: u64,
     listed: Option<Duration>,
     /// The highest version that the watch has delivered.
     horizon: u64,
-    /// The highest version known from any source.
+    /// The highest version from any source: watch, list or answer.
     latest: u64,
     /// The version up to which the watch has delivered everything since its last list
     reached: u64,
-    /// Whether the running list has shown an older version than was known, perhaps because the server was restored.
+    /// Whether the running list has shown an older version than was known. The server may have been restored to an
+    /// older state.
     is_doubtful: bool,
 }
 
@@ -105,13 +107,13 @@ impl<T: Object> ObjectCache<T> {
         self.listed.is_some()
     }
 
-    /// Returns whether a list is running, so that objects may be of different ages.
+    /// Returns whether a list is running. While it runs, objects in the cache may be of different ages.
     pub(crate) fn is_listing(&self) -> bool {
         self.unseen.is_some()
     }
 
-    /// Returns whether the last complete list, not counting doubtful ones, was requested at that monotonic time or
-    /// later.
+    /// Returns whether the last complete list was requested at the monotonic time `time` or later. Doubtful lists do
+    /// not count.
     pub(crate) fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
@@ -121,20 +123,20 @@ impl<T: Object> ObjectCache<T> {
         self.latest.max(self.horizon)
     }
 
-    /// Returns whether everything up to that version is known, and the last list was requested at that monotonic time
-    /// or later.
+    /// Returns whether everything up to `version` is known, and the last list was requested at the monotonic time
+    /// `listed_since` or later.
     pub(crate) fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
         let is_whole = self.unseen.is_none() && !self.is_doubtful;
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
-    /// Returns the number of lists begun and completed; see [`ObjectCache::answer`].
+    /// Returns the number of lists that have begun or ended; see [`ObjectCache::answer`].
     #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Returns the state of the cache, which the caller keeps with a request until its answer.
+    /// Returns the state of the cache. The caller keeps it with a request until the answer arrives.
     pub fn sent(&self) -> CacheMark {
         CacheMark {
             epoch: self.epoch,
@@ -194,7 +196,7 @@ impl<T: Object> ObjectCache<T> {
             ObjectEvent::Listed => {
                 let listing = self.listing.take().filter(|_| !self.is_doubtful);
                 self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
-                // A list does not show objects that were gone before it began, so their UIDs need no longer be
+                // Objects that were gone before a list began do not appear in it. So their UIDs need no longer be
                 // remembered.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
@@ -216,10 +218,10 @@ impl<T: Object> ObjectCache<T> {
         }
     }
 
-    /// Applies an object from the answer to a request that was sent in the epoch `sent`. A newer version of a known
-    /// object is always applied: if the object is gone by now, the watch or the running list will show that. An unknown
-    /// object is ignored if a relist is running or has begun since the request: the object may have been deleted before
-    /// the relist, and no event would show that.
+    /// Applies an object from the answer to a request that was sent in the epoch `sent`. If the object is known, a
+    /// newer version is always applied: if the object is gone by now, the watch or the running list will show that. An
+    /// unknown object is ignored if a relist has begun since the request or is still running: the object may have been
+    /// deleted before the relist, and no event would show that.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(object.name());
         if known.is_some_and(|known| known.uid() == object.uid()) {
@@ -235,15 +237,14 @@ impl<T: Object> ObjectCache<T> {
         self.put(object)
     }
 
-    /// Applies a complete list, which the API server read from etcd and not from its cache. `sent` is the state of this
+    /// Applies a complete list that the API server read from etcd and not from its cache. `sent` is the state of this
     /// cache when the list was requested.
     pub fn replace(&mut self, objects: Vec<T>, sent: CacheMark) -> ListOutcome<T> {
         if sent.epoch != self.epoch || self.unseen.is_some() {
             return ListOutcome::Outdated;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
-            // If the watch delivered events after the request, one may be the deletion of an object that the list
-            // shows.
+            // Watch events that arrived after the request may include the deletion of an object that the list shows.
             return if self.horizon == sent.horizon {
                 ListOutcome::PutBack
             } else {
@@ -274,8 +275,8 @@ impl<T: Object> ObjectCache<T> {
         ListOutcome::Applied(updates)
     }
 
-    /// Returns whether a list requested in the state `sent` can contain this version of the object only if the server
-    /// was restored to an older state.
+    /// Returns whether only a restore of the API server explains this object in a list that was requested in the state
+    /// `sent`: the object's version is too old.
     fn is_put_back(&self, object: &T, sent: CacheMark) -> bool {
         match self.objects.get(object.name()) {
             Some(known) => object.version() < known.version() && known.version() <= sent.latest,
@@ -283,7 +284,7 @@ impl<T: Object> ObjectCache<T> {
         }
     }
 
-    /// Returns whether the running list shows an older version than was known when it began.
+    /// Returns whether the running list shows an older version of the object than was known when the list began.
     fn is_older(&self, object: &T) -> bool {
         let known = self.objects.get(object.name());
         let older = |known: &Arc<T>| {
@@ -305,7 +306,7 @@ impl<T: Object> ObjectCache<T> {
         Some(delta)
     }
 
-    /// Returns whether the object was missing in a requested list that was made after this version.
+    /// Returns whether the object is outdated: a requested list that is newer than this version lacked the object.
     fn is_superseded(&self, object: &T) -> bool {
         object.version() <= self.floor && !self.objects.contains_key(object.name())
     }
@@ -565,8 +566,8 @@ mod tests {
         let sent = table.sent();
         table.answer(object("a", "1", 9), sent.epoch);
         assert!(applied(table.replace(vec![object("a", "1", 5)], sent)).is_empty());
-        // An answer had shown a version that is newer than the list's objects; the list lacks the object, so it is
-        // gone.
+        // An answer had shown a newer version than the list's objects. But the list was requested later and lacks the
+        // object, so the object is gone.
         let mut table = listed(&[("a", "1", 5)]);
         table.answer(object("a", "1", 9), table.epoch());
         assert_eq!(applied(again(&mut table, "b", "2", 7)).len(), 2);

@@ -1,7 +1,7 @@
 //! The cached objects, with the few fields that decisions need.
 //!
-//! Full Kubernetes objects are dropped at the boundary: a node takes a few hundred bytes here, a pod a few dozen.
-//! Everything is plain data, so the loops run the same in production and in the simulation.
+//! Full Kubernetes objects are dropped when they are read: a node takes a few hundred bytes here, a pod a few dozen.
+//! All types are plain data, so the loops run the same in production and in the simulation.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
 use cadastre_core::{Addr, Cidr};
 
-/// A shared, immutable string without a type of its own: labels, conditions, names of blocks and pods.
+/// A shared, immutable string for values without a type of their own: labels, conditions, names of blocks and pods.
 pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
@@ -22,7 +22,7 @@ pub trait Object {
     fn name(&self) -> &Self::Name;
     /// Returns the UID: objects with one name and different UIDs are different objects.
     fn uid(&self) -> &ObjectUid;
-    /// Returns `metadata.resourceVersion` as a number, comparable within one kind only.
+    /// Returns `metadata.resourceVersion` as a number. Only versions of one kind can be compared.
     fn version(&self) -> u64;
 }
 
@@ -49,9 +49,9 @@ pub struct Node {
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
-    /// The annotation `cadastre.dev/term`, by which writes of earlier leaders are rejected
+    /// The annotation `cadastre.dev/term`, by which the API server rejects writes of earlier leaders
     pub term: Option<TermId>,
-    /// Whether the node has any annotation, because a JSON Patch can only test below a parent that exists
+    /// Whether the node has any annotation. If not, a JSON Patch cannot test the annotation for the term
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
@@ -82,8 +82,8 @@ pub struct MachineIdentity {
 }
 
 impl MachineIdentity {
-    /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID.
-    /// Returns false if that is unknown.
+    /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID. If
+    /// neither ID can be compared, returns false.
     pub fn same(&self, other: &MachineIdentity) -> bool {
         match (&self.provider_id, &other.provider_id) {
             (Some(a), Some(b)) => a == b,
@@ -126,27 +126,27 @@ pub struct Subnet {
     pub version: u64,
     /// The spec, or why it is invalid
     pub spec: Result<NodeSubnetSpec, String>,
-    /// Whether invalid parts of the spec are left out
+    /// Whether the spec had invalid parts, which are left out
     pub is_partial: bool,
-    /// What users request for the node, by annotations of the NodeSubnet
+    /// Users' requests about the node, from annotations of the NodeSubnet
     pub requests: Requests,
     /// The valid parts of the agent's status
     pub report: Option<Box<AgentReport>>,
 }
 
-/// What an agent reports of its node: the status of a NodeSubnet.
+/// What an agent reports about its node: the status of a NodeSubnet.
 ///
-/// Entries that are invalid by themselves are left out and described in `refused`. The reader of the report checks
-/// whether the valid entries are about ranges of the node.
+/// Invalid entries are left out and described in `refused`. The code that uses the report checks whether the valid
+/// entries are about ranges of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
     /// UID of the Node that the agent runs on
     pub node_uid: ObjectUid,
-    /// Pools, each with the total number of addresses per family that the node wants to have from the pool
+    /// How many addresses per family the node wants from each pool in all
     pub demand: Box<[(PoolName, u64)]>,
-    /// What the agent reports of each block, sorted by CIDR
+    /// Reports about single blocks, sorted by CIDR
     pub blocks: Box<[BlockReport]>,
-    /// Addresses in use whose pods the agent does not see, with the UIDs of the pods; sorted, without repetition
+    /// Addresses in use whose pods the agent no longer sees, with the UIDs of the pods; sorted, without repetition
     pub orphans: Box<[(Addr, PodUid)]>,
     /// Ranges that the agent has withdrawn, sorted, without repetition
     pub withdrawn: Box<[Cidr]>,
@@ -192,7 +192,7 @@ pub struct SubnetCondition {
 }
 
 impl SubnetCondition {
-    /// Returns whether both conditions are equal, not counting time and generation.
+    /// Returns whether type, status, reason and message of both conditions are equal.
     pub fn is_same_as(&self, other: &Self) -> bool {
         (&self.kind, &self.status) == (&other.kind, &other.status)
             && (&self.reason, &self.message) == (&other.reason, &other.message)
@@ -242,7 +242,7 @@ impl BlockReport {
 pub struct PodUid(pub u128);
 
 impl PodUid {
-    /// Parses a UUID; any other text is hashed to a number that is almost certainly unique.
+    /// Parses a UUID. Any other text is hashed to a number that is almost certainly unique.
     pub fn read(text: &str) -> Self {
         let digits = text.replace('-', "");
         let uuid = u128::from_str_radix(&digits, 16).ok();
@@ -254,7 +254,7 @@ impl PodUid {
 }
 
 impl std::fmt::Display for PodUid {
-    /// Formats as a UUID, from which [`PodUid::read`] reads the same value.
+    /// Formats as a UUID. [`PodUid::read`] reads the same value from it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hex = format!("{:032x}", self.0);
         let ends = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
@@ -279,7 +279,7 @@ pub struct Block {
     pub uid: ObjectUid,
     /// `metadata.resourceVersion`
     pub version: u64,
-    /// Whether the spec was changed after the creation; if not, `version` is from the creation
+    /// Whether the spec was changed after the creation. If not, `version` is the version of the creation
     pub touched: bool,
     /// The spec, or why it is invalid
     pub spec: Result<BlockSpec, String>,
@@ -389,10 +389,10 @@ pub struct Pod {
     pub version: u64,
     /// Whether the phase is Succeeded or Failed, so that the pod no longer uses its addresses
     pub finished: bool,
-    /// The addresses in `status.podIPs` and `status.podIP` that the pod may still use. Empty for finished pods, and for
-    /// hostNetwork pods, whose addresses are the node's
+    /// The addresses in `status.podIPs` and `status.podIP` that the pod may still use. Empty for finished pods. Empty
+    /// also for hostNetwork pods, because their addresses are the node's
     pub addresses: Box<[Addr]>,
-    /// For a mirror pod, the name of its node, whose kubelet can create any number of mirror pods
+    /// For a mirror pod, the name of its node
     pub mirror_of: Option<NodeName>,
     /// The claim that the pod names, unless it is a mirror pod
     pub claim: Option<Box<PodClaim>>,

@@ -4,8 +4,8 @@
 //! exist? Each pod takes a few dozen bytes.
 //!
 //! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
-//! mirror pods count against ranges that this node has or had. Against ranges that no node has, only a few of them
-//! count.
+//! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
+//! `MOST_OF_MIRRORS` addresses of one node's mirror pods count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Of one node's mirror pods, at most this many addresses count against ranges that no node has. Static pods nearly
+/// At most this many addresses of one node's mirror pods count against ranges that no node has. Static pods nearly
 /// always use the host's network and have no address of their own.
 const MOST_OF_MIRRORS: usize = 16;
 
@@ -49,12 +49,12 @@ impl PodIndex {
         self.listed
     }
 
-    /// Returns whether all pods are known: a list was completed, and none is running.
+    /// Returns whether all pods are known: a list has been completed, and no list is running.
     pub fn is_complete(&self) -> bool {
         self.listed && self.unseen.is_none()
     }
 
-    /// Applies a watch event. Returns whether any address is no longer reported.
+    /// Applies a watch event. Returns whether any address is no longer reported by a pod.
     pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
             ObjectEvent::Restarted { .. } => {
@@ -83,8 +83,8 @@ impl PodIndex {
         self.reported.within(range).next()
     }
 
-    /// Returns an address that a pod reports in a range that the node has or had. Mirror pods count if they are on that
-    /// node.
+    /// Returns an address that a pod reports in a range that the node has or had. The node's own mirror pods count,
+    /// other mirror pods do not.
     pub(crate) fn any_in_range_of(&self, node: &NodeName, range: &Cidr) -> Option<Addr> {
         let mirrors = self.mirrors.get(node).into_iter();
         let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
@@ -92,8 +92,8 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
-    /// Returns an address that a pod reports in a range that no node has. Of mirror pods, only a few addresses per node
-    /// count.
+    /// Returns an address that a pod reports in a range that no node has. At most [`MOST_OF_MIRRORS`] addresses of each
+    /// node's mirror pods count.
     pub(crate) fn any_in_free(&self, range: &Cidr) -> Option<Addr> {
         let all = self.mirrors.values();
         let mut few = all.flat_map(|of_node| of_node.values().flatten().take(MOST_OF_MIRRORS));
@@ -106,7 +106,7 @@ impl PodIndex {
         self.reported.within(range).count()
     }
 
-    /// Returns whether a pod reports this address of the node.
+    /// Returns whether a pod reports this address, which is in a range of the node.
     pub fn reports(&self, node: &NodeName, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }

@@ -28,7 +28,7 @@ struct State {
 pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// The steps that are still to be done before allocation starts, or before it covers all nodes
+    /// The steps that remain before allocation starts, or before it covers all nodes
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,
@@ -43,7 +43,7 @@ impl LeaderReadiness {
         }
     }
 
-    /// Returns the record in which watches note when they last received something.
+    /// Returns the record of when each watch last received something.
     pub fn last_heard(&self) -> LastHeard {
         self.readiness.last_heard()
     }
@@ -53,12 +53,12 @@ impl LeaderReadiness {
         self.change_state(|state| state.leadership = Some(leadership));
     }
 
-    /// Sets whether the leader's lease has run out. Until a renewal, the leader writes nothing.
+    /// Sets whether the leader's lease has run out. If so, the leader writes nothing until it renews the lease.
     pub(crate) fn lapsed(&self, lapsed: bool) {
         self.change_state(|state| state.lapsed = lapsed);
     }
 
-    /// Sets how far this process is on the way to allocation, for `/readyz`.
+    /// Sets how far this process is on the way to allocation, as `/readyz` reports it.
     pub fn update(&self, progress: ControllerProgress) {
         self.change_state(|state| state.progress = Some(progress));
     }

@@ -12,7 +12,7 @@ use super::objects::{
 use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Number of a request; never used twice by one process.
+/// Number of a request. A process uses each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -57,15 +57,15 @@ impl ObjectKind {
 )]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum ApiRequest {
-    /// Lists all objects of a kind, read consistently (not from a cache that may be behind).
+    /// Lists all objects of a kind. The API server reads the list from etcd, not from its cache.
     List(ObjectKind),
-    /// Reads one object consistently.
+    /// Reads one object from etcd, not from the API server's cache.
     Read(ObjectKind, Text),
-    /// Lists the pods bound to a node, read consistently. This is the last check before the node's ranges become free.
+    /// Lists the pods bound to a node, read from etcd. This is the last check before the node's ranges become free.
     ListPodsOf { node: NodeName },
     /// Reads kubeadm's ConfigMap.
     ReadKubeadm,
-    /// Creates an object of that name. Rejected if there is one already.
+    /// Creates an object of that name. The API server rejects this if the name exists.
     Create(Text, ObjectSpec),
     /// Replaces the spec of an object if its version is still the one that was read.
     Replace(KnownObject, ObjectSpec),
@@ -75,10 +75,10 @@ pub enum ApiRequest {
     /// term annotation is the one that was read.
     AssignPodCidrs(PodCidrAllocation),
     /// Sets the term annotation of a node by a JSON Patch. The patch tests the UID and that the annotation is the one
-    /// that was read. Afterwards no assignment or touch that was decided with the earlier annotation can succeed.
+    /// that was read. Afterwards every allocation or touch that was decided with the earlier annotation is rejected.
     TouchNode(NodeTouch),
-    /// Replaces the conditions of a NodeSubnet if its version is still the one that was read: others write conditions,
-    /// too.
+    /// Replaces the conditions of a NodeSubnet if its version is still the one that was read, because other programs
+    /// write conditions, too.
     SetSubnetConditions(KnownObject, Vec<SubnetCondition>),
     /// Replaces the finalizers of an object if its version is still the one that was read.
     SetFinalizers(ObjectKind, KnownObject, Vec<String>),
@@ -145,8 +145,8 @@ pub struct PodCidrAllocation {
 
 /// The term to write to a node, with the guards.
 ///
-/// A touch needs guards like an assignment. Without them, a late touch by an earlier leader could restore the earlier
-/// term, and late assignments by that leader would succeed.
+/// A touch needs guards like an allocation. Without guards, a late touch by an earlier leader could restore the earlier
+/// term, and then late allocations by that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTouch {
     /// Name of the node
@@ -162,7 +162,7 @@ pub struct NodeTouch {
 }
 
 impl ApiRequest {
-    /// Returns whether the request changes anything, so that only the leader may send it.
+    /// Returns whether the request changes anything: only the leader may send such a request.
     pub fn is_write(&self) -> bool {
         !matches!(
             self,
@@ -173,7 +173,7 @@ impl ApiRequest {
         )
     }
 
-    /// Returns the kind of object that the request is about, and the name if it is about a single object.
+    /// Returns the kind of object that the request is about, with the name if the request is about a single object.
     pub fn about(&self) -> Option<(ObjectKind, Option<&str>)> {
         let (kind, name): (_, &str) = match self {
             ApiRequest::List(kind) => return Some((*kind, None)),
@@ -192,9 +192,9 @@ impl ApiRequest {
         Some((kind, Some(name)))
     }
 
-    /// Returns whether the write must wait for a write of the Lease, because it could do harm if a process decided it
-    /// that no longer leads. Some writes need not wait: assignments already wait until the Lease names them, touches
-    /// are the fence themselves, and no decision is based on the statuses that the controller writes.
+    /// Returns whether the write must wait for a write of the Lease: it could do harm if a process decided it after
+    /// losing leadership. Three kinds of writes need not wait: allocations of podCIDRs wait until the Lease names them
+    /// anyway, touches are the fence themselves, and no decision is based on the statuses that the controller writes.
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -238,28 +238,28 @@ pub enum RequestOutcome {
     Kubeadm(Option<String>),
     /// The pods bound to the node.
     Pods(Vec<Pod>),
-    /// The object is deleted, perhaps already before the request.
+    /// The object does not exist any more; perhaps it was deleted before the request.
     Gone,
-    /// The request had no effect and never will.
+    /// The request had no effect, and will never have one.
     Rejected(Rejection),
-    /// Indeterminate: a lost answer, a timeout or a server error. The request may have taken effect or may still do
-    /// so. The text describes the failure.
+    /// Indeterminate: the answer was lost or late, or was a server error. The request may have taken effect, or may
+    /// still do so. The text describes the failure.
     Indeterminate(String),
 }
 
 /// Why a request had no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rejection {
-    /// A guard failed: resourceVersion, UID, a JSON Patch test, or an existing name (409, 422).
+    /// A guard failed: the resourceVersion, the UID or a JSON Patch test did not match, or the name exists (409, 422).
     Guard(String),
     /// The object does not exist (404).
     Missing,
     /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
     /// schema). An administrator must act.
     Rejected(String),
-    /// The server is busy (429, or 503 before execution). Contains the delay that the server asks for.
+    /// The server is busy (429, or 503 before it processed the request). Contains the delay that the server asks for.
     Busy(Option<Duration>),
-    /// Never sent, because this process no longer leads or is shutting down.
+    /// The request was never sent, because this process no longer leads or is shutting down.
     NotSent,
 }
 /// A request to send.
@@ -269,10 +269,10 @@ pub struct OutgoingRequest {
     pub id: RequestId,
     /// The request
     pub request: ApiRequest,
-    /// For writes, the term in which the write was decided; it is sent only while that term is valid
+    /// For writes, the term in which the write was decided. The write is sent only while that term is valid
     pub term: Option<TermId>,
     /// Name of the loop to which the request belongs
     pub loop_name: &'static str,
-    /// For writes, the number for which the Lease must be written first (see [`super::lease::LeaseContent`])
+    /// For writes, the number that a write of the Lease must reach first (see [`super::lease::LeaseContent`])
     pub number: u64,
 }

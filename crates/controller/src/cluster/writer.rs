@@ -1,9 +1,8 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only under the term in which it was decided, and only once the Lease is written for its number.
-//!   This proves that later leaders took over after the decision. The timeout of a write ends no later than the
-//!   term's validity.
+//! - A write is sent only in the term in which it was decided, and only once the Lease is written for its number. So
+//!   every later leader took over after the decision. The timeout of a write ends no later than the term's validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -173,7 +172,7 @@ impl Writer {
         lists::all(&Api::all(self.client.clone()), PAGE, SILENCE, read).await
     }
 
-    /// Sends a JSON Patch, which contains its guards.
+    /// Sends a JSON Patch, whose operations include the guards.
     async fn patch(
         &self,
         kind: ObjectKind,
@@ -184,7 +183,7 @@ impl Writer {
             .await
     }
 
-    /// Sends a merge patch that takes effect only on that version of the object.
+    /// Sends a merge patch that takes effect only on the version in `known`.
     async fn merge(
         &self,
         kind: ObjectKind,
@@ -197,7 +196,7 @@ impl Writer {
             .await
     }
 
-    /// Sends a request for one object. Of the object in the answer, only the fields that decisions need are read.
+    /// Sends a request for one object. Reads only those fields of the answered object that decisions need.
     async fn object(
         &self,
         kind: ObjectKind,
@@ -283,7 +282,7 @@ fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
 }
 
 /// Returns the JSON Patch that replaces the spec of that version of the object. Labels, annotations and other fields
-/// stay: they belong to users, or to a later version of Cadastre.
+/// are not changed, because they belong to users, or to a later version of Cadastre.
 fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
@@ -337,8 +336,8 @@ fn listed<T>(
     }
 }
 
-/// Returns the outcome of a deletion. If the answer contains the object, a finalizer keeps it, so the deletion must be
-/// checked again later.
+/// Returns the outcome of a deletion. If the answer contains the object, a finalizer keeps the object, so the deletion
+/// must be tried again later.
 fn deleted<T>(kept: Option<T>) -> RequestOutcome {
     kept.map_or(RequestOutcome::Gone, |_| {
         RequestOutcome::Rejected(Rejection::Busy(None))
@@ -366,7 +365,8 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
             RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
-        // A write may have taken effect, so its outcome is indeterminate. The read that follows it gets the delay, too.
+        // A write may have taken effect in spite of the error, so its outcome is indeterminate. The delay applies to
+        // the read after that write, too.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)
@@ -375,9 +375,9 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
     }
 }
 
-/// Returns whether a 422 is a failed guard of the write, and not a rejection by a policy, a webhook or the schema. Such
-/// rejections name causes in other fields. A failed `test` of a JSON Patch names no cause, and for a changed UID or
-/// version the cause is in the metadata.
+/// Returns whether a 422 means that a guard of the write failed. A rejection by a policy, a webhook or the schema names
+/// causes in other fields than the metadata. A failed `test` of a JSON Patch names no cause. For a changed UID or
+/// version, the cause is in the metadata.
 fn is_of_a_guard(status: &kube::core::Status) -> bool {
     let mut causes = status.details.iter().flat_map(|it| &it.causes);
     let of_webhook = status.message.contains("admission webhook");
@@ -483,7 +483,7 @@ mod tests {
     }
 
     /// Sends a creation in term `1-a` to a server that accepts connections but never answers. The term is valid for
-    /// `leads_for`; with `None` this process does not lead. Also returns whether the writer connected.
+    /// `leads_for`; with `None` this process does not lead. Returns the outcome, and whether the writer connected.
     async fn sent(leads_for: Option<Duration>) -> (RequestOutcome, bool) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = format!("http://{}", server.local_addr().unwrap());

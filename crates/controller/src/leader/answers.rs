@@ -15,7 +15,7 @@ impl Leader {
         reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        // podCIDRs are immutable once set, so no write for this node can take effect any more.
+        // podCIDRs are immutable once set, so no podCIDR write for this node can take effect any more.
         if let RequestOutcome::Node(node) = answer.outcome
             && !node.is_empty()
         {

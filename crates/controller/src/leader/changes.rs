@@ -51,8 +51,8 @@ impl Leader {
         if changed.reported {
             self.adopt(name, cache, reports, now);
         }
-        // A user may have asked to release an address. The agent reports it as soon as its pod is gone, so the report
-        // may make it a leak candidate now.
+        // A user may have asked to release an address. The agent reports the address as soon as its pod is gone, so
+        // this report may make it a leak candidate.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if changed.requested || changed.reported && is_awaited {
@@ -64,7 +64,7 @@ impl Leader {
         }
     }
 
-    /// Adopts blocks that the node's agent uses, if nobody holds them, and reports each by an event.
+    /// Adopts blocks that the node's agent uses and no node holds, and reports each by an event.
     pub(super) fn adopt(
         &mut self,
         name: &NodeName,
@@ -104,7 +104,8 @@ impl Leader {
             (Some(before), None) => self.allocations.block_gone(before),
             (None, None) => return,
         };
-        // The owner may have been deleted before the watch showed the block, so the block may have to be quarantined.
+        // The Node of the owner may have been deleted before the watch showed the block. Then the block must be
+        // quarantined.
         if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
             self.quarantine_stale(&spec.cidr, cache, now);
         }
@@ -140,7 +141,8 @@ impl Leader {
         }
     }
 
-    /// Handles a change of a pool. `spec`: more than its status has changed; `exists`: the pool still exists.
+    /// Handles a change of a pool. `spec` says that more than its status has changed, `exists` that the pool still
+    /// exists.
     pub(crate) fn pool_changed(&mut self, name: &PoolName, spec: bool, exists: bool) {
         self.loops.pools.queue.add(name.clone());
         if !exists {
@@ -150,8 +152,8 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Handles a change of pods. `changed`: an address is no longer reported; `claims`: claims whose pods have changed. Where no agent reports, they are counted in the pool's
-    /// status.
+    /// Handles a change of pods. `changed` says whether an address is no longer reported. `claims` are the claims whose
+    /// pods have changed.
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
             self.loops.claims.queue.add(name);
@@ -261,8 +263,8 @@ impl Leader {
         self.loops.pools.mark();
     }
 
-    /// Evaluates the pools again if the node's own addresses have changed and any of them is in a pool: pools do not
-    /// allocate node addresses.
+    /// Evaluates the pools again if the node's own addresses have changed and one of them is in a pool, because pools
+    /// do not allocate addresses of nodes.
     fn reevaluate_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));

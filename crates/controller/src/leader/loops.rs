@@ -1,5 +1,5 @@
-//! The list of all loops. The leader runs, wakes and measures every loop in the list, and passes answers to it.
-//! Requests that nodes wait for come first, in an order of their own ([`Loops::next_awaited`]).
+//! The list of all loops. For every loop in the list, the leader asks for requests, passes answers, waits for due work
+//! and updates metrics. Requests that nodes wait for come first, in an order of their own ([`Loops::next_awaited`]).
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ macro_rules! loops {
                 }
             }
 
-            /// Returns all loops with their names, in the order in which they are asked for requests that no node waits
-            /// for. The name is the label in metrics, and equals [`Purpose::loop_name`].
+            /// Returns all loops with their names, in the order in which the leader asks them for requests that no node
+            /// waits for. The name is the label in metrics, and equals [`Purpose::loop_name`].
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &dyn Loop)> {
                 [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }
@@ -54,8 +54,9 @@ macro_rules! loops {
 
 impl Loops {
     /// Returns the next request that nodes wait for. The order is: the list at the end of the agent grace; finalizers
-    /// of new pools; the default pool; overdue records of podCIDRs; podCIDRs, or the fence until it is done; blocks;
-    /// lists of blocks in NodeSubnets. While the process stops, only the loops of podCIDRs and blocks are asked.
+    /// of new pools; the default pool; podCIDRs whose record in a NodeSubnet is overdue; podCIDRs, or the fence until
+    /// it is done; blocks; lists of blocks in NodeSubnets. While the process stops, only the loops of podCIDRs and
+    /// blocks are asked.
     pub(super) fn next_awaited(
         &mut self,
         settings: &ControllerSettings,

@@ -13,8 +13,8 @@ use crate::{Now, Purpose};
 use cadastre_api::FINALIZER;
 
 impl Leader {
-    /// Records the outcome of a call. Adds an event if the call begins to count as one that keeps failing, or if it
-    /// succeeds after that.
+    /// Records the outcome of a call. Adds an event if the call now counts as one that keeps failing, or if such a call
+    /// has succeeded.
     pub(super) fn note(
         &mut self,
         answer: &RequestAnswer,
@@ -32,7 +32,8 @@ impl Leader {
         let report = refusals.note(&call, outcome, kept, now.mono);
         let is_refused = refusals.why(&call).is_some();
         let is_settled = is_refused || !refusals.is_failing(&call);
-        // Conditions of pools and NodeSubnets say whether calls keep failing, so they have to be computed again.
+        // Conditions of pools and NodeSubnets report calls that keep failing, so these conditions have to be computed
+        // again.
         if before != is_refused {
             self.loops.pools.mark();
         }
@@ -75,12 +76,11 @@ impl Leader {
         }
     }
 
-    /// Returns whether the API server kept the written content: the answer is about the intended object and shows that
-    /// content.
+    /// Returns whether the API server kept the written content: the answer shows the intended object with that content.
     fn is_kept(&self, answer: &RequestAnswer) -> bool {
         match (answer.purpose, answer.outcome) {
-            // A read that shows another UID means that the watch is behind: reads are repeated until the cache shows
-            // that UID, too.
+            // If a read shows another UID, the watch is behind: the node is read again until the cache has that UID,
+            // too.
             (Purpose::Assign { uid, .. }, RequestOutcome::Node(node)) => {
                 node.uid == *uid && !(answer.wrote && node.is_empty())
             }
@@ -101,8 +101,8 @@ impl Leader {
         }
     }
 
-    /// Returns the object to which the event about a failing call is attached, and a description of the written
-    /// object. Returns `None` for the finalizers of a pool, because a condition of the pool reports those failures.
+    /// Returns the object to which the event about a failing call is attached, and a description of the written object.
+    /// Returns `None` for the finalizers of a pool: a condition of the pool reports such failures.
     fn subject(
         &self,
         call: &ObjectCall,

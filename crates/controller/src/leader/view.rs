@@ -62,7 +62,8 @@ impl Leader {
         view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
-    /// Counts writes that keep failing. Nodes whose podCIDRs or new blocks cannot be written also count as waiting.
+    /// Counts writes that keep failing. Nodes whose podCIDRs or new blocks cannot be written are counted as waiting,
+    /// too.
     fn describe_refusals(&mut self, view: &mut ControllerView, now: Now) {
         view.rejected_writes = self.allocations.refusals.count(now.mono);
         *view.rejected_writes.entry(ObjectKind::Node).or_default() += self.loops.fence.left().1;
@@ -117,7 +118,7 @@ impl Leader {
     }
 }
 
-/// Returns the forecasts of all pools, as their statuses have them.
+/// Returns the forecasts that the statuses of pools contain.
 fn exhausts(cache: &ClusterCache) -> Vec<(PoolName, Family, Timestamp)> {
     let mut all = Vec::new();
     for pool in cache.pools.iter() {

@@ -1,5 +1,5 @@
-//! Writes the objects in an answer to the cache. This happens even if another process leads by now, and before any
-//! decision uses these objects.
+//! Writes the objects in an answer to the cache, before any decision uses them. This happens even if another process
+//! leads by now.
 
 use std::borrow::Borrow;
 
@@ -41,7 +41,7 @@ impl Controller {
             RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
             RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
             RequestOutcome::Claim(claim) => self.shown(claim, sent, now),
-            // The answer to a creation does not enter the cache, because an older block may overlap the new one: only
+            // The answer to a creation does not enter the cache, because an older block may overlap the new one. Only
             // the watch shows all blocks that were created before.
             RequestOutcome::Block(block)
                 if self.cache.blocks.get(&block.name).is_some()
@@ -84,8 +84,8 @@ impl Controller {
         }
     }
 
-    /// Applies a list to the cache. Returns false if the list may be older than the cache, or if the watch is listing
-    /// again. Also returns false if the list shows that the API server was restored to an older state.
+    /// Applies a list to the cache. Returns false if the cache could not apply the list, because the list may be older
+    /// than the cache, the watch is listing again, or the API server was restored to an older state.
     fn listed<T: CachedKind>(&mut self, objects: &[T], sent: CacheMark, now: Now) -> bool {
         match T::table(&mut self.cache).replace(objects.to_vec(), sent) {
             ListOutcome::Applied(updates) => {

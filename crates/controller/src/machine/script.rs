@@ -1,4 +1,4 @@
-//! A controller to which tests play a sequence of events, and whose requests they check.
+//! A controller that receives events from a test, which checks the controller's requests.
 
 use super::*;
 use crate::cluster::lease::{LeadershipTerm, Takeover};
@@ -41,7 +41,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Returns a controller without any list that does not lead.
+    /// Returns a controller that does not lead and has received no list.
     pub(super) fn new(term: LeadershipTerm) -> Self {
         Script {
             controller: Controller::new(ControllerSettings::default()),
@@ -51,7 +51,7 @@ impl Script {
         }
     }
 
-    /// Returns a leader that has received all lists. Nobody led for the time `vacant` before it.
+    /// Returns a leader that has received all lists. Before its term, nobody led for the time `vacant`.
     pub(super) fn leading(cluster: Cluster, vacant: Duration) -> Self {
         let mut script = Script::new(LeadershipTerm {
             vacant,
@@ -107,7 +107,8 @@ impl Script {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
-    /// Returns the one request that fulfils `kind` among all requests that the controller wants to send now.
+    /// Returns the request that fulfils `kind`, which must be the only one among all requests that the controller wants
+    /// to send now.
     pub(super) fn poll_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> OutgoingRequest {
         let out = self.poll();
         let texts = format!("{out:?}");

@@ -14,8 +14,8 @@ use cadastre_core::Cidr;
 const GRACE: Duration = Duration::from_secs(46);
 
 impl Script {
-    /// Lets the agent grace pass, and answers the list of NodeSubnets at its end. In this list, the agent of the node
-    /// `name` reports that it uses `blocks`.
+    /// Waits until the agent grace is over, and answers the list of NodeSubnets at its end. In this list, the agent of
+    /// the node `name` reports that it uses `blocks`.
     fn agents_report(&mut self, name: &str, blocks: &[&str]) {
         self.pass(GRACE);
         let id = self
@@ -34,7 +34,7 @@ fn is_creation(request: &ApiRequest) -> bool {
     matches!(request, ApiRequest::Create(_, ObjectSpec::Block(_)))
 }
 
-/// Returns a NodeSubnet that lists no blocks, although the node's agent reports that it uses these.
+/// Returns a NodeSubnet whose agent uses `blocks`, although the NodeSubnet lists none.
 fn using(name: &str, blocks: &[&str]) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
     let block = |text: &&str| BlockReport {
@@ -51,7 +51,7 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
     subnet
 }
 
-/// Returns a quarantined block of an earlier node with that name, which ran on the machine of [`machine`].
+/// Returns a block in quarantine. It belonged to an earlier Node with that name, on the machine of [`machine`].
 fn quarantined(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
@@ -62,8 +62,8 @@ fn quarantined(name: &str, range: &str) -> Block {
     block
 }
 
-/// Returns a cluster in which the machine of node `a` has registered again while its earlier block is in quarantine.
-/// The agent of node `b` uses the blocks `uses`.
+/// Returns a cluster in which the machine of node `a` has registered again while its block is still in quarantine. The
+/// agent of node `b` uses the blocks `uses`.
 fn returning(uses: &[&str]) -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
@@ -168,8 +168,7 @@ fn the_agent_grace_begins_once_agents_can_report() {
         ..LeadershipTerm::of("1", Takeover::Clean)
     });
     script.leads();
-    // The API server takes so long to list that the time for agents' reports would be over if it had begun with the
-    // term.
+    // The lists take longer than the agent grace. So the grace would be over by now if it had begun with the term.
     script.pass(GRACE);
     let mut cluster = Cluster::new(ONE, Vec::new());
     cluster.nodes.push(node("a"));
@@ -253,7 +252,7 @@ fn no_quarantined_block_is_returned_while_another_agent_uses_it() {
 fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
-    // The inner block is from a creation that arrived late.
+    // The smaller block was created by a write that arrived late.
     cluster.blocks.push(quarantined("a", "10.0.0.4/30"));
     cluster.blocks.push(quarantined("a", ONE));
     let mut script = Script::leading(cluster, Duration::ZERO);

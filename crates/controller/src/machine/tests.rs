@@ -32,7 +32,7 @@ fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, NodeName)> {
 }
 
 /// Returns a leader that has taken over from one that did not release the Lease. There are two nodes without podCIDRs,
-/// a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, of which `n2` demands addresses.
+/// a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, from which `n2` demands addresses.
 fn after_takeover(inherited: Option<WriteIntents>) -> Script {
     let mut script = before_takeover(inherited);
     script.leads();
@@ -63,7 +63,7 @@ fn pod_cidr_pool(range: &str) -> Pool {
 }
 
 impl Script {
-    /// Returns the requests before and after the wanted Lease write has succeeded.
+    /// Returns the requests before the wanted Lease write has succeeded, and those after it.
     fn poll_around_lease_write(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
         let before = self.poll();
         self.write_lease();
@@ -75,7 +75,7 @@ impl Script {
         self.answer(id, RequestOutcome::Rejected(why));
     }
 
-    /// Answers a touch with the touched node.
+    /// Answers a touch with the Node after the touch.
     fn accept_touch(&mut self, id: RequestId, name: &str, version: u64) {
         let node = Node {
             term: Some("2-b".into()),
@@ -110,8 +110,8 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // Only this write is rejected. So its node still waits, and its range stays reserved because the earlier leader may
-    // have written it.
+    // Only the inherited write is rejected. Its node still waits, and its range stays reserved, because the earlier
+    // leader's write may yet take effect.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()

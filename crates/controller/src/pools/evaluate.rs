@@ -17,14 +17,14 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
-/// Ranges of the older pools, which are evaluated first, with the pools' names.
+/// Ranges of the older pools, with the pools' names. Older pools are evaluated first.
 #[derive(Default)]
 pub(super) struct Older(BTreeMap<Cidr, PoolName>);
 
 impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, PoolName)> {
-        // CIDRs are ordered by their first address. So a range that overlaps this one either starts inside it, or is
-        // one of its shorter prefixes.
+        // CIDRs are ordered by their first address. So a range that overlaps this one either starts inside it, or
+        // contains it and has a shorter prefix.
         let next = self.0.range(*range..).next();
         if let Some((theirs, name)) = next.filter(|(theirs, _)| theirs.overlaps(range)) {
             return Some((*theirs, name.clone()));
@@ -35,8 +35,8 @@ impl Older {
     }
 }
 
-/// Returns the new state of a pool. All older pools must have been evaluated before. `kept` is the previous state of
-/// the same pool, from which cursors and the pause are kept.
+/// Returns the new state of a pool. All older pools must have been evaluated before. `kept` is the pool's previous
+/// state, whose cursors and pause are kept.
 pub(super) fn evaluate_pool(
     pool: &Pool,
     kept: Option<PoolState>,
@@ -205,8 +205,8 @@ impl Default for Parsed {
 }
 
 impl Parsed {
-    /// Validates and parses a spec; the error is a text for users. The validation rules of the CRD reject most errors
-    /// already. But the API server may have a CRD without these rules, or an object may be older than a rule.
+    /// Validates and parses a spec. The error is a text for users. The CRD's validation rules reject most errors
+    /// already, but the API server may have a CRD without these rules, or an object may be older than a rule.
     fn new(spec: &IPPoolSpec) -> Result<Self, String> {
         let v4 = spec.ipv4.as_ref().zip(spec.ipv4_block_size());
         let v4 = v4.map(|(it, size)| ranges(Family::V4, "ipv4", &it.cidrs, size));

@@ -1,13 +1,14 @@
-//! Index of pools by range: finds the pools that share addresses with a range without a visit to each pool.
+//! Index of pools by range: finds the pools that share addresses with a range without visiting every pool.
 //!
-//! Two CIDRs are disjoint, or one contains the other. So all ranges that cover a given one are its prefixes, which
-//! takes one lookup per prefix length in use. The ranges inside it follow it directly in the order of CIDRs.
+//! Two CIDRs are disjoint, or one contains the other. All ranges that cover a given range are prefixes of it, so one
+//! lookup per prefix length in use finds them. The ranges inside the given range follow directly after it in the order
+//! of CIDRs.
 
 use std::collections::BTreeMap;
 
 use cadastre_core::{Cidr, Dual};
 
-/// Pools by range. A pool is given as its position in the list of pools by age.
+/// Pools by range. Each pool is represented by its position in the list of pools by age.
 #[derive(Debug, Default)]
 pub(super) struct PoolRangeIndex {
     /// Positions of the pools that have exactly this range, oldest first
@@ -31,7 +32,7 @@ impl PoolRangeIndex {
         index
     }
 
-    /// Returns the oldest of the pools that have a range which covers `range` and for which `is` returns true.
+    /// Returns the oldest pool that has a range which covers `range`, among the pools for which `is` returns true.
     pub(crate) fn oldest_over(
         &self,
         range: &Cidr,
@@ -46,7 +47,7 @@ impl PoolRangeIndex {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
-        // The range itself was returned as covering already, so it is left out here.
+        // `over` below returns the range itself, so it is left out here.
         let within = within.filter(move |(inside, _)| **inside != range);
         let within = within.flat_map(|(_, places)| places);
         self.over(&range).flatten().chain(within).copied()
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
     use cadastre_core::{Addr, Family};
 
-    /// Generates ranges from few addresses, so that many are equal or contain each other.
+    /// Generates ranges among few addresses, so that many ranges are equal or contain each other.
     fn range() -> impl Strategy<Value = Cidr> {
         let family = prop_oneof![Just(Family::V4), Just(Family::V6)];
         (family, 0..32u128, 0..=5u8).prop_map(|(family, value, order)| {

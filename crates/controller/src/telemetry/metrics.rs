@@ -1,5 +1,5 @@
-//! Metrics of the controller. Where other Kubernetes controllers have a common name for a metric, such as
-//! `workqueue_depth`, it is used here, too.
+//! Metrics of the controller. If other Kubernetes controllers use a common name for a metric, such as
+//! `workqueue_depth`, it has that name here, too.
 //!
 //! The number of series is bounded: labels are pools, families, loops, reasons and similar, never nodes, pods or
 //! addresses.
@@ -176,7 +176,7 @@ impl ControllerMetrics {
     }
 
     /// Updates the metrics of the loops' queues. While this process does not lead, there are no loops, and their gauges
-    /// have no series. The count of a new term starts at zero, so it is added to the counter.
+    /// have no series. [`Load::added`] starts at zero in each term, so its growth is added to the counter.
     fn set_loops(&self, loops: &[(&'static str, Load)]) {
         self.ready.reset();
         self.later.reset();

@@ -1,4 +1,4 @@
-//! Checks of the rules, with the true time and the server's own history.
+//! Checks of the election's rules against the true time and the server's own history.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ struct Leader {
 pub struct LeaderFacts<'a> {
     pub process: usize,
     pub holder: &'a str,
-    /// Whether the process had seen a Lease when it sent its last successful write.
+    /// Whether the process had seen a Lease when it sent its last successful write
     pub has_seen: bool,
     /// Start of the process's last write that took effect while it held the Lease, by its own clock and in true time.
     pub last_write: Mono,
@@ -89,8 +89,8 @@ impl Checks {
             }
             other => other,
         };
-        // A process that saw the Lease and still created a new one must not call that a first start. Calling a start
-        // unclean that was not only costs a fence.
+        // A process that saw the Lease and still created a new one must not report a first start. To report an unclean
+        // start instead of a first one is allowed, because it only costs a fence.
         let cautious = start.created && leading.takeover == Takeover::Unclean;
         assert!(
             leading.takeover == expected || cautious,
@@ -109,9 +109,9 @@ impl Checks {
         self.leaders.len() - 1
     }
 
-    /// Whether the new leader could not know, when its term began, that another process still led. This is so if the
-    /// Lease was deleted and the new leader created it again, by a write that it sent before the deletion, or before it
-    /// had ever seen a Lease. Only then may two processes lead at once.
+    /// Returns whether the new leader could not know, when its term began, that another process still led. This is so
+    /// if the Lease was deleted and the new leader created it again, by a write that it sent before the deletion, or
+    /// before it had ever seen a Lease. Only then may two processes lead at once.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;

@@ -1,8 +1,8 @@
-//! Simulation of electors with one Lease, on a true time that none of them can read.
+//! Simulation of electors with one Lease. The simulation knows the true time, which no elector can read.
 //!
-//! A seed decides everything in a run: two to four processes whose clock rates differ by up to a tenth either way,
-//! requests that arrive late or never, answers that are lost before or after the effect, watches that are late,
-//! silent or not allowed, pauses, crashes, graceful stops, edits of the Lease by others and one deletion.
+//! A seed decides everything in a run: two to four processes, whose clock rates differ from the true rate by up to a
+//! tenth; requests that arrive late or never; answers that are lost before or after the effect; watches that are late,
+//! silent or forbidden; pauses, crashes and graceful stops; edits of the Lease by others; and one deletion.
 //! `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
@@ -26,7 +26,7 @@ fn two_never_lead_at_once_and_one_leads_when_faults_stop() {
     let mut sum = Counts::default();
     let mut failed = Vec::new();
     for seed in seeds {
-        // The message of each failure is printed as it happens; the other seeds still run.
+        // The panic of a failed seed has printed its message already. The other seeds still run.
         match std::panic::catch_unwind(|| World::new(seed).run()) {
             Ok(counts) => sum.add_all(&counts),
             Err(_) => failed.push(seed),

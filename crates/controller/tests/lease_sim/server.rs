@@ -10,7 +10,7 @@ pub type Time = u64;
 /// How a term of leadership truly began.
 #[derive(Clone, Copy, Debug)]
 pub struct TermStart {
-    /// The takeover that an elector with full knowledge would report; a start after a deletion counts as a first start.
+    /// The takeover that an elector with full knowledge would report. A start after a deletion counts as a first start.
     pub takeover: Takeover,
     /// Whether the write created the Lease.
     pub created: bool,
@@ -22,14 +22,14 @@ pub struct TermStart {
 #[derive(Clone, Debug)]
 pub enum LeaseEvent {
     Written(LeaseRecord),
-    /// With the version of the deletion
+    /// The record has the version of the deletion
     Deleted(LeaseRecord),
 }
 
 #[derive(Default)]
 pub struct Server {
     pub lease: Option<LeaseRecord>,
-    /// Events that the watches have not got yet, the oldest first.
+    /// Events that the watches have not received yet, the oldest first.
     pub events: Vec<LeaseEvent>,
     revision: u64,
     /// Whether the Lease is free because its last holder released it.
@@ -97,7 +97,7 @@ impl Server {
         LeaseAnswer::Written(stored)
     }
 
-    /// Annotates the Lease, which only changes its version.
+    /// Annotates the Lease as another program might. This only changes its version.
     pub fn edit(&mut self) {
         self.change(|_| ());
     }
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Clears the holder without its knowledge, as a user might do by hand.
+    /// Clears the holder while it leads, as a user might do by hand.
     pub fn clear(&mut self) {
         let mut cleared = false;
         self.change(|lease| cleared = lease.holder.take().is_some());

@@ -13,18 +13,18 @@ use crate::server::{LeaseEvent, Server, Time};
 
 const MS: Time = 1_000;
 const SECOND: Time = 1_000 * MS;
-/// Faults end here; a request that was delayed before can still arrive later.
+/// From this time on there are no new faults. A request that was delayed before can still arrive later.
 const FAULTY: Time = 240 * SECOND;
-/// By now one process leads, and the checks of quiet times begin.
+/// At this time one process must lead, and the checks of quiet times begin.
 const QUIET: Time = FAULTY + 90 * SECOND;
 const STEADY: Time = QUIET + 30 * SECOND;
-/// The leader has stopped gracefully at [`STEADY`]; another one leads.
+/// At this time another process must lead, because the leader stopped gracefully at [`STEADY`].
 const HANDED_OVER: Time = STEADY + SECOND;
 /// How long a process waits for an answer, by its own clock.
 const PATIENCE: Mono = Duration::from_secs(4);
 pub const RENEW_DEADLINE: Mono = Duration::from_secs(10);
 
-/// Counts of events, so that a run without faults or takeovers fails.
+/// Counts of events, by which a run without faults or takeovers fails.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
@@ -75,7 +75,7 @@ struct Call {
 #[derive(Debug)]
 enum Event {
     Wake(usize),
-    /// A call reaches the server. Its answer is lost unless the flag is set.
+    /// A call reaches the server. If the flag is false, its answer is lost.
     Arrive(Call, LeaseCall, bool),
     Return(Call, LeaseAnswer),
     /// A watch event reaches a process, given by its index and its `birth`.
@@ -94,9 +94,9 @@ struct Process {
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
-    /// Number of this start of a process; a restart gets a new one.
+    /// Number of this start of a process. A restart gets a new number.
     birth: u64,
-    /// Whether the process may watch the Lease, and until when the watch delivers nothing.
+    /// Whether the process may watch the Lease, and until when its watch delivers nothing.
     may_watch: bool,
     silent_until: Time,
     /// Calls since quiet times began.
@@ -116,14 +116,14 @@ impl Process {
         Duration::from_micros(self.offset + now * self.rate / 1000)
     }
 
-    /// Returns the true time at which the process's clock shows that time.
+    /// Returns the true time at which the process's clock shows the time `own`.
     fn when(&self, own: Mono) -> Time {
         let own = Time::try_from(own.as_micros()).unwrap();
         (own.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
     }
 }
 
-/// When a call was sent, by the process's own clock and in true time; and whether the process had seen a Lease by then.
+/// When a call was sent, by the process's own clock and in true time, and whether the process had seen a Lease by then.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     own: Mono,
@@ -353,7 +353,7 @@ impl World {
         if process.birth != birth {
             return;
         }
-        // The shell reads its watch after its call is over.
+        // The process handles watch events only after its call is over.
         let busy = process.call.map_or(0, |_| now + 50 * MS);
         let later = process.paused_until.max(busy);
         if later > now {
@@ -405,7 +405,7 @@ impl World {
             return self.send(index, ask);
         }
         if let Some(due) = process.elector.wake_at() {
-            // A timer that is due at once must have a call, or the shell would spin.
+            // A timer that is due at once must cause a call. Otherwise the process would wake itself for ever.
             assert!(
                 due > process.own(now),
                 "nothing to ask at the time it named"
@@ -580,7 +580,8 @@ impl World {
         self.drive(index);
     }
 
-    /// Ends the process and starts one of the same name with another nonce. Requests in flight stay there.
+    /// Ends the process and starts another one of the same name with another nonce. Requests of the ended process stay
+    /// in flight.
     fn restart(&mut self, index: usize) {
         self.checks.leads_no_more(index);
         self.processes[index] = self.born();

@@ -1,5 +1,5 @@
-//! Measures the allocation of blocks beside the bare API requests that it needs: first blocks for all nodes, more
-//! blocks on demand, a pool edit, and the deletion of dead nodes' blocks.
+//! Measures the allocation of blocks and, for comparison, the bare API requests that the allocation needs. There are
+//! four phases: first blocks for all nodes, more blocks on demand, a pool edit, and the deletion of dead nodes' blocks.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, quara
 const RANGE: &str = "10.0.0.0/8";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
-/// The pool's `quarantineSeconds`, longer than the controller takes to quarantine 15,000 blocks.
+/// The pool's `quarantineSeconds`. The controller needs less time to quarantine 15,000 blocks.
 const QUARANTINE: Duration = Duration::from_secs(30);
 
 /// How long each phase of one round took.
@@ -39,7 +39,7 @@ struct Phases {
 
 type Pick = fn(&Phases) -> Duration;
 
-/// Further results of the controller's last round, for the printed report.
+/// Further results of the controller's last round, for the report that is printed.
 struct Details {
     requests: Vec<String>,
     cpu: Duration,

@@ -1,5 +1,5 @@
-//! `make bench-scale`: measures Cadastre at the size of large clusters, on real control planes. Compares it with the
-//! raw requests that the same work needs, and with other controllers. Prints tables in Markdown for
+//! `make bench-scale`: measures Cadastre at the size of large clusters, on real control planes. For comparison,
+//! measures the raw requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
 //! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
@@ -115,7 +115,7 @@ async fn until_subnets(cluster: &ControlPlane, count: u32) -> Result<()> {
     .await
 }
 
-/// Formats how many requests for the controllers' resources the API server answered between two scrapes.
+/// Formats how many requests for the controllers' resources the API server answered between two reads of its metrics.
 fn grown(before: &[Sample], after: &[Sample]) -> String {
     let before = metrics::requests(before);
     let ours = [

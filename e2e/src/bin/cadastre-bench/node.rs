@@ -1,5 +1,5 @@
-//! Measures ADD and DEL as whole processes, as a container runtime starts them, beside the reference plugin host-local.
-//! Also measures the agent's memory and processor time.
+//! Measures ADD and DEL as whole processes, as a container runtime starts them, and compares them with the reference
+//! plugin host-local. Also measures the agent's memory and processor time.
 //!
 //! The compared programs are called in turn, one call each, so that other load on the host affects all of them.
 
@@ -117,11 +117,11 @@ fn memory(usage: &Usage) -> String {
     format!("{:.1} MiB, {:.1} its own", mib(usage.rss), mib(usage.anon))
 }
 
-/// Calls each of `kinds` [`CALLS`] times in turn, and adds a row for each to `figures`.
+/// Calls each of `kinds` [`CALLS`] times, in turn, and adds a row for each kind to `figures`.
 fn turns(kinds: &[Kind], pods: usize, figures: &mut Table) -> Result<()> {
     let mut times = vec![(Vec::new(), Vec::new()); kinds.len()];
     for n in 0..CALLS {
-        // The order rotates, so that a program is not always called after the same other program.
+        // The order rotates, so that no program always follows the same other program.
         for i in (0..kinds.len()).map(|i| (i + n) % kinds.len()) {
             let id = format!("new-{n}");
             times[i].0.push(timed(&kinds[i], Verb::Add, &id)?);

@@ -1,7 +1,7 @@
-//! Measures the allocation of podCIDRs to many nodes: several contenders in one run, medians of three rounds.
+//! Measures how several contenders allocate podCIDRs to many nodes: all in one run, with medians of three rounds.
 //!
 //! Every measurement has its own control plane, whose nodes are created before the contender starts. A measurement ends
-//! when a watch shows the last node's podCIDR; nothing polls meanwhile. Prints a table in Markdown for
+//! when a watch shows the last node's podCIDR, so nothing polls meanwhile. Prints a table in Markdown for
 //! docs/performance.md.
 
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
 use super::{LIMIT, ROUNDS, grown, lists, median, mib, progress, say, until_subnets};
 
-/// Number of nodes for kube-controller-manager with its defaults. It allocates podCIDRs to only about 20 nodes a
+/// Number of nodes for kube-controller-manager with its defaults, which allocates podCIDRs to only about 20 nodes a
 /// second.
 const DEFAULT_NODES: u32 = 1000;
 const RANGE: &str = "10.0.0.0/10";
@@ -152,8 +152,8 @@ fn spent(cluster: &ControlPlane) -> Result<Duration> {
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
-/// Waits until the last node has its podCIDRs, and returns the measurements. `process` is the contender; `None` means
-/// that this process has sent the requests.
+/// Waits until the last node has its podCIDRs, and returns the measurements. `process` is the contender. With `None`,
+/// this process has sent the requests.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,

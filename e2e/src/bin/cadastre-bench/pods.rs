@@ -1,5 +1,5 @@
-//! Measures the controller with many pods: memory at rest and after a relist, a restart beside the raw LISTs, and
-//! processor time under churn.
+//! Measures the controller with many pods: memory at rest and after a relist, a restart compared with the raw LISTs,
+//! and processor time while pods change.
 
 use std::time::{Duration, Instant};
 

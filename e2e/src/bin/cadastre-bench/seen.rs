@@ -37,7 +37,7 @@ pub struct Seen {
     pub at: Instant,
 }
 
-/// Running watches that keep the counts current; they stop when this value is dropped.
+/// Running watches that keep the counts current. They stop when this value is dropped.
 pub struct Watching {
     seen: watch::Receiver<Seen>,
     _tasks: JoinSet<()>,
@@ -70,7 +70,7 @@ impl Watching {
         }
     }
 
-    /// Waits at most `limit` until the counts satisfy `wanted`; `what` describes the condition in the error.
+    /// Waits at most `limit` until the counts satisfy `wanted`. In the error, `what` describes the condition.
     pub async fn until(
         &mut self,
         what: &str,

@@ -30,7 +30,7 @@ const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const ADDRESSES: u32 = 110;
 /// The number of images in a Node's status, so that the Node has about 15 KB.
 const IMAGES: usize = 50;
-/// The controller does not look for leaks, because the addresses that are reported here belong to no pods.
+/// The controller does not look for leaks, because no pods have the addresses that are reported here.
 const FLAGS: [&str; 2] = ["--leak-grace", "86400"];
 const REST: Duration = Duration::from_secs(20);
 
@@ -56,8 +56,8 @@ pub async fn run(count: u32) -> Result<()> {
     standby.wait_ready(LIMIT).await?;
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
-    // Resets the peak, because the start of the standby has set it: its watches fetch their lists one after another
-    // then.
+    // When the standby started, its watches fetched their lists one after another, which caused a peak. Only later
+    // peaks count, so the peak is reset.
     let forget = format!("/proc/{}/clear_refs", standby.process().pid());
     std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
 
@@ -110,7 +110,7 @@ fn node(i: u32) -> Node {
     node
 }
 
-/// Writes the statuses of all NodeSubnets, which is otherwise the agents' task.
+/// Writes the statuses of all NodeSubnets, as agents do.
 async fn report(cluster: &ControlPlane, client: &Client, count: u32) -> Result<()> {
     let subnets: Api<NodeSubnetLite> = Api::all(client.clone());
     let mut params = ListParams::default().limit(500);

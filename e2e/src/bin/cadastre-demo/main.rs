@@ -27,7 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 /// At most this many nodes are printed in a table; further nodes are only counted.
 const ROWS: usize = 24;
 
-/// The maximum of `NODES`: the sample pools have ranges for slightly more nodes.
+/// The maximum of `NODES`. The sample pools have ranges for slightly more nodes.
 const MOST: u32 = 1000;
 
 /// The maximum time of each step. Building programs, which happens once, is not limited.
@@ -50,7 +50,7 @@ fn say(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-/// Runs the demo. Never returns successfully: once everything runs, only an error ends it.
+/// Runs the demo. Once everything runs, only an error ends it.
 async fn demo() -> Result<()> {
     let count = match std::env::var("NODES") {
         Ok(text) => text

@@ -33,11 +33,11 @@ pub struct BlockEntry {
     pub uid: Option<ObjectUid>,
     /// Whether the block is no longer provisional
     pub confirmed: bool,
-    /// The next request for the object
+    /// The next request for the block's object
     pub step: Step,
-    /// Whether a request for the object is in flight
+    /// Whether a request for the block's object is in flight
     pub in_flight: bool,
-    /// Whether the object must be read before the next step, because the outcome of a write is unknown
+    /// Whether the block's object must be read before the next step, because the outcome of a write is unknown
     pub to_read: bool,
     /// Until when the controller waits for the watch to show the object before it reads the object; monotonic clock
     pub await_until: Duration,
@@ -118,8 +118,8 @@ impl BlockEntry {
         self.step == Step::Delete
     }
 
-    /// Returns what the owner's agent reports about this block. Returns `None` if the report is for another UID of the
-    /// node or of the block.
+    /// Returns what the owner's agent reports about this block, or `None` if `report` is about another UID of the node
+    /// or of the block.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         report.of_block(&self.cidr, self.uid.as_ref()?)

@@ -1,4 +1,4 @@
-//! Blocks in NodeSubnets: restores blocks from the lists that exist, and returns the blocks that should be listed.
+//! Blocks that NodeSubnets list: restores the ledger from existing lists, and returns what each list should contain.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,8 @@ impl AllocationState {
         for block in cache.blocks.iter() {
             self.block_seen(block, now);
         }
-        // Lists of live nodes are read first, so that they prevail: the list of a deleted node may be very old.
+        // The NodeSubnets of live nodes are read first, so that they prevail: the list of a deleted node may be very
+        // old.
         for alive in [true, false] {
             let subnets = cache.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
@@ -53,9 +54,9 @@ impl AllocationState {
         }
     }
 
-    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the block becomes the node's, even if
-    /// the block's object names another owner. There is one exception: another node got the range later, under another
-    /// object. The list of a deleted node counts only if no other node holds the range.
+    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), it gets the block, even if the block's
+    /// object names another owner. There is one exception: another node got the range later, under another object. The
+    /// list of a deleted node counts only if no other node holds the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,
@@ -76,9 +77,9 @@ impl AllocationState {
         if !alive && has_other_owner {
             return;
         }
-        // If the list names an earlier object than the one by which another node got the range, a late write has
-        // restored an outdated list. An object of another node that is neither quarantined nor listed does not count:
-        // it was created late, and no node used it.
+        // The list is outdated if another node got the range under a later object than the listed one: a late write has
+        // restored the list. The other node's object does not count if it is neither quarantined nor listed, because no
+        // node ever used it.
         let is_outdated = |entry: &BlockEntry| {
             let is_other = |uid: &ObjectUid| **uid != *listed.uid;
             let has_other_object = entry.uid.as_ref().is_some_and(is_other);
@@ -114,9 +115,9 @@ impl AllocationState {
         }
     }
 
-    /// Records the blocks that a node's changed NodeSubnet lists and that are unknown, quarantined or provisional in
-    /// the ledger: a late write of an earlier leader may have listed them. From then on the node has them until its
-    /// agent releases them. Returns these blocks.
+    /// Records blocks that a node's changed NodeSubnet lists although they are unknown to the ledger, quarantined or
+    /// provisional: a late write of an earlier leader may have listed them. The node then has them until its agent
+    /// releases them. Returns these blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
         name: &NodeName,
@@ -153,7 +154,7 @@ impl AllocationState {
     }
 
     /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns
-    /// them. One version of the NodeSubnet shows both, so no write that is based on an older version can list the
+    /// them. One version of the NodeSubnet shows both facts, so no write that is based on an older version can list the
     /// blocks again.
     pub(crate) fn released_blocks(&mut self, name: &NodeName, cache: &ClusterCache) -> Vec<Cidr> {
         let Some((node, subnet)) = cache.nodes.get(name).zip(cache.subnets.get(name)) else {
@@ -251,9 +252,9 @@ impl AllocationState {
     }
 }
 
-/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If there are more than a NodeSubnet
-/// may list, it returns the whole block: a block without usable addresses is better than the assignment of a reserved
-/// one.
+/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If the NodeSubnet may not list so
+/// many parts, returns the whole block: then no address of the block is assigned, which is better than to assign a
+/// reserved one.
 fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
     let inside = spans.iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();

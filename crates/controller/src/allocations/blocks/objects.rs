@@ -54,9 +54,9 @@ impl AllocationState {
         affected
     }
 
-    /// Handles an object with an invalid spec. The object of a confirmed block is written again. If the block is
-    /// provisional, the range is quarantined, because it is unknown which node the object was for. No NodeSubnet lists
-    /// a provisional block, so no node loses addresses in use.
+    /// Handles an object with an invalid spec. If the block is confirmed, its object is written again. If the block is
+    /// provisional, its range is quarantined, because it is unknown for which node the object was created. No node
+    /// loses addresses in use, because no NodeSubnet lists a provisional block.
     pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, affected: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
@@ -135,7 +135,7 @@ impl AllocationState {
             until: spec.until,
             quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
-            // Only objects of confirmed blocks are written as quarantined, so a quarantined block was confirmed.
+            // The controller writes an object as quarantined only if the block was confirmed, so this block was.
             confirmed: owner.quarantined,
             step: Step::Settled,
             ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), holding, now)
@@ -155,8 +155,8 @@ impl AllocationState {
         if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return affected;
         }
-        // Blocks of live nodes come first. Every quarantined block is confirmed below, and a live node's block that
-        // comes after an overlapping confirmed one would be deleted.
+        // Blocks of live nodes are decided first. The loop below confirms every quarantined block, and would then
+        // delete a live node's block that overlaps it.
         let to_judge = std::mem::take(&mut self.blocks.to_judge);
         let mut to_judge: Vec<Cidr> = to_judge.into_iter().collect();
         to_judge.sort_by_cached_key(|cidr| {
@@ -171,7 +171,8 @@ impl AllocationState {
                 continue;
             }
             let name = entry.owner.name.clone();
-            // A quarantined block is confirmed whatever overlaps it, because its deleted owner might have used it.
+            // A quarantined block is confirmed even if another block overlaps it, because its deleted owner may have
+            // used it.
             if entry.owner.quarantined || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
                 let object = cache.blocks.get(&*block_name(&cidr));
@@ -190,8 +191,8 @@ impl AllocationState {
         affected
     }
 
-    /// Marks provisional blocks for deletion if they overlap a block that another node's agent uses, because they are
-    /// from a state before the restore. Returns the marked blocks. Called at the end of the agent grace.
+    /// Marks provisional blocks for deletion if they overlap a block that another node's agent uses: a restore of the
+    /// API has brought them back. Returns the marked blocks. Called at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
@@ -231,14 +232,14 @@ impl AllocationState {
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
-                // The holding is for a podCIDR, which may be in quarantine: the block yields to it.
+                // The holding belongs to a podCIDR, perhaps one in quarantine. The block yields to it.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
     }
 
-    /// Returns a sort key of a block's object: lower for older objects. An object that was edited after its creation
-    /// counts as older than all unedited ones. Only the object of a block that a node had is edited.
+    /// Returns a sort key of a block's object: lower for older objects. Objects that were edited after their creation
+    /// count as older than all others, because only blocks that a node has had are edited.
     fn age(cidr: &Cidr, cache: &ClusterCache) -> Option<(bool, u64)> {
         let block = cache.blocks.get(&*block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();
@@ -246,8 +247,8 @@ impl AllocationState {
     }
 }
 
-/// Returns the spec of a valid object. An object is invalid if its name is not derived from its CIDR: only that name
-/// makes the API server reject a second object for the range.
+/// Returns the spec of an object, if the spec is valid and the object's name is derived from its CIDR. Under any other
+/// name, the API server would accept a second object for the same range.
 pub(crate) fn sound(block: &Block) -> Option<&BlockSpec> {
     let spec = block.spec.as_ref().ok()?;
     (*block.name == *block_name(&spec.cidr)).then_some(spec)

@@ -28,7 +28,7 @@ impl AllocationState {
         self.blocks.insert(entry);
     }
 
-    /// Ends the provisional state of a block.
+    /// Records that a block is no longer provisional: its node may use it.
     pub(crate) fn confirm(&mut self, cidr: &Cidr) {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
@@ -125,8 +125,9 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether no other holding overlaps the block. That of the claim whose address the block is does not count. Smaller quarantined blocks of the same deleted node inside
-    /// the block do not count: they were created late, and stay in quarantine.
+    /// Returns whether no other holding overlaps the block. Two kinds of holdings do not count: that of the claim whose
+    /// address the block is, and smaller quarantined blocks of the same deleted node inside the block. Late writes
+    /// created the latter, and they stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
@@ -138,7 +139,7 @@ impl AllocationState {
         })
     }
 
-    /// Removes a block and its holding. The range is free then, unless another holding overlaps it.
+    /// Removes a block and its holding, so the range is free unless another holding overlaps it.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.holding);

@@ -75,7 +75,7 @@ fn listed(allocations: &AllocationState) -> usize {
 #[test]
 fn a_later_block_of_a_deleted_node_takes_nothing_from_a_live_node() {
     let older = object("a", "alive", false);
-    // The newer object is from a creation that arrived late; the node that it names no longer exists.
+    // A write that arrived late created the newer object, for a node that no longer exists.
     let newer = object_of("10.0.0.0/25", "deleted", 9, false);
     let cache = cache(vec![node("a", "alive")], vec![older, newer], Vec::new());
     let mut allocations = rebuilt(&cache);
@@ -126,7 +126,8 @@ fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_
 #[test]
 fn an_object_that_was_created_late_does_not_take_the_block_from_the_node_that_lists_it() {
     for lives in [false, true] {
-        // A user has deleted the object that node a's list names, so a late creation for node b succeeded.
+        // Node b's object was created by a late write, which succeeded because a user had deleted the object that node
+        // a's list names.
         let late = Block {
             uid: "b2".into(),
             ..object("b", "other", false)

@@ -1,4 +1,4 @@
-//! Tests of each rule by itself; `tests/lease_sim` tests all rules together.
+//! Tests of single rules; `tests/lease_sim` tests all rules together.
 
 use super::*;
 use crate::cluster::intents::WriteIntent;
@@ -349,7 +349,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 #[test]
 fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
     let (mut a, mut server) = leader();
-    // A renewal is in flight when the content is set, so that renewal does not contain it.
+    // At the call of `want`, a renewal is in flight that does not contain the content.
     let call = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
     let answer = server.answer(call);
@@ -394,7 +394,7 @@ fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
     settle(&mut b, &mut server, s(17));
     assert_eq!(term(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
-    // Content that is wanted in another term is ignored, so the Lease keeps the inherited assignments.
+    // The content is wanted in another term, so it is ignored and the Lease keeps the inherited allocations.
     b.want(wanted(&a, 9, "m"), s(18));
     settle(&mut b, &mut server, s(30));
     assert_eq!(server.0.clone().unwrap().intents, named);
@@ -478,7 +478,7 @@ fn a_candidate_with_a_working_watch_reads_rarely() {
             b.answer(answer, now);
         }
     }
-    // The first few reads happen before the watch has shown anything, so there are a few more than one in 10 s.
+    // The watch saves no reads until it has shown the first event, so there are a few more reads than one in 10 s.
     assert!((7..=11).contains(&reads), "{reads} reads in a minute");
 }
 

@@ -11,7 +11,7 @@ use crate::cluster::names::TermId;
 /// Monotonic time since an arbitrary start, as the caller measures it.
 pub type Mono = Duration;
 
-/// Lease duration that is written on release. With an empty holder it marks the Lease as released.
+/// Lease duration that is written on release. An empty holder with this duration marks the Lease as released.
 pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
 /// Settings of a candidate.
@@ -21,7 +21,7 @@ pub struct LeaseSettings {
     pub identity: String,
     /// Distinguishes this process from all others of the same name
     pub nonce: String,
-    /// How long other candidates wait after the last change of the record before they take over
+    /// How long other candidates wait after the last change of the Lease before they take over
     pub lease_duration: Duration,
     /// How long after the start of its last renewal a leader may write
     pub renew_deadline: Duration,
@@ -30,8 +30,8 @@ pub struct LeaseSettings {
 }
 
 impl LeaseSettings {
-    /// Checks that the leader stops before others start, and that a renewal can be retried.
-    /// Also checks that the Lease, which stores whole seconds, can store the lease duration.
+    /// Checks that the leader stops before others start, and that there is time to retry a renewal. Also checks that
+    /// the lease duration is a whole number of seconds, because the Lease stores whole seconds.
     pub fn validate(&self) -> Result<(), String> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
         let problem = if lease.subsec_nanos() != 0 || lease.is_zero() {
@@ -65,12 +65,12 @@ pub struct LeaseRecord {
     pub lease_duration: Duration,
     /// `spec.leaseTransitions`
     pub transitions: i64,
-    /// Whether the annotation `cadastre.dev/unsettled` is set: the last holder released the Lease with indeterminate
-    /// writes
+    /// Whether the annotation `cadastre.dev/unsettled` is set: the last holder released the Lease while writes were
+    /// indeterminate
     pub unsettled: bool,
-    /// The annotation `cadastre.dev/intents`: writes that holders may have in flight. `None` if that is unknown
+    /// The annotation `cadastre.dev/intents`: writes that holders may have in flight. `None` if these are unknown
     pub intents: Option<Arc<WriteIntents>>,
-    /// `metadata.resourceVersion`; empty in a record to be created
+    /// `metadata.resourceVersion`; empty if the record is to be created
     pub resource_version: String,
 }
 
@@ -81,13 +81,13 @@ impl LeaseRecord {
         self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
 
-    /// Returns the resourceVersion as a number, which grows. An invalid one counts as the oldest.
+    /// Returns the resourceVersion as a number, which grows with each write. An invalid one counts as the oldest.
     pub(super) fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or_default()
     }
 }
 
-/// A call to the API server; at most one is outstanding.
+/// A call to the API server. At most one is unanswered at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseCall {
     /// Read the Lease.
@@ -132,19 +132,20 @@ pub enum Leadership {
 /// A term: one period of leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeadershipTerm {
-    /// Never used twice
+    /// Id of the term, never used twice
     pub id: TermId,
     /// How the term began
     pub takeover: Takeover,
-    /// From this time on nothing may be written; each renewal postpones it
+    /// From this time on the leader may write nothing, unless a renewal postpones the time
     pub valid_until: Mono,
-    /// How long there had been no leader before, by wall clocks. A long time hints at an API server that was restored
-    /// to an older state. The election does not depend on it
+    /// How long no leader had renewed the Lease before, by wall clocks. After a long time the API server may have been
+    /// restored to an older state. The election does not depend on this field
     pub vacant: Duration,
-    /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if unknown
+    /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if they are
+    /// unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without interruption. Before that it may have been restored to an older
-    /// state, so earlier lists do not count
+    /// Since when the API server has answered without interruption. Before that time it may have been restored to an
+    /// older state, so earlier lists do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -153,19 +154,19 @@ pub struct LeadershipTerm {
 /// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
-    /// The term for which this was decided; ignored in any other term
+    /// The term for which the content was decided; other terms ignore the content
     pub term: TermId,
-    /// Grows with each request that waits for a write of the Lease. A higher number than before makes a write due at
-    /// once
+    /// Grows with each request that waits for a write of the Lease. A higher number than the last one makes a write due
+    /// at once
     pub number: u64,
-    /// Assignments that may be in flight; `None` as long as only the inherited intents are known
+    /// Allocations of podCIDRs that may be in flight; `None` as long as only the inherited ones are known
     pub intents: Option<Arc<WriteIntents>>,
-    /// Whether the agent grace is over: agents have had time to report after a gap. Until then the Lease records the
-    /// gap
+    /// Whether the agent grace is over: agents have had time to report after a gap. Until it is over, the Lease records
+    /// the gap
     pub agents_heard: bool,
 }
 
-/// A gap is a time without a leader that is longer than this. A healthy standby always takes over sooner.
+/// A time without a leader is a gap if it is longer than this. A healthy standby always takes over sooner.
 pub(in crate::cluster) const LONG_VACANT: Duration = Duration::from_secs(60);
 
 impl LeadershipTerm {
@@ -178,7 +179,7 @@ impl LeadershipTerm {
 
 #[cfg(test)]
 impl LeadershipTerm {
-    /// Returns a term that never runs out. Its Lease names no inherited writes, and was not written since.
+    /// Returns a term that never runs out. Its Lease names no inherited writes, and has not been written in this term.
     pub(crate) fn of(id: &str, takeover: Takeover) -> Self {
         LeadershipTerm {
             id: id.into(),

@@ -1,10 +1,11 @@
 //! Watch events of the Lease: hints that save a candidate most of its reads.
 //!
 //! # Guarantees
-//! - A late watch can only delay a takeover. The time of a record counts from its watch event, and a record is ignored
-//!   unless its version is newer than all seen before.
+//! - A watch that delivers late can only delay a takeover. A record's age counts from its watch event, and a record is
+//!   ignored unless its version is newer than all seen before.
 //! - A watch that has stopped silently is not trusted. A Lease that seems to have run out is read before it is
-//!   acquired. A candidate whose watch showed nothing for longer than the interval of renewals reads as often as
+//!   acquired. A candidate whose watch showed nothing for one and a half retry periods reads as often as without a
+//!   watch.
 //!   without a watch.
 
 use std::time::Duration;
@@ -17,11 +18,11 @@ use cadastre_core::mutation::Mutation;
 const WATCHED_PAUSE: Duration = Duration::from_secs(10);
 
 impl Elector {
-    /// Handles the record of a watch event. Returns whether the record was accepted. It is accepted only by a candidate
-    /// without an outstanding call, and only if it is newer than all seen before.
+    /// Handles the record of a watch event. Returns whether the record was accepted: only a candidate without an
+    /// unanswered call accepts a record, and only one that is newer than all seen before.
     pub fn watch_applied(&mut self, record: &LeaseRecord, now: Mono) -> bool {
         if self.was_just_read(record, now) {
-            // A read was faster than the watch. But the event shows that the watch works.
+            // A read found this version before the watch delivered it. But the event shows that the watch works.
             self.note_watch(now);
             self.due = self.candidate_due(now);
             return false;
@@ -31,8 +32,7 @@ impl Elector {
         }
         let mine = record.holder.as_deref() == Some(&*self.settings.holder());
         if mine || !matches!(self.view, LeaseView::Present(..)) {
-            // The record is of a late write by this process, or of a Lease that was created again, so the Lease must be
-            // read.
+            // A late write by this process caused the event, or the Lease was created again. So the Lease must be read.
             self.read_soon(now);
             return false;
         }
@@ -50,7 +50,7 @@ impl Elector {
         }
     }
 
-    /// Returns whether watch events count now.
+    /// Returns whether watch events are used now.
     fn uses_watch(&self) -> bool {
         matches!(self.phase, Phase::Candidate) && self.outstanding.is_none() && !self.read_first
     }
@@ -68,7 +68,7 @@ impl Elector {
                 if is_same(known) && now <= *since + CANDIDATE_PAUSE)
     }
 
-    /// Records that the watch works.
+    /// Records that the watch works, because it delivered an event.
     fn note_watch(&mut self, now: Mono) {
         self.note_answer(true, now);
         // A leader renews once per retry period, so a working watch shows an event sooner than this.
@@ -76,7 +76,7 @@ impl Elector {
         self.due = self.watched_read_due().max(now);
     }
 
-    /// Makes a read due at once, but keeps the interval between reads that holds without a watch.
+    /// Makes a read due at once, but at the earliest [`CANDIDATE_PAUSE`] after the last read.
     fn read_soon(&mut self, now: Mono) {
         self.read_first = true;
         self.due = self.due.min(now.max(self.read_at + CANDIDATE_PAUSE));
@@ -87,8 +87,9 @@ impl Elector {
         self.watch_works_until.min(self.read_at + WATCHED_PAUSE)
     }
 
-    /// Returns whether the Lease must be read before it is acquired: its last record came only from a watch, which may
-    /// have stopped since. A free Lease needs no read: at worst the write that acquires it is rejected.
+    /// Returns whether the Lease must be read before it is acquired, because only a watch delivered its last record,
+    /// and that watch may have stopped since. A free Lease needs no read: at worst the write that acquires it is
+    /// rejected.
     pub(super) fn needs_read(&self) -> bool {
         let is_free = matches!(&self.view, LeaseView::Present(record, _) if record.is_released());
         self.is_unconfirmed && !is_free && !Mutation::SilentWatchTrusted.is_on()

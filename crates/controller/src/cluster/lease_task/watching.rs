@@ -54,8 +54,8 @@ impl Watching {
         }
     }
 
-    /// Starts or stops the watch. A candidate that knows a leader has a watch. A leader has none, because the watch
-    /// would only show its own renewals.
+    /// Starts or stops the watch. A candidate that knows a leader needs a watch. A leader needs none, because the watch
+    /// would only show the leader's own renewals.
     pub(super) fn attend(
         watching: &mut Option<Self>,
         leadership: &Leadership,

@@ -35,7 +35,7 @@ impl Agents {
         Ok(Self { stage, hand })
     }
 
-    /// Creates a node and starts its agent. Returns when the agent has a block to assign from.
+    /// Creates a node and starts its agent. Returns when the agent has a block from which it can assign.
     pub async fn agent(&self, name: &str, flags: &[&str]) -> Result<Agent> {
         let node = format!("{POOL}-{name}");
         self.hand.node(POOL, &node).await?;
@@ -62,7 +62,7 @@ async fn start(agent: &mut NodeAgent) -> Result<()> {
 }
 
 impl Agent {
-    /// Kills the agent and starts it again; returns the time until it is ready.
+    /// Kills the agent and starts it again. Returns the time until the agent is ready.
     pub async fn restart(&mut self) -> Result<Duration> {
         self.0.running()?.process().kill()?;
         let killed = Instant::now();

@@ -17,7 +17,7 @@ pub enum Verb {
     Del,
 }
 
-/// Calls the CNI plugin once; an error if the plugin fails.
+/// Calls the CNI plugin once. Returns an error if the plugin fails.
 pub fn call(kind: &Kind, verb: Verb, container: &str) -> Result<()> {
     timed(kind, verb, container).map(|_| ())
 }
@@ -40,7 +40,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
         .env("CNI_IFNAME", "eth0")
         .env("CNI_NETNS", format!("/run/netns/{container}"))
         .env("CNI_PATH", "/opt/cni/bin")
-        // CNI_ARGS names no pod, because the agent would wait for the Pod object of a pod that it does not know.
+        // CNI_ARGS names no pod: the agent would wait for the Pod object of a pod that it does not know.
         .env("CNI_ARGS", "IgnoreUnknown=1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -48,7 +48,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     let start = Instant::now();
     let mut child = command.spawn().context("cannot start the plugin")?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Ignored: a program that does not read its input may have ended already.
+        // An error is ignored, because a program that does not read its input may have ended already.
         let _ = stdin.write_all(kind.config.as_bytes());
     }
     let output = child.wait_with_output()?;

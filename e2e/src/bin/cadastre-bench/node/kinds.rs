@@ -16,7 +16,7 @@ use super::agents::Agent;
 /// A CIDR large enough for the existing pods and for the concurrent ADDs.
 const RANGE: &str = "10.1.0.0/22";
 
-/// The name of the kind that calls the agent without other work.
+/// The name of the kind that calls an agent that has no other work.
 pub const AGENT: &str = "cadastre-ipam, via the agent";
 
 /// A program that is measured, with its arguments and input.
@@ -71,7 +71,7 @@ impl Kind {
     }
 }
 
-/// Returns a static executable that does nothing, to measure what starting a process costs.
+/// Returns a static executable that does nothing. It shows how long the start of a process takes.
 fn floor() -> Result<Kind> {
     let names = ["/bin/busybox", "/usr/bin/busybox", "/bin/true"];
     let program = names.map(PathBuf::from).into_iter().find(|it| it.is_file());
