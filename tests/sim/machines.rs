@@ -160,7 +160,8 @@ impl Sim {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
         };
-        let (uid, name) = self.put_new_pod(node, "pod", [].into());
+        let claim = self.draw_claim();
+        let (uid, name) = self.put_new_pod(node, "pod", [].into(), claim);
         self.machines
             .of_pod
             .insert(uid.clone(), (id, node.uid.clone()));

@@ -45,6 +45,7 @@ mod api;
 mod block_checks;
 mod budget;
 mod checks;
+mod claims;
 mod clock;
 mod describe;
 mod faults;

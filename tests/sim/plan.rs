@@ -45,6 +45,8 @@ pub struct Plan {
     pub strangers: u32,
     /// The chance, per change of the workload, that a host loses its store. This is in addition to the usual faults.
     pub lost_stores: u32,
+    /// The chance that a new pod names a claim. If 0, there are no claims.
+    pub claims: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
@@ -141,6 +143,7 @@ impl Plan {
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
             lost_stores: 0,
+            claims: *rng.pick(&[0, 0, 2_000, 5_000]),
             restore: None,
             agents: true,
             persistent_fault: None,

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use super::api::{Api, Author, Commit};
 use super::budget::Budget;
 use super::checks::{Checks, Verdict, Violation};
+use super::claims::ClaimRecords;
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::host::{AgentWrite, KubeletAct, ProcessAct};
 use super::machines::{Act, Machines};
@@ -222,6 +223,7 @@ pub struct Sim {
     pub machines: Machines,
     pub served: Served,
     pub withdrawn: Withdrawn,
+    pub claims: ClaimRecords,
     pub backup: Option<Backup>,
     /// Until when the API server does not answer.
     pub down_until: Time,
@@ -284,6 +286,7 @@ impl Sim {
             machines: Machines::default(),
             served: Served::default(),
             withdrawn: Withdrawn::default(),
+            claims: ClaimRecords::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
@@ -542,6 +545,10 @@ impl Sim {
         for commit in commits {
             if let Commit::Subnet(before, after) = &commit {
                 let verdict = self.check_withdrawn(before.as_deref(), after.as_deref());
+                self.judge(verdict)?;
+            }
+            if let Commit::Claim(before, after) = &commit {
+                let verdict = self.check_claim(before.as_deref(), after.as_deref());
                 self.judge(verdict)?;
             }
             let received = match author {

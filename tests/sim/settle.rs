@@ -37,6 +37,7 @@ impl Sim {
         self.check_pools()?;
         self.check_served()?;
         self.check_blocks()?;
+        self.check_claims_end()?;
         for id in 0..self.machines.hosts.len() {
             self.check_host_end(id)?;
             self.check_withdrawals_settled(id)?;

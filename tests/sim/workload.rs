@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cadastre_api::{IPPoolSpec, Requests};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid};
-use cadastre_controller::cluster::objects::{Block, MachineIdentity, Node, Pod, Subnet, Text};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid};
+use cadastre_controller::cluster::objects::{
+    Block, MachineIdentity, Node, Pod, PodClaim, Subnet, Text,
+};
 use cadastre_core::{Addr, Cidr};
 
 use super::api::Author;
@@ -93,6 +95,9 @@ impl Sim {
         }
         if self.rng.chance(500) {
             self.ask_of_node();
+        }
+        if self.plan.claims > 0 && self.rng.chance(1_500) {
+            self.change_claims();
         }
         for _ in 0..self.rng.below(3) {
             if let Some(node) = self.some_node() {
@@ -379,7 +384,7 @@ impl Sim {
 
     /// Creates a pod without an agent's help, and schedules the deletion of the pod.
     fn run_pod(&mut self, node: &Node, kind: &str, addresses: Box<[Addr]>) {
-        let (_, name) = self.put_new_pod(node, kind, addresses);
+        let (_, name) = self.put_new_pod(node, kind, addresses, None);
         let lives = self.rng.stretch(5 * SECOND, 300 * SECOND);
         self.after(lives, Due::PodGone(name));
     }
@@ -390,9 +395,19 @@ impl Sim {
         node: &Node,
         kind: &str,
         addresses: Box<[Addr]>,
+        claim: Option<ClaimName>,
     ) -> (ObjectUid, Text) {
         let uid = self.api.uid();
         let name: Text = format!("default/{kind}-{uid}").into();
+        let claim = claim.map(|claim| {
+            self.claims.note_pod(&uid, &claim);
+            Box::new(PodClaim {
+                claim,
+                pod: format!("{kind}-{uid}").into(),
+                node: Some(node.name.clone()),
+                created: i64::try_from(self.now / SECOND).unwrap(),
+            })
+        });
         self.log(Some(&node.name), || {
             format!("{name} is bound to it, with {addresses:?}")
         });
@@ -402,7 +417,7 @@ impl Sim {
             version: 0,
             finished: false,
             mirror_of: None,
-            claim: None,
+            claim,
             addresses,
         };
         self.api.put_pod(pod, node.name.clone());

@@ -15,6 +15,8 @@
 //! - No address becomes a block before the API server has stored it in the claim's status.
 //! - While a node has a block of the claim, no other node gets one, and the claim keeps its finalizer. It keeps it for
 //!   the cooldown afterwards, so that no other pod gets an address earlier.
+//! - The addresses of a claim never change, with one exception: a late write of an earlier leader may record an address
+//!   that this leader has allocated to a node meanwhile. Then the claim gets another one, before any pod uses it.
 //! - A claim gets an address of each family of its pool or none. A pod does, too.
 
 mod addresses;
@@ -153,6 +155,10 @@ impl ClaimLoop {
             }
             return self.allocate(claim, cx);
         }
+        if is_to_choose_again(claim, cx) {
+            cx.allocations.drop_claim(&claim.name);
+            return self.allocate(claim, cx);
+        }
         place(claim, cx, affected)
     }
 
@@ -218,6 +224,16 @@ impl ClaimLoop {
         (claim.status != status)
             .then(|| ApiRequest::SetClaimStatus(KnownObject::of(&**claim), status))
     }
+}
+
+/// Returns whether a claim needs other addresses: a late write of an earlier leader recorded addresses that nodes have by
+/// now, and no pod has used the claim.
+fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
+    let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
+    let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
+    let entry = cx.allocations.claims.get(&claim.name);
+    let mut cidrs = entry.into_iter().flat_map(|entry| entry.cidrs());
+    is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())
 }
 
 /// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown of

@@ -131,7 +131,7 @@ async fn crds_that_lack_a_field_are_reported_and_writes_are_retried_ever_less() 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// All permissions of the controller, and a resource for which it must have none.
-const MAY: [(&str, &str, &str, &[&str]); 11] = [
+const MAY: [(&str, &str, &str, &[&str]); 13] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "pods", "", &["list", "watch"]),
     ("networking.k8s.io", "servicecidrs", "", &["list", "watch"]),
@@ -155,6 +155,13 @@ const MAY: [(&str, &str, &str, &[&str]); 11] = [
         "",
         &["get", "list", "watch", "create", "patch", "delete"],
     ),
+    (
+        "cadastre.dev",
+        "ipclaims",
+        "",
+        &["get", "list", "watch", "patch"],
+    ),
+    ("cadastre.dev", "ipclaims/status", "", &["patch"]),
     (
         "coordination.k8s.io",
         "leases",
@@ -260,6 +267,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let after_doubt = [
         "get nodes",
         "get ipamblocks",
+        "get ipclaims",
         "get ippools",
         "get nodesubnets",
     ];

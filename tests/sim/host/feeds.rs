@@ -7,9 +7,9 @@ use std::time::Duration;
 use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
-use cadastre_api::{AllocatedBlock, NodeAddressesSpec, Recall};
+use cadastre_api::{AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, Subnet};
+use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, PodClaim, Subnet};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
@@ -94,6 +94,11 @@ fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
     )
 }
 
+fn claim_annotation(claim: &Box<PodClaim>) -> (String, String) {
+    let (_, name) = claim.claim.split_once('/').unwrap();
+    (CLAIM_ANNOTATION.to_owned(), name.to_owned())
+}
+
 /// A pod as the agent parses it.
 fn seen_pod(pod: &ApiPod) -> Pod {
     let (namespace, name) = pod.name.split_once('/').unwrap();
@@ -104,6 +109,7 @@ fn seen_pod(pod: &ApiPod) -> Pod {
         mirrors: pod.mirror_of.as_ref().map(ToString::to_string),
         finished: pod.finished,
         addresses: pod.addresses.to_vec(),
+        annotations: pod.claim.iter().map(claim_annotation).collect(),
         ..Pod::default()
     }
 }

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadastre_agent::cri::Sandbox as Listed;
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::Text;
+use cadastre_core::node_allocation::is_claim;
 use cadastre_core::{Addr, Cidr};
-use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, Snapshot};
+use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, PoolCount, Snapshot};
 
 use super::Key;
 use super::requests::{Call, outline};
@@ -338,6 +339,7 @@ impl Sim {
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
                 self.judge(self.check_not_withdrawn(id, it.address))?;
+                self.judge(self.check_claimed(id, &uid, it.address))?;
             }
             let kubelet = &mut self.host_mut(id).kubelet;
             if let Some(sandbox) = kubelet.sandboxes.get_mut(container) {
@@ -388,6 +390,10 @@ impl Sim {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
+        // A pod gets the address of its claim at once. Unit tests cover the wait after the deletion of a claim.
+        if self.claims.ever_had(addr) {
+            return Ok(());
+        }
         let (of, until) = (*of, *until);
         // Addresses of a dead node are quarantined instead of cooling. The quarantine may be shorter than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
@@ -473,7 +479,13 @@ impl Sim {
             }
         }
         for uid in waiting {
-            let mut pools = snapshot.pools.iter();
+            // A pod that names a claim gets the claim's addresses only, and no other pod gets them.
+            let claim = self.claims.claim_of(&uid.as_str().into());
+            let serves = |pool: &&PoolCount| match claim {
+                Some(claim) => pool.terms.name == **claim,
+                None => !is_claim(&pool.terms.name),
+            };
+            let mut pools = snapshot.pools.iter().filter(serves);
             let has_room = pools.find(|pool| {
                 let families = [
                     (pool.terms.ipv4.is_some(), &pool.counts.v4),

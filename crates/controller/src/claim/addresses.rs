@@ -21,7 +21,8 @@ impl ClaimLoop {
                 return Err(ClaimProblem::new("Invalid", text));
             }
         };
-        if !claim.status.addresses.is_empty() {
+        let is_anothers = |addr: Addr| cx.allocations.claims.of(&Cidr::host(addr)).is_some();
+        if claim.addresses().any(is_anothers) {
             let text = format!(
                 "the status has {}, which another claim has, too: delete one of the two claims",
                 claim.status.addresses.join(" and ")

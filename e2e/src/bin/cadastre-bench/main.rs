@@ -84,12 +84,13 @@ fn mib(bytes: u64) -> f64 {
 }
 
 /// The paths of the LIST requests that a controller sends when it starts.
-const LISTS: [&str; 6] = [
+const LISTS: [&str; 7] = [
     "/api/v1/nodes",
     "/api/v1/pods",
     "/apis/cadastre.dev/v1alpha1/nodesubnets",
     "/apis/cadastre.dev/v1alpha1/ippools",
     "/apis/cadastre.dev/v1alpha1/ipamblocks",
+    "/apis/cadastre.dev/v1alpha1/ipclaims",
     "/apis/networking.k8s.io/v1/servicecidrs",
 ];
 
@@ -123,6 +124,7 @@ fn grown(before: &[Sample], after: &[Sample]) -> String {
         "nodesubnets",
         "ippools",
         "ipamblocks",
+        "ipclaims",
         "pods",
         "servicecidrs",
     ];

@@ -1,0 +1,179 @@
+//! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
+//!
+//! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
+//! one claim, on one node or on several.
+//!
+//! # Left out
+//! - A late write of a deposed leader may record an address in a claim that a node has by then. The controller then
+//!   gives the claim another address, and the node keeps its own.
+//! - After a restore of the API server a claim may have addresses that nodes got later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cadastre_api::IPClaimStatus;
+use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
+use cadastre_controller::cluster::objects::{Claim, ClaimSpec};
+use cadastre_core::{Addr, Cidr};
+
+use super::checks::{Verdict, wrong};
+use super::run::Sim;
+
+/// The number of names of claims.
+const NAMES: u64 = 6;
+
+/// What the checks remember of claims.
+#[derive(Default)]
+pub struct ClaimRecords {
+    /// All addresses that claims of a name ever had
+    of: BTreeMap<ClaimName, BTreeSet<Addr>>,
+    /// The claim that each pod names
+    of_pod: BTreeMap<ObjectUid, ClaimName>,
+    /// Addresses that a claim got although a node had them
+    contested: BTreeSet<Addr>,
+}
+
+impl ClaimRecords {
+    /// Records that the pod names the claim.
+    pub fn note_pod(&mut self, uid: &ObjectUid, claim: &ClaimName) {
+        self.of_pod.insert(uid.clone(), claim.clone());
+    }
+
+    /// Returns the claim that the pod names.
+    pub fn claim_of(&self, uid: &ObjectUid) -> Option<&ClaimName> {
+        self.of_pod.get(uid)
+    }
+
+    /// Whether any claim ever had the address.
+    pub fn ever_had(&self, addr: Addr) -> bool {
+        self.of.values().any(|addresses| addresses.contains(&addr))
+    }
+}
+
+fn text(claim: &Claim) -> String {
+    format!("{} ({})", claim.name, claim.uid)
+}
+
+impl Sim {
+    /// Returns the name of the claim that a new pod names, if it names one.
+    pub fn draw_claim(&mut self) -> Option<ClaimName> {
+        let names = self.plan.claims > 0 && self.rng.chance(self.plan.claims);
+        names.then(|| self.some_claim_name())
+    }
+
+    fn some_claim_name(&mut self) -> ClaimName {
+        format!("default/c{}", self.rng.below(NAMES)).into()
+    }
+
+    /// Creates or deletes a claim, as users do.
+    pub fn change_claims(&mut self) {
+        let name = self.some_claim_name();
+        if self.api.claims.get(&*name).is_some() {
+            if self.rng.chance(2_000) {
+                self.log(Some(&name), || "claim is deleted".to_owned());
+                self.api.delete_claim(&name);
+            }
+            return;
+        }
+        let pools: Vec<_> = self.api.pools.live.keys().cloned().collect();
+        if pools.is_empty() {
+            return;
+        }
+        let pool = self.rng.pick(&pools).clone();
+        let addresses = if self.rng.chance(3_000) {
+            let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
+            vec![Addr::parse_strict(&text).unwrap()]
+        } else {
+            Vec::new()
+        };
+        let claim = Claim {
+            uid: self.api.uid(),
+            version: 0,
+            generation: 1,
+            created: 0,
+            deleting: false,
+            finalizers: Vec::new(),
+            spec: Ok(ClaimSpec {
+                pool: addresses.is_empty().then_some(pool),
+                addresses,
+            }),
+            status: IPClaimStatus::default(),
+            name,
+        };
+        self.log(Some(&claim.name), || format!("claim {:?}", claim.spec));
+        self.api.put(claim);
+    }
+
+    /// Checks the addresses of a claim that a controller has written.
+    pub fn check_claim(&mut self, before: Option<&Claim>, after: Option<&Claim>) -> Verdict {
+        let Some(after) = after else { return Ok(()) };
+        let has: Vec<Addr> = after.addresses().collect();
+        let had: Vec<Addr> = before.into_iter().flat_map(|it| it.addresses()).collect();
+        let of_node = |addr: &Addr| {
+            let mut blocks = self.api.blocks.live.values();
+            blocks.any(|block| {
+                let spec = block.spec.as_ref();
+                spec.is_ok_and(|it| it.cidr.contains_addr(*addr) && it.cidr != Cidr::host(*addr))
+            })
+        };
+        let of_nodes: Vec<Addr> = has.iter().filter(|it| of_node(it)).copied().collect();
+        self.claims.contested.extend(of_nodes);
+        let all = self.claims.of.entry(after.name.clone()).or_default();
+        all.extend(&has);
+        if had == has || self.was_restored() {
+            return Ok(());
+        }
+        let is_contested = had.iter().any(|it| self.claims.contested.contains(it));
+        if !had.is_empty() && !is_contested {
+            let text = format!("{} had {had:?} and has {has:?}", text(after));
+            return wrong("claim", text, [&*after.name]);
+        }
+        let others = self.api.claims.live.values();
+        let mut others = others.filter(|it| it.uid != after.uid);
+        if let Some(other) = others.find(|it| it.addresses().any(|addr| has.contains(&addr))) {
+            let text = format!("{} gets {has:?}, which {} has", text(after), text(other));
+            return wrong("claim", text, [&*after.name, &*other.name]);
+        }
+        Ok(())
+    }
+
+    /// Checks that the pod may have the address: its claim has or had it, or no claim has it.
+    pub fn check_claimed(&self, id: usize, pod: &ObjectUid, addr: Addr) -> Verdict {
+        let name = &self.machines.hosts[id].name;
+        if let Some(claim) = self.claims.claim_of(pod) {
+            let has = self
+                .claims
+                .of
+                .get(claim)
+                .is_some_and(|it| it.contains(&addr));
+            if has {
+                return Ok(());
+            }
+            let text = format!("pod {pod} on {name} names claim {claim} and gets {addr}");
+            return wrong("claim", text, [&**name, &**claim]);
+        }
+        let claims = self.api.claims.live.values();
+        let mut claims = claims.filter(|it| it.addresses().any(|it| it == addr));
+        let is_spared = self.was_restored() || self.claims.contested.contains(&addr);
+        if let Some(claim) = claims.next().filter(|_| !is_spared) {
+            let text = format!("pod {pod} on {name} gets {addr} of {}", text(claim));
+            return wrong("claim", text, [&**name, &*claim.name]);
+        }
+        Ok(())
+    }
+
+    /// Checks at the end that every claim has addresses or says why it has none, and that it is with the pod that
+    /// names it.
+    pub fn check_claims_end(&self) -> Verdict {
+        for claim in self.api.claims.live.values() {
+            if claim.status.conditions.is_empty() {
+                let text = format!("{} says nothing", text(claim));
+                return wrong("claim", text, [&*claim.name]);
+            }
+            if claim.deleting && claim.status.node.is_none() {
+                let text = format!("{} is still there", text(claim));
+                return wrong("claim", text, [&*claim.name]);
+            }
+        }
+        Ok(())
+    }
+}
