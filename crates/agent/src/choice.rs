@@ -2,7 +2,8 @@
 //!
 //! | what | comes from |
 //! |---|---|
-//! | pools | the pod's annotation `cadastre.dev/pools`, else that of its namespace, else the CNI config, else the pools' selectors |
+//! | both | the IPClaim that the pod's annotation `cadastre.dev/claim` names |
+//! | pools | else the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
 //! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
@@ -10,8 +11,9 @@
 //! over the annotation.
 //!
 //! # Guarantees
-//! - An annotation that cannot be parsed is ignored and reported. So a typo does not keep a pod from starting.
-//! - A pool that selects pods by labels does not serve pods whose labels are unknown.
+//! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting. The
+//!   exception is `cadastre.dev/claim`: the pod gets no address, because others rely on its having that of the claim.
+//! - A pool that selects by labels serves no pod whose labels are unknown.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +21,8 @@ use super::namespaces::Namespace;
 use super::pods::Pod;
 use cadastre_api::choice::{PodLabels, PoolCandidate, PoolStanding, Requester, Selector, choose};
 use cadastre_api::{
-    ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, NodePool, POOLS_ANNOTATION as POOLS,
+    ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, CLAIM_ANNOTATION as CLAIM, NodePool,
+    POOLS_ANNOTATION as POOLS,
 };
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
@@ -116,6 +119,22 @@ pub(crate) fn decide(
     // Annotations apply only to the pod's interface `eth0`. For other interfaces they are ignored.
     let pod = request.pod.filter(|_| request.ifname == OWN_INTERFACE);
     let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
+    let keys = pod.into_iter().flat_map(|pod| pod.annotations.keys());
+    let unknown = keys.filter(|key| ![POOLS, ADDRESSES, CLAIM].contains(&key.as_str()));
+    errors.extend(unknown.map(|key| {
+        let key: String = key.chars().take(QUOTED).collect();
+        format!("annotation {key} means nothing: pods may have {POOLS}, {ADDRESSES} and {CLAIM}")
+    }));
+    if let Some(pod) = pod
+        && let Some(name) = pod.annotations.get(CLAIM)
+    {
+        let besides = [POOLS, ADDRESSES].into_iter();
+        let besides = besides.filter(|it| pod.annotations.contains_key(*it));
+        errors.extend(besides.map(|it| {
+            format!("annotation {it} is left out of account: {CLAIM} decides. Remove one of them")
+        }));
+        return (by_claim(&pod.namespace, name.trim(), &mut errors), errors);
+    }
     let of_namespace = request.namespace.filter(|_| pod.is_some());
     let by_pod = of_pod(POOLS).map(|text| (text, "annotation"));
     let by_namespace = of_namespace.and_then(|it| it.pools.as_ref());
@@ -130,12 +149,6 @@ pub(crate) fn decide(
             Err(why) => errors.push(format!("{whose} {POOLS} {why}")),
         }
     }
-    let keys = pod.into_iter().flat_map(|pod| pod.annotations.keys());
-    let unknown = keys.filter(|key| ![POOLS, ADDRESSES].contains(&key.as_str()));
-    errors.extend(unknown.map(|key| {
-        let key: String = key.chars().take(QUOTED).collect();
-        format!("annotation {key} means nothing: pods may have {POOLS} and {ADDRESSES}")
-    }));
     let mut addresses = request.addresses.to_vec();
     match of_pod(ADDRESSES).map(|text| read(text, address_list)) {
         Some(Ok(list)) if addresses.is_empty() => addresses = list,
@@ -155,8 +168,43 @@ pub(crate) fn decide(
             PoolOrder::Named(names)
         },
         addresses,
+        strict: false,
     };
     (choice, errors)
+}
+
+/// Returns the choice for a pod of the namespace that names a claim. Other addresses would be worse for the pod than to
+/// wait, so a pod with a wrong name gets none.
+fn by_claim(namespace: &str, name: &str, errors: &mut Vec<String>) -> PodChoice {
+    let mut choice = PodChoice {
+        strict: true,
+        ..PodChoice::default()
+    };
+    if is_object_name(name) {
+        let claim = format!("{namespace}/{name}");
+        choice.bound = vec![claim.clone()];
+        choice.pools = PoolOrder::Named(vec![claim]);
+    } else {
+        let name: String = name.chars().take(QUOTED).collect();
+        let error = format!(
+            "annotation {CLAIM} (\"{name}\") is no name of an IPClaim, and the pod gets no address: name an IPClaim of the pod's namespace"
+        );
+        errors.push(error.clone());
+        choice.pools = PoolOrder::None(error);
+    }
+    choice
+}
+
+/// Whether a text can be the name of an IPClaim: a DNS subdomain (RFC 1123).
+fn is_object_name(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.chars().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 /// Parses an annotation, or returns what is wrong with it.

@@ -14,11 +14,12 @@
 //! - A surplus block that was released is not requested again: a release leaves at least as many addresses free as the
 //!   high mark, and the high mark is never below the low mark.
 //! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
+//! - Addresses of claims are never requested: the controller allocates them when it sees the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::snapshot::{assigns, busy, capacity, is_pod_cidr, terms};
-use cadastre_core::node_allocation::PoolTerms;
+use cadastre_core::node_allocation::{PoolTerms, is_claim};
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
@@ -71,7 +72,7 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
     };
     pools
         .into_iter()
-        .filter(|pool| !pool.is_empty() && !fixed.contains(pool))
+        .filter(|pool| !pool.is_empty() && !fixed.contains(pool) && !is_claim(pool))
         .map(|pool| (pool.to_owned(), want(pool)))
         .filter(|(_, want)| want.demand > 0)
         .collect()
@@ -245,6 +246,25 @@ mod tests {
                 capacity: 61
             }
         );
+    }
+
+    #[test]
+    fn a_claim_is_not_requested_and_counts_in_no_pool_and_is_released_when_it_drains() {
+        let pools = [pool("a", (3, 50), true, false), PoolTerms::named("shop/db")];
+        let real = block("10.0.0.0/26", "a", 1, 0, 60);
+        let alone = wanted(
+            &snapshot(&pools, std::slice::from_ref(&real)),
+            &PendingAdds::new(),
+        );
+        for used in [0, 1] {
+            let claimed = block("10.0.0.65/32", "shop/db", used, 0, 1 - used);
+            let mut it = snapshot(&pools, &[real.clone(), claimed]);
+            assert_eq!(wanted(&it, &adds("shop/db", 1)), alone);
+            assert!(released(&it, &[]).is_empty(), "the pod may still come");
+            it.blocks[1].state = BlockState::Draining;
+            let gone: &[&str] = if used == 0 { &["10.0.0.65/32"] } else { &[] };
+            assert_eq!(released(&it, &[]), gone);
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use prometheus::{
 use crate::leaks::LeakReason;
 use crate::snapshot::assigns;
 use cadastre_core::Family;
+use cadastre_core::node_allocation::is_claim;
 use cadastre_daemon::telemetry::catalog::register;
 use cadastre_node::Snapshot;
 
@@ -153,7 +154,9 @@ impl AgentMetrics {
     pub(crate) fn set(&self, snapshot: &Snapshot) {
         self.attachments.set(figure(snapshot.attachments.len()));
         let mut before = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let pools: BTreeSet<String> = snapshot.blocks.iter().map(|it| it.pool.clone()).collect();
+        let pools = snapshot.blocks.iter().map(|it| &it.pool);
+        // Claims have no series, because there may be any number of them.
+        let pools: BTreeSet<String> = pools.filter(|it| !is_claim(it)).cloned().collect();
         for pool in before.difference(&pools) {
             for family in Family::ALL.map(label) {
                 let _ = self.blocks.remove_label_values(&[pool, family]);
@@ -230,13 +233,18 @@ mod tests {
                 .encode_to_string(&registry.gather())
                 .unwrap()
         };
-        metrics.set(&snapshot(&[], &[block("10.0.0.0/26", "a", 5, 2, 54)]));
+        let claimed = block("10.0.0.64/32", "shop/db", 1, 0, 0);
+        metrics.set(&snapshot(
+            &[],
+            &[block("10.0.0.0/26", "a", 5, 2, 54), claimed],
+        ));
         let before = text();
         assert!(
             before
                 .contains(r#"cadastre_agent_addresses{family="ipv4",pool="a",state="cooling"} 2"#),
             "{before}"
         );
+        assert!(!before.contains("shop/db"), "a claim: {before}");
         assert!(before.contains(r#"cadastre_agent_leaks_freed_total{reason="reboot"} 0"#));
         metrics.set(&snapshot(&[], &[]));
         assert!(!text().contains("pool=\"a\""));

@@ -1,6 +1,6 @@
 //! Values that the agent computes from a snapshot of the store.
 
-use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
+use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms, is_claim};
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_node::{AttachmentRecord, BlockCount, BlockState, Snapshot};
 
@@ -51,7 +51,7 @@ pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Ci
 }
 
 /// Returns the node's ranges as the store knows them. So files and gRPC clients get them even if the API server does
-/// not answer. Reserved addresses are left out.
+/// not answer. Reserved addresses and the pools of claims are left out.
 pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
     let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {
@@ -62,11 +62,33 @@ pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
         reserved: Vec::new(),
         on_request: Vec::new(),
     };
+    let pools = snapshot.pools.iter().map(|it| &it.terms);
     NodeAllocation {
         node_uid: snapshot.node_uid.clone().unwrap_or_default(),
         blocks: listed.map(block).collect(),
-        pools: snapshot.pools.iter().map(|it| it.terms.clone()).collect(),
+        pools: pools.filter(|it| !is_claim(&it.name)).cloned().collect(),
         ..NodeAllocation::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{block, pool, snapshot};
+    use super::*;
+
+    #[test]
+    fn the_pool_of_a_claim_is_none_for_other_programs() {
+        let pools = [
+            pool("a", (0, 0), true, false),
+            pool("shop/db", (0, 0), true, false),
+        ];
+        let blocks = [
+            block("10.0.0.0/26", "a", 0, 0, 60),
+            block("10.0.0.65/32", "shop/db", 0, 0, 1),
+        ];
+        let it = allocation(&snapshot(&pools, &blocks));
+        let names: Vec<&str> = it.pools.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!((names, it.blocks.len()), (vec!["a"], 2));
     }
 }
 

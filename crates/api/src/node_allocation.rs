@@ -4,7 +4,12 @@
 //! only its own block or field. A block whose CIDR cannot be parsed is left out. An entry of `reserved` that cannot be
 //! parsed might mean any address of its block, so then the whole block counts as reserved. The same holds for
 //! `onRequest`.
+//!
+//! The blocks of an IPClaim form a pool of their own, so that no other pod gets their addresses. Its terms are those of
+//! the real pool, as far as they concern CNI results. `reserved` and `onRequest` of such a block are ignored: they keep
+//! agents that do not know claims from assigning the address.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -37,9 +42,28 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
     let pod_cidrs = pod_cidrs.filter_map(|it| pod_cidr(it, node_uid, &mut messages));
     allocation.blocks = pod_cidrs.collect();
+    let mut claims: BTreeMap<String, PoolTerms> = BTreeMap::new();
     for listed in &spec.blocks {
-        allocation.blocks.extend(block(listed, &mut messages));
+        let Some(block) = block(listed, &mut messages) else {
+            continue;
+        };
+        if listed.claim.is_some() {
+            let unknown = PoolTerms::named(&listed.pool);
+            let mut pools = allocation.pools.iter();
+            let real = pools.find(|it| it.name == listed.pool);
+            let real = real.unwrap_or(&unknown);
+            let claim = claims.entry(block.pool.clone());
+            let claim = claim.or_insert_with_key(|name| claim_terms(name, real));
+            let family = block.cidr.family();
+            let ranges = Some(real.family(family).cloned().unwrap_or_default());
+            match family {
+                Family::V4 => claim.ipv4 = ranges,
+                Family::V6 => claim.ipv6 = ranges,
+            }
+        }
+        allocation.blocks.push(block);
     }
+    allocation.pools.extend(claims.into_values());
     let mut ranges = |field: &str, texts: &[String]| -> Vec<Cidr> {
         let texts = texts.iter();
         texts
@@ -81,6 +105,23 @@ fn pod_cidr(range: &AllocatedRange, node_uid: &str, messages: &mut Vec<String>) 
 
 fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
     let cidr = cidr("blocks", &block.cidr, messages)?;
+    let draining = block.recall == Some(Recall::Drain);
+    if let Some(claim) = &block.claim {
+        if !is_claim_name(claim) {
+            messages.push(format!(
+                "blocks: {cidr}: claim `{claim}` is not NAMESPACE/NAME: no address of this block is assigned"
+            ));
+            return None;
+        }
+        return Some(Block {
+            cidr,
+            uid: block.uid.clone(),
+            pool: claim.clone(),
+            draining,
+            reserved: Vec::new(),
+            on_request: Vec::new(),
+        });
+    }
     let mut spans = |field: &str, texts: &[String], then: &str| -> Vec<IpRange> {
         let mut read = |text: &String| {
             IpRange::parse(text).unwrap_or_else(|error| {
@@ -104,10 +145,28 @@ fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
         cidr,
         uid: block.uid.clone(),
         pool: block.pool.clone(),
-        draining: block.recall == Some(Recall::Drain),
+        draining,
         reserved,
         on_request,
     })
+}
+
+/// Whether a text is the namespace and the name of a claim, with a slash between them.
+fn is_claim_name(text: &str) -> bool {
+    let parts = text.split_once('/');
+    parts.is_some_and(|(namespace, name)| {
+        !namespace.is_empty() && !name.is_empty() && !name.contains('/')
+    })
+}
+
+/// Returns the terms of a claim's pool, without its families. `real`: the terms of the pool of the claim's addresses.
+fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
+    PoolTerms {
+        routes: real.routes.clone(),
+        dns: real.dns.clone(),
+        prefix: real.prefix,
+        ..PoolTerms::named(claim)
+    }
 }
 
 fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
@@ -264,6 +323,83 @@ mod tests {
         );
         assert_eq!(allocation.pools[1].warm, (3, 50), "the documented defaults");
         assert_eq!(allocation.pools[1].cooldown_seconds, 30);
+    }
+
+    #[test]
+    fn the_blocks_of_a_claim_are_a_pool_of_their_own() {
+        let (allocation, messages) = read(json!({
+            "nodeUID": "u1",
+            "blocks": [
+                {"cidr": "10.0.0.5/32", "uid": "b1", "pool": "a", "claim": "shop/db", "reserved": ["10.0.0.5"]},
+                {"cidr": "10.0.0.7/32", "uid": "b2", "pool": "gone", "claim": "shop/old", "onRequest": ["?"], "recall": "Drain"},
+                {"cidr": "10.0.0.64/26", "uid": "b3", "pool": "a"},
+                {"cidr": "fd00::5/128", "uid": "b4", "pool": "a", "claim": "shop/db"},
+            ],
+            "pools": [
+                {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.0.0.1"}, "ipv6": {"cidrs": ["fd00::/64"]},
+                 "cooldownSeconds": 7, "unknownPods": "Serve", "addressPrefix": "Pool",
+                 "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "example.org"}},
+            ],
+        }));
+        assert_eq!(messages, Vec::<String>::new());
+        let blocks: Vec<(&str, &str, bool, usize)> = allocation
+            .blocks
+            .iter()
+            .map(|b| {
+                (
+                    &*b.uid,
+                    &*b.pool,
+                    b.draining,
+                    b.reserved.len() + b.on_request.len(),
+                )
+            })
+            .collect();
+        let claimed = [("b1", "shop/db", false, 0), ("b2", "shop/old", true, 0)];
+        assert_eq!(blocks[..2], claimed);
+        assert_eq!(
+            blocks[2..],
+            [("b3", "a", false, 0), ("b4", "shop/db", false, 0)]
+        );
+        let [a, db, old] = &allocation.pools[..] else {
+            panic!("{:?}", allocation.pools);
+        };
+        let expected = PoolTerms {
+            name: "shop/db".to_owned(),
+            automatic: false,
+            bound: true,
+            serves_unknown: false,
+            cooldown_seconds: 0,
+            warm: (0, 0),
+            ..a.clone()
+        };
+        assert_eq!(*db, expected);
+        let expected = PoolTerms {
+            ipv4: Some(FamilyTerms::default()),
+            ..PoolTerms::named("shop/old")
+        };
+        assert_eq!(*old, expected, "a claim of one family, of an unknown pool");
+    }
+
+    #[test]
+    fn a_block_of_a_claim_without_namespace_or_name_is_left_out() {
+        for claim in ["", "db", "/db", "shop/", "shop/db/x", "/"] {
+            let (allocation, messages) = read(json!({
+                "nodeUID": "u1",
+                "blocks": [{"cidr": "10.0.0.5/32", "uid": "b1", "pool": "a", "claim": claim}],
+            }));
+            assert_eq!(
+                (allocation.blocks.len(), allocation.pools.len()),
+                (0, 0),
+                "{claim}"
+            );
+            let [message] = &messages[..] else {
+                panic!("{messages:?}");
+            };
+            assert!(
+                message.contains("10.0.0.5/32") && message.contains("NAMESPACE/NAME"),
+                "{message}"
+            );
+        }
     }
 
     #[test]

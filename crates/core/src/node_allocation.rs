@@ -35,7 +35,7 @@ pub struct Block {
     /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If only the UID changes and not the CIDR, the object
     /// was recreated, and this is still the same block.
     pub uid: String,
-    /// Name of the pool; empty for a podCIDR that lies in no pool
+    /// Name of the pool; empty for a podCIDR that lies in no pool; see [`is_claim`] for the address of an IPClaim
     pub pool: String,
     /// Whether no new address may be assigned from this block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -153,18 +153,26 @@ impl Dns {
     }
 }
 
+/// Returns whether a pool consists of the addresses of one IPClaim. The name of such a pool is the claim's
+/// `NAMESPACE/NAME`, and no IPPool has a slash in its name.
+pub fn is_claim(pool: &str) -> bool {
+    pool.contains('/')
+}
+
 impl PoolTerms {
-    /// Returns the default terms of a pool of which only the name is known.
+    /// Returns the default terms of a pool of which only the name is known. The pool of a claim serves only pods that
+    /// name the claim. Its addresses do not cool, because every new pod of the claim is to have them at once.
     pub fn named(name: &str) -> Self {
+        let is_claim = is_claim(name);
         Self {
             name: name.to_owned(),
-            automatic: true,
-            bound: false,
-            // An empty name stands for a podCIDR outside every pool. No selector of a pool applies to that podCIDR. So
-            // a pod that the agent has not seen yet gets an address of it at once.
+            automatic: !is_claim,
+            bound: is_claim,
+            // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
+            // that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),
-            cooldown_seconds: 30,
-            warm: (3, 50),
+            cooldown_seconds: if is_claim { 0 } else { 30 },
+            warm: if is_claim { (0, 0) } else { (3, 50) },
             ipv4: None,
             ipv6: None,
             routes: Vec::new(),

@@ -37,6 +37,10 @@ pub struct PodChoice {
     /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
+    /// Whether the pod must not have anything else, even if the network's configuration names pools or addresses. It is
+    /// set for a pod that names an IPClaim
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strict: bool,
 }
 
 /// The pools to try, best first.
@@ -94,7 +98,7 @@ impl Add {
         match &choice.pools {
             PoolOrder::Named(names) => self.pools.clone_from(names),
             PoolOrder::Selected(names) if is_open => self.pools.clone_from(names),
-            PoolOrder::None(why) if is_open && self.addresses.is_empty() => {
+            PoolOrder::None(why) if choice.strict || (is_open && self.addresses.is_empty()) => {
                 return Err(format!("no pool of this node serves the pod: {why}"));
             }
             PoolOrder::Selected(_) | PoolOrder::None(_) | PoolOrder::All => {}

@@ -205,6 +205,81 @@ fn an_annotation_that_cannot_be_parsed_is_reported_and_ignored() {
 }
 
 #[test]
+fn a_claim_decides_alone_and_for_the_pod_s_own_interface() {
+    let pools = [serving("team", &[("team", "a")], &[])];
+    let namespace = Namespace {
+        labels: vec![("team".into(), "a".into())],
+        pools: Some("team".to_owned()),
+    };
+    let config = names(&["from-config"]);
+    let longest = format!("{}.a-1", "a".repeat(249));
+    for name in ["db", " db-0.x ", "0", longest.as_str()] {
+        let annotated = pod(
+            "u",
+            &[],
+            &[(CLAIM, name), (POOLS, "team"), (ADDRESSES, "?")],
+        );
+        let request = PodRequest {
+            namespace: Some(&namespace),
+            ..of(Some(&annotated), &config)
+        };
+        let (choice, errors) = decide(&request, &pools, &[]);
+        let claim = format!("default/{}", name.trim());
+        let expected = PodChoice {
+            pools: PoolOrder::Named(vec![claim.clone()]),
+            addresses: Vec::new(),
+            bound: vec![claim],
+            strict: true,
+        };
+        assert_eq!(choice, expected);
+        let [first, second] = &errors[..] else {
+            panic!("{errors:?}");
+        };
+        assert!(
+            first.contains("cadastre.dev/pools is left out of account"),
+            "{first}"
+        );
+        assert!(
+            second.contains("cadastre.dev/addresses is left out"),
+            "{second}"
+        );
+        let second = PodRequest {
+            ifname: "net1",
+            ..request
+        };
+        let (choice, errors) = decide(&second, &pools, &[]);
+        assert_eq!(choice.pools, PoolOrder::Named(config.clone()));
+        assert!(errors.is_empty() && choice.bound == ["team"] && !choice.strict);
+    }
+}
+
+#[test]
+fn a_pod_whose_annotation_names_no_claim_gets_no_address() {
+    let long = "a".repeat(254);
+    for name in [
+        "", "A", "a/b", "-a", "a-", "a..b", ".a", "a b", "é", "a,b", &long,
+    ] {
+        let annotated = pod("u", &[], &[(CLAIM, name)]);
+        let config = names(&["from-config"]);
+        let asked = [addr("10.0.0.9")];
+        let request = PodRequest {
+            addresses: &asked,
+            ..of(Some(&annotated), &config)
+        };
+        let (choice, errors) = decide(&request, &[serving("a", &[], &[])], &names(&["b"]));
+        let [error] = &errors[..] else {
+            panic!("{errors:?}");
+        };
+        assert!(
+            error.contains("cadastre.dev/claim") && error.len() < 400,
+            "{error}"
+        );
+        assert_eq!(choice.pools, PoolOrder::None(error.clone()), "{name}");
+        assert!(choice.strict && choice.bound.is_empty());
+    }
+}
+
+#[test]
 fn addresses_of_the_attachment_precede_those_of_the_pod() {
     let annotated = pod("u", &[], &[(ADDRESSES, "fd00::7, 10.0.0.7")]);
     let addresses = |request: &PodRequest| decide(request, &[], &[]).0.addresses;

@@ -9,7 +9,7 @@ use super::conflist::{Facts, Template};
 use super::others::{PodNetworkOwner, network_owner};
 use super::subnet_env::{self, Links};
 use super::{FileError, put};
-use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::node_allocation::{NodeAllocation, is_claim};
 
 /// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +60,10 @@ impl KeptFiles {
         holding: &NodeAllocation,
         waits_for_pods: bool,
     ) -> FilesReported {
+        // The addresses of claims come and go with single pods, and no other pod gets one.
+        let mut holding = holding.clone();
+        holding.blocks.retain(|it| !is_claim(&it.pool));
+        let holding = &holding;
         let (mut problems, mut unwritten) = (Vec::new(), Vec::new());
         if let Some((path, links)) = &self.wanted.subnet_env {
             match subnet_env::render(holding, *links) {
@@ -177,6 +181,25 @@ mod tests {
         assert_eq!(owner(&mut files, &nothing), PodNetworkOwner::First);
         let mut without = KeptFiles::new(WantedFiles::default());
         assert_eq!(without.refresh(&allocation, false).network_owner, None);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn addresses_of_claims_are_no_ranges_of_the_node() {
+        const RANGES: &str = r#"{"name": "x", "plugins": [{"type": "x", "a": {{POD_CIDRS}}}]}"#;
+        let folder = temp_folder();
+        let conf = folder.join("05-cadastre.conflist");
+        let mut files = keeping(&conf);
+        files.wanted.cni_conf.as_mut().unwrap().1 = Template::new(RANGES).unwrap();
+        let mut claimed = allocation(&["10.0.0.77/32"]);
+        claimed.blocks[0].pool = "shop/db".to_owned();
+        files.refresh(&claimed, false);
+        assert!(!conf.exists(), "the node has nothing for other pods");
+        let own = allocation(&["10.0.0.0/26"]).blocks;
+        claimed.blocks.extend(own);
+        files.refresh(&claimed, false);
+        let text = fs::read_to_string(&conf).unwrap();
+        assert!(text.contains(r#"["10.0.0.0/26"]"#), "{text}");
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -17,7 +17,7 @@ use crate::seen::SubnetSeen;
 use cadastre_api::node_allocation;
 use cadastre_api::{FirstBlock, NodePool};
 use cadastre_core::Family;
-use cadastre_core::node_allocation::{Block, NodeAllocation};
+use cadastre_core::node_allocation::{Block, NodeAllocation, is_claim};
 use cadastre_node::RememberedAttachment;
 
 /// The ranges that are being written to the store, with the API objects as seen when the write began.
@@ -223,7 +223,8 @@ impl AgentMachine {
         self.node_uid().is_some_and(of_uid)
     }
 
-    /// Tells the servers which pools can serve pods, and from which pools blocks can be requested.
+    /// Shows the servers which pools can serve pods, and from which pools blocks can be requested. Claims are not among
+    /// them, because they serve only pods that name them.
     fn offer_pools(&mut self, pending: &PendingAllocation) {
         let holding = &pending.wanted;
         let watched = self.watched_mut(PendingOffer::News);
@@ -233,7 +234,8 @@ impl AgentMachine {
             .filter(|it| it.automatic)
             .map(|it| it.name.clone())
             .collect();
-        let assigning = holding.blocks.iter().filter(|it| !it.draining);
+        let of_pools = || holding.blocks.iter().filter(|it| !is_claim(&it.pool));
+        let assigning = of_pools().filter(|it| !it.draining);
         watched.allocating_pools = assigning.map(|it| it.pool.clone()).collect();
         let spec = pending.subnet.as_deref().map(|it| &it.spec);
         let Some(Ok(spec)) = spec else { return };
@@ -248,7 +250,7 @@ impl AgentMachine {
             .any(|it| watched.automatic.contains(&it.name));
         watched.at_limit = at_limit(&spec.pools, &holding.blocks);
         let named: BTreeSet<&str> = spec.pools.iter().map(|it| it.name.as_str()).collect();
-        let others: BTreeSet<&String> = holding.blocks.iter().map(|it| &it.pool).collect();
+        let others: BTreeSet<&String> = of_pools().map(|it| &it.pool).collect();
         watched.others = others
             .into_iter()
             .filter(|it| !named.contains(it.as_str()))

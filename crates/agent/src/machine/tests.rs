@@ -17,7 +17,7 @@ use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent::{Applied, Deleted, Listed, Restarted};
 use cadastre_daemon::watch::WatchStep::{self, Change};
-use cadastre_node::PodRef;
+use cadastre_node::{BlockState, PodRef};
 
 const SECOND: Duration = Duration::from_secs(1);
 const A: &str = "10.0.0.0/26";
@@ -214,6 +214,56 @@ fn o6_a_block_is_released_after_a_look_by_newer_adds_and_while_the_watch_is_esta
     let effects = bench.run();
     let is = asked(&effects);
     assert_eq!(is[..3], ["release", "release", "look"], "{is:?}");
+}
+
+/// Returns a spec with a block of the pool `p`, and with the address of claim `shop/db`, which is recalled if `drains`.
+fn with_claim(drains: bool) -> serde_json::Value {
+    let mut spec = blocks(&[A, "10.0.0.77/32"]);
+    spec["blocks"][1]["claim"] = json!("shop/db");
+    if drains {
+        spec["blocks"][1]["recall"] = json!("Drain");
+    }
+    spec["pools"][0]["maxBlocksPerNode"] = json!(2);
+    spec
+}
+
+#[test]
+fn a_claim_is_no_pool_to_the_servers() {
+    let bench = Bench::idle(with_claim(false));
+    let watched = &bench.machine.watched;
+    assert_eq!(watched.others, [""; 0]);
+    assert_eq!(watched.askable, ["p"]);
+    assert_eq!(watched.automatic, BTreeSet::from(["p".to_owned()]));
+    assert_eq!(watched.allocating_pools, BTreeSet::from(["p".to_owned()]));
+    assert!(watched.at_limit.is_empty(), "it is none of the two blocks");
+    let serving = watched.serving.iter().map(|it| it.name.as_str());
+    assert_eq!(serving.collect::<Vec<_>>(), ["p"]);
+}
+
+#[test]
+fn a_claim_s_address_is_released_and_reported_without_a_pause() {
+    let mut bench = Bench::idle(with_claim(false));
+    bench.snapshot.blocks[1].counts.used = 1;
+    bench.pass(200 * SECOND);
+    bench.subnet(2, with_claim(true));
+    bench.run_to("hold");
+    let answer = bench.answer_to(bench.open.clone().unwrap());
+    bench.snapshot.blocks[1].counts.used = 1;
+    bench.snapshot.blocks[1].state = BlockState::Draining;
+    bench.answer(answer);
+    let effects = bench.run();
+    assert!(!asked(&effects).contains(&"release"), "it is in use");
+    bench.on(AgentEvent::Written(crate::publish::WriteOutcome::Failed));
+    bench.pass(200 * SECOND);
+    bench.run();
+    bench.on(AgentEvent::Written(crate::publish::WriteOutcome::Failed));
+    // The container is deleted.
+    bench.snapshot.blocks[1].counts.used = 0;
+    bench.pass(20 * SECOND);
+    bench.on(AgentEvent::Changed);
+    let effects = bench.run();
+    assert_eq!(asked(&effects)[..3], ["look", "release", "look"]);
+    assert!(bench.published().contains(&"status"));
 }
 
 #[test]

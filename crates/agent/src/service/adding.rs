@@ -616,6 +616,65 @@ mod tests {
         assert_eq!(bench.requested(SECOND), Vec::<String>::new());
     }
 
+    /// Returns a bench with the ADD of a pod of the namespace `default` that has this annotation. No pool selects.
+    fn annotated(claim: &str) -> Bench {
+        let pod = crate::pods::testing::pod("u", &[], &[("cadastre.dev/claim", claim)]);
+        let add = Add {
+            pod: Some(cadastre_node::PodRef {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+            }),
+            ..any_of(&["a"])
+        };
+        let mut watched = Bench::new(&["a"]).watched;
+        watched.namespaces.pod_came("default");
+        watched.namespaces.due(Duration::ZERO);
+        let namespace = Some(crate::namespaces::Namespace::default());
+        watched
+            .namespaces
+            .answered("default", namespace, Duration::ZERO);
+        let seen = cadastre_daemon::watch::ObjectEvent::Applied(pod);
+        watched.pods.change(seen);
+        Bench::begin(add, 60 * SECOND, watched)
+    }
+
+    #[test]
+    fn an_add_waits_for_its_claim_and_requests_no_block() {
+        let mut bench = annotated("db");
+        assert_eq!(bench.asked(), ["default/db"]);
+        bench.answer(no_block(), Duration::ZERO);
+        assert_eq!(bench.until(), 10 * SECOND);
+        bench.go(true, SECOND);
+        assert_eq!(bench.asked(), ["default/db"], "the node's ranges changed");
+        bench.answer(no_block(), SECOND);
+        assert_eq!(bench.requested(SECOND), Vec::<String>::new());
+        bench.go(false, 10 * SECOND);
+        bench.answer(no_block(), 10 * SECOND);
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(*refusal, refused(OpErrorKind::NoBlock));
+        // Another pod uses the claim, so no change of the ranges could help.
+        let mut bench = annotated("db");
+        bench.answer(Err(refused(OpErrorKind::NotFree)), Duration::ZERO);
+        assert!(
+            matches!(bench.step, AddStep::Done(Err(_))),
+            "{:?}",
+            bench.step
+        );
+    }
+
+    #[test]
+    fn the_add_of_a_pod_whose_annotation_names_no_claim_is_refused_at_once() {
+        let bench = annotated("No Name");
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert!(refusal.text.contains("\"No Name\""), "{refusal}");
+        assert_eq!(bench.state.notices.len(), 1);
+    }
+
     #[test]
     fn an_add_waits_for_its_pod_and_then_the_store_decides_by_its_note() {
         let add = Add {

@@ -3,13 +3,14 @@
 use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
 use super::super::storage_fault::StorageFault;
 use super::Stop;
+use super::claims;
 use super::decide::{is_excluded, no_block, pool_text, unknown_pod};
 use super::kv::{Kv, KvTable};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
 use super::withdrawals;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::node_allocation::PoolTerms;
+use cadastre_core::node_allocation::{PoolTerms, is_claim};
 use cadastre_core::usable::{Usable, above, covering, union, usable};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -192,13 +193,19 @@ fn exactly(
         return Err(unknown_pod(pod));
     }
     if is_excluded(&pool, add) {
-        return Err(refuse(
-            OpErrorKind::UnknownPool,
+        let why = if is_claim(&pool.name) {
             format!(
-                "{addr} was asked for, and its pool `{}` is not for pods of this namespace, by its namespaceSelector: ask for an address of another pool, or for none.",
+                "it belongs to IPClaim `{}`, which this pod does not name (annotation cadastre.dev/claim): ask for another address, or for none.",
                 pool.name
-            ),
-        ));
+            )
+        } else {
+            format!(
+                "its pool `{}` is not for pods of this namespace, by its namespaceSelector: ask for an address of another pool, or for none.",
+                pool.name
+            )
+        };
+        let text = format!("{addr} was asked for, and {why}");
+        return Err(refuse(OpErrorKind::UnknownPool, text));
     }
     let usable = usable(cidr, Some(&pool));
     if covering(&usable.excluded, addr).is_some() {
@@ -236,10 +243,16 @@ fn exactly(
             let whose = pod.map_or(format!("container {}", by.container_id), |pod| {
                 format!("pod {}/{}", pod.namespace, pod.name)
             });
+            let advice = match claims::named(add) {
+                Some(claim) => format!(
+                    "it belongs to IPClaim `{claim}`, which one pod at a time can use. Delete that first."
+                ),
+                None => "ask for another address, or delete that first.".to_owned(),
+            };
             return Err(refuse(
                 OpErrorKind::NotFree,
                 format!(
-                    "{addr} is in use by {whose}, interface {} on network {}: ask for another address, or delete that first.",
+                    "{addr} is in use by {whose}, interface {} on network {}: {advice}",
                     by.ifname, by.network
                 ),
             ));

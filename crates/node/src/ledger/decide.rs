@@ -8,11 +8,12 @@ use super::super::ops::{
 use super::super::storage_fault::StorageFault;
 use super::Stop;
 use super::choose::{self, AddressChoice, refuse};
+use super::claims;
 use super::kv::Kv;
 use super::record::{ADOPTED, AttachmentRecord, BootTime};
 use super::tables::Read;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::node_allocation::{PoolTerms, Route};
+use cadastre_core::node_allocation::{PoolTerms, Route, is_claim};
 use cadastre_core::{Addr, Cidr, Family};
 
 /// What an ADD returns, and what has to be written for it.
@@ -35,6 +36,9 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     let mut spent = Vec::new();
     let mut add = add.clone();
     let is_known = resolve(kv, &mut add)?;
+    if let Some(claim) = claims::named(&add) {
+        add.addresses = claims::addresses(kv, claim, &add.addresses)?;
+    }
     let choices = if add.addresses.is_empty() {
         from_pools(kv, &add, is_known, stamp, &mut spent)?
     } else {
@@ -57,20 +61,20 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     })
 }
 
-/// If the store's note on the pod decides which pools and addresses the pod may have, puts these into the ADD. Returns
-/// false if a note is needed and the store has none.
+/// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note on the pod.
+/// Returns false if a note is needed and there is none.
 fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     let Some(pod) = add.pod.as_ref().filter(|_| !add.decided) else {
         return Ok(true);
     };
-    let pools = kv.pools()?;
-    let selects = pools.iter().any(|pool| !pool.automatic);
-    let binds = pools.iter().any(|pool| pool.bound);
-    if !add.depends_on_pod(selects, binds) {
-        return Ok(true);
-    }
+    // A note counts even if it is not needed: an ADD for a certain address is refused if the pod names a claim.
     let Some(note) = kv.pod_note(pod)? else {
-        return Ok(false);
+        let mut pools = kv.pools()?;
+        // No ADD of another pod depends on a claim, so claims make no note necessary.
+        pools.retain(|pool| !is_claim(&pool.name));
+        let selects = pools.iter().any(|pool| !pool.automatic);
+        let binds = pools.iter().any(|pool| pool.bound);
+        return Ok(!add.depends_on_pod(selects, binds));
     };
     let choice = note.choice(&add.attachment.ifname);
     let decided = add.decide(choice);
@@ -205,8 +209,8 @@ pub(crate) fn unknown_pod(pod: Option<&PodRef>) -> Stop {
     )
 }
 
-/// Returns the families of a pool. If the pool's terms are unknown, these are the families of its blocks on this node.
-fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
+/// Returns the families of a pool's terms. If its terms are unknown, returns the families of its blocks on this node.
+pub(crate) fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
     let has_terms = |family: &Family| pool.family(*family).is_some();
     let families: Vec<Family> = Family::ALL.into_iter().filter(has_terms).collect();
     if families.is_empty() {
@@ -283,10 +287,13 @@ fn assignment(kv: &dyn Kv, choices: &[AddressChoice]) -> Result<AddressAssignmen
     Ok(given)
 }
 
-/// Succeeds if some pool has a block of each of its families: then an ADD can be served.
+/// Succeeds if some pool has a block of each of its families, which means that an ADD can be served. Claims do not count,
+/// because they serve single pods.
 pub(crate) fn status(kv: &dyn Kv) -> Result<(), Stop> {
     let mut reasons = Vec::new();
-    for pool in all_pools(kv)? {
+    let mut pools = all_pools(kv)?;
+    pools.retain(|pool| !is_claim(&pool.name));
+    for pool in pools {
         let families = families(kv, &pool)?;
         let with_block = kv.block_families(&pool.name)?;
         match families.iter().find(|it| !with_block.contains(it)) {
@@ -341,7 +348,7 @@ pub(crate) fn garbage(kv: &dyn Kv, gc: &Gc) -> Result<Vec<AttachmentRecord>, Sto
     Ok(garbage)
 }
 
-fn list(addresses: &[Addr]) -> String {
+pub(crate) fn list(addresses: &[Addr]) -> String {
     if addresses.is_empty() {
         return "no address".to_owned();
     }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `kv` | the storage interface that the ledger requires |
 //! | `record`, `tables` | the content of the tables |
+//! | `claims` | finds the addresses of the IPClaim that a pod names |
 //! | `choose` | selects the next address of a pool, or the addresses that an ADD asks for |
 //! | `decide` | decides what an operation does; only reads |
 //! | `apply` | writes the decisions of `decide` |
@@ -26,6 +27,7 @@
 mod adopt;
 mod apply;
 mod choose;
+mod claims;
 mod decide;
 mod deletions;
 pub(super) mod kv;

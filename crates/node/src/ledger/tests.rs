@@ -813,6 +813,166 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     assert_eq!(node.add(&undecided(ask(8))), "10.0.0.2");
 }
 
+/// Returns a node with a block of pool `a`, and with the addresses 10.0.0.66 and fd00::66 of claim `shop/db`.
+fn node_with_claim() -> Node {
+    let mut node = Node::new(&[
+        ("10.0.0.0/29", "a"),
+        ("10.0.0.66/32", "shop/db"),
+        ("fd00::66/128", "shop/db"),
+    ]);
+    let claim = pool("shop/db", &["10.0.0.0/24"], &["fd00::/64"]);
+    node.allocation.pools = vec![pool("a", &["10.0.0.0/24"], &[]), claim];
+    node.update();
+    node
+}
+
+/// Returns the ADD of a pod that names claim `shop/db`, as the agent decides it.
+fn claiming(add: Add) -> Add {
+    Add {
+        pools: vec!["shop/db".to_owned()],
+        bound: vec!["shop/db".to_owned()],
+        ..add
+    }
+}
+
+#[test]
+fn a_claim_s_address_goes_to_one_pod_at_a_time_and_without_cooldown() {
+    let mut node = node_with_claim();
+    assert_eq!(node.add(&claiming(ask(1))), "10.0.0.66 fd00::66");
+    let text = node.try_add(&claiming(ask(2))).unwrap_err();
+    assert_eq!(text.why, OpErrorKind::NotFree);
+    for part in ["in use by pod default/pod-1", "IPClaim `shop/db`", "Delete"] {
+        assert!(text.text.contains(part), "{text}");
+    }
+    node.del(1);
+    let second = Add {
+        pod: ask(2).pod,
+        ..claiming(ask_for(2, &["10.0.0.66"]))
+    };
+    assert_eq!(
+        node.add(&second),
+        "10.0.0.66",
+        "the ADD asks for this alone"
+    );
+    node.del(2);
+    node.allocation.blocks[1].draining = true;
+    node.update();
+    let it = cidr("10.0.0.66/32");
+    assert!(node.ledger().release(it, "u1").unwrap(), "it does not rest");
+}
+
+#[test]
+fn a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim() {
+    let mut node = node_with_claim();
+    // The claim comes first in the order of the pools, and pool `a` runs out of addresses.
+    node.allocation.pools.reverse();
+    node.update();
+    for n in 0..8 {
+        assert_eq!(node.add(&ask(n)), format!("10.0.0.{n}"));
+    }
+    node.assert_refused(&ask(8), OpErrorKind::Exhausted, "pool `a`");
+    let other = Add {
+        bound: vec!["shop/other".to_owned(), "a".to_owned()],
+        ..ask(9)
+    };
+    for add in [ask(9), other] {
+        let asks = |addresses: &[&str], pools: &[&str]| Add {
+            addresses: ask_for(9, addresses).addresses,
+            pools: ask_from(9, pools).pools,
+            ..add.clone()
+        };
+        for (add, says) in [
+            (asks(&[], &["shop/db"]), "`shop/db`"),
+            (asks(&[], &["shop/db", "b"]), "`shop/db`"),
+            (
+                asks(&["10.0.0.66"], &[]),
+                "IPClaim `shop/db`, which this pod does not name",
+            ),
+            (asks(&["10.0.0.66"], &["shop/db"]), "IPClaim `shop/db`"),
+        ] {
+            node.assert_refused(&add, OpErrorKind::UnknownPool, says);
+            let without_pod = Add {
+                pod: None,
+                ..undecided(add)
+            };
+            node.assert_refused(&without_pod, OpErrorKind::UnknownPool, says);
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_names_a_claim_gets_no_other_address() {
+    let mut node = node_with_claim();
+    for (address, says) in [
+        ("10.0.0.5", "whose addresses are 10.0.0.66, fd00::66"),
+        ("10.9.0.1", "whose addresses are"),
+    ] {
+        let add = claiming(ask_for(1, &[address]));
+        node.assert_refused(&add, OpErrorKind::NotInBlocks, says);
+    }
+    let says = "the address of IPClaim `shop/db` is not at this node yet";
+    let advice = "kubectl describe ipclaims.cadastre.dev db -n shop";
+    // One of the two addresses drains, is not listed, and at last none is listed.
+    node.allocation.blocks[2].draining = true;
+    node.update();
+    node.assert_refused(&claiming(ask(1)), OpErrorKind::NoBlock, says);
+    node.allocation.blocks.truncate(2);
+    node.update();
+    node.assert_refused(&claiming(ask(1)), OpErrorKind::NoBlock, advice);
+    node.allocation.blocks.truncate(1);
+    node.allocation.pools.truncate(1);
+    node.update();
+    for add in [ask(1), ask_for(1, &["10.0.0.5"])] {
+        node.assert_refused(&claiming(add), OpErrorKind::NoBlock, advice);
+    }
+}
+
+#[test]
+fn without_the_agent_the_note_says_which_pod_names_the_claim() {
+    let mut node = node_with_claim();
+    let mut names = note(1, PoolOrder::Named(vec!["shop/db".to_owned()]), &[]);
+    names.own.bound = vec!["shop/db".to_owned()];
+    let wrong = note(3, PoolOrder::None("no name of an IPClaim".to_owned()), &[]);
+    let mut notes = [names, note(2, PoolOrder::All, &[]), wrong];
+    notes[2].own.strict = true;
+    node.ledger().note_pods(&notes, &[]).unwrap();
+    for add in [ask(9), ask_for(9, &["10.0.0.66"])] {
+        let refusal = node.try_add(&undecided(add)).unwrap_err();
+        assert!(
+            refusal.text.contains("pod"),
+            "nothing is known of it: {refusal}"
+        );
+    }
+    assert_eq!(node.add(&undecided(ask(2))), "10.0.0.0");
+    assert_eq!(node.add(&undecided(ask(1))), "10.0.0.66 fd00::66");
+    node.del(1);
+    let elsewhere = undecided(ask_for(1, &["10.0.0.5"]));
+    node.assert_refused(&elsewhere, OpErrorKind::NotInBlocks, "IPClaim `shop/db`");
+    // The pod's annotation names no claim, so no configuration gives it an address.
+    for add in [ask(3), ask_from(3, &["a"]), ask_for(3, &["10.0.0.5"])] {
+        let says = "no name of an IPClaim";
+        node.assert_refused(&undecided(add), OpErrorKind::NoBlock, says);
+    }
+    let mut second = undecided(ask_from(3, &["a"]));
+    second.attachment.ifname = "net1".to_owned();
+    assert_eq!(node.add(&second), "10.0.0.1", "another network");
+}
+
+#[test]
+fn a_claim_makes_no_node_ready_and_no_pod_depend_on_its_note() {
+    let mut node = node_with_claim();
+    let mut second = undecided(ask_from(1, &["a"]));
+    second.attachment.ifname = "net1".to_owned();
+    assert_eq!(node.add(&second), "10.0.0.0");
+    assert_eq!(node.run(&Op::Status), Ok(OpOutcome::Done));
+    node.allocation.blocks.remove(0);
+    node.allocation.pools.remove(0);
+    node.update();
+    let refusal = node.run(&Op::Status).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::NoBlock);
+    assert!(!refusal.text.contains("shop/db"), "{refusal}");
+}
+
 #[test]
 fn a_pool_with_a_namespace_selector_serves_no_other_namespaces() {
     let mut node = Node::new(&[("10.0.0.0/29", "team")]);

@@ -1,0 +1,60 @@
+//! Finds the addresses of the IPClaim that a pod names.
+//!
+//! Each address of a claim is a block of its own, in a pool with the name of the claim
+//! ([`is_claim`](cadastre_core::node_allocation::is_claim)).
+
+use super::super::ops::{Add, OpErrorKind};
+use super::Stop;
+use super::choose::refuse;
+use super::decide::{families, list};
+use super::kv::{Kv, KvTable};
+use super::tables::Read;
+use cadastre_core::Addr;
+use cadastre_core::node_allocation::is_claim;
+
+/// Returns the claim that the ADD names. Its addresses are the only ones that the pod may get.
+pub(crate) fn named(add: &Add) -> Option<&str> {
+    let mut pools = add.pools.iter().map(String::as_str);
+    pools.find(|it| is_claim(it))
+}
+
+/// Returns the addresses of a claim, or those of them that the ADD asks for. Fails unless the node has all addresses of
+/// the claim.
+pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<Addr>, Stop> {
+    let families = match kv.pool(claim)? {
+        Some(terms) => families(kv, &terms)?,
+        None => Vec::new(),
+    };
+    let mut own = Vec::new();
+    for family in families {
+        let block = kv.block_of(KvTable::Assigning, claim, family, None)?;
+        own.push(block.ok_or_else(|| absent(claim))?.first());
+    }
+    if own.is_empty() {
+        return Err(absent(claim));
+    }
+    if let Some(other) = asked.iter().find(|addr| !own.contains(addr)) {
+        let own = list(&own);
+        return Err(refuse(
+            OpErrorKind::NotInBlocks,
+            format!(
+                "{other} was asked for, and the pod names IPClaim `{claim}`, whose addresses are {own}: ask for no address, or for the claim's."
+            ),
+        ));
+    }
+    Ok(if asked.is_empty() {
+        own
+    } else {
+        asked.to_vec()
+    })
+}
+
+fn absent(claim: &str) -> Stop {
+    let (namespace, name) = claim.split_once('/').unwrap_or_default();
+    refuse(
+        OpErrorKind::NoBlock,
+        format!(
+            "the address of IPClaim `{claim}` is not at this node yet. See why: kubectl describe ipclaims.cadastre.dev {name} -n {namespace}"
+        ),
+    )
+}
