@@ -21,6 +21,7 @@ use crate::{
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
 };
+use cadastre_core::usable::{covering, usable};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// Returns the ranges from which the Node with this UID may assign addresses. Also returns a message for each value
@@ -55,7 +56,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
             let claim = claims.entry(block.pool.clone());
             let claim = claim.or_insert_with_key(|name| claim_terms(name, real));
             let family = block.cidr.family();
-            let ranges = Some(real.family(family).cloned().unwrap_or_default());
+            let ranges = Some(claim_ranges(real.family(family), block.cidr));
             match family {
                 Family::V4 => claim.ipv4 = ranges,
                 Family::V6 => claim.ipv6 = ranges,
@@ -159,14 +160,44 @@ fn is_claim_name(text: &str) -> bool {
     })
 }
 
+/// Returns whether a claim may have an address of a pool: it must not be a gateway, network or broadcast address.
+pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
+    let host = Cidr::host(address);
+    let real = terms(pool, &mut Vec::new());
+    let ranges = Some(claim_ranges(real.family(host.family()), host));
+    let mut claim = claim_terms("", &real);
+    match host.family() {
+        Family::V4 => claim.ipv4 = ranges,
+        Family::V6 => claim.ipv6 = ranges,
+    }
+    covering(&usable(host, Some(&claim)).excluded, address).is_none()
+}
+
 /// Returns the terms of a claim's pool, without its families. `real`: the terms of the pool of the claim's addresses.
 fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),
         dns: real.dns.clone(),
-        prefix: real.prefix,
+        // The prefix of a block of one address would leave the gateway unreachable.
+        prefix: match real.prefix {
+            Prefix::Block => Prefix::Pool,
+            other => other,
+        },
         ..PoolTerms::named(claim)
     }
+}
+
+/// Returns the terms of one family of a claim's pool. If the first address of each block is the gateway, a block of one
+/// address has none, but main plugins such as ptp need one. So the gateway is the first usable address of the pool's
+/// range, which is the gateway of the block at the start of the range.
+fn claim_ranges(real: Option<&FamilyTerms>, block: Cidr) -> FamilyTerms {
+    let mut terms = real.cloned().unwrap_or_default();
+    if terms.gateway == Gateway::FirstOfBlock {
+        let range = terms.cidrs.iter().find(|it| it.contains(&block));
+        let gateway = range.and_then(|it| usable(*it, None).gateway);
+        terms.gateway = gateway.map_or(Gateway::FirstOfBlock, Gateway::Address);
+    }
+    terms
 }
 
 fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
@@ -176,7 +207,7 @@ fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
 }
 
 /// Converts the settings of a pool. Adds a message for each value that could not be parsed.
-pub fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
+fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
     let AddressTerms {
         warm,
         cooldown_seconds,
@@ -336,7 +367,7 @@ mod tests {
                 {"cidr": "fd00::5/128", "uid": "b4", "pool": "a", "claim": "shop/db"},
             ],
             "pools": [
-                {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.0.0.1"}, "ipv6": {"cidrs": ["fd00::/64"]},
+                {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.0.0.1"}, "ipv6": {"cidrs": ["fd00::/64"], "gateway": "None"},
                  "cooldownSeconds": 7, "unknownPods": "Serve", "addressPrefix": "Pool",
                  "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "example.org"}},
             ],
@@ -375,9 +406,42 @@ mod tests {
         assert_eq!(*db, expected);
         let expected = PoolTerms {
             ipv4: Some(FamilyTerms::default()),
+            prefix: Prefix::Pool,
             ..PoolTerms::named("shop/old")
         };
         assert_eq!(*old, expected, "a claim of one family, of an unknown pool");
+    }
+
+    #[test]
+    fn the_address_of_a_claim_has_a_gateway_and_a_prefix_that_contains_it() {
+        for (prefix, gateway, expected) in [
+            ("Block", json!(null), "10.0.0.1 /16, fd00::1 /64"),
+            ("Host", json!(null), "10.0.0.1 /32, fd00::1 /128"),
+            ("Block", json!("10.0.0.9"), "10.0.0.9 /16, fd00::1 /64"),
+            ("Block", json!("None"), "- /16, fd00::1 /64"),
+        ] {
+            let mut ipv4 = json!({"cidrs": ["10.9.0.0/16", "10.0.0.0/16"]});
+            if !gateway.is_null() {
+                ipv4["gateway"] = gateway;
+            }
+            let (allocation, _) = read(json!({
+                "nodeUID": "u1",
+                "blocks": [
+                    {"cidr": "10.0.0.77/32", "uid": "b1", "pool": "a", "claim": "shop/db"},
+                    {"cidr": "fd00::77/128", "uid": "b2", "pool": "a", "claim": "shop/db"},
+                ],
+                "pools": [{"name": "a", "ipv4": ipv4, "ipv6": {"cidrs": ["fd00::/64"]}, "addressPrefix": prefix}],
+            }));
+            let terms = &allocation.pools[1];
+            let of = |block: &Block| {
+                let usable = usable(block.cidr, Some(terms));
+                assert_eq!(usable.excluded, []);
+                let gateway = usable.gateway.map_or("-".to_owned(), |it| it.to_string());
+                format!("{gateway} /{}", usable.prefix)
+            };
+            let is: Vec<String> = allocation.blocks.iter().map(of).collect();
+            assert_eq!(is.join(", "), expected);
+        }
     }
 
     #[test]

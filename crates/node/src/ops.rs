@@ -76,7 +76,8 @@ pub struct Add {
     /// Names of the pools to try, in this order; if empty, the node's automatic pools are tried in their order
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// If not empty, exactly these addresses are assigned, whichever pools they belong to. At most one per family
+    /// If not empty, exactly these addresses are assigned, whichever pools they belong to. At most one per family. If
+    /// `pools` names an IPClaim, they must be addresses of the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only

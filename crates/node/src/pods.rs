@@ -34,7 +34,8 @@ pub struct PodChoice {
     /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
+    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them. For a pod that
+    /// names an IPClaim, the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod must not have anything else, even if the network's configuration names pools or addresses. It is

@@ -8,7 +8,6 @@ use crate::cluster::names::PoolName;
 use crate::cluster::objects::{Claim, ClaimSpec};
 use crate::pools::{PoolPhase, PoolState};
 use cadastre_api::{AllocationMode, node_allocation};
-use cadastre_core::usable::{covering, usable};
 use cadastre_core::{Addr, Cidr, Dual, HoldingId, HoldingState};
 
 impl ClaimLoop {
@@ -185,7 +184,6 @@ fn why_not(addr: Addr, pool: &PoolState) -> Option<&'static str> {
     if is_in(&pool.reserved) {
         return Some("is reserved in the pool, an address of a node, or in a service range");
     }
-    let terms = node_allocation::terms(&pool.node_view, &mut Vec::new());
-    let usable = usable(Cidr::host(addr), Some(&terms));
-    covering(&usable.excluded, addr).map(|_| "is a gateway, network or broadcast address")
+    let is_excluded = !node_allocation::may_be_claimed(addr, &pool.node_view);
+    is_excluded.then_some("is a gateway, network or broadcast address")
 }
