@@ -119,6 +119,7 @@ impl Sim {
         self.claims.contested.extend(of_nodes);
         let all = self.claims.of.entry(after.name.clone()).or_default();
         all.extend(&has);
+        self.checks.tally.claims += u64::from(had.is_empty() && !has.is_empty());
         if had == has || self.was_restored() {
             return Ok(());
         }
@@ -137,7 +138,7 @@ impl Sim {
     }
 
     /// Checks that the pod may have the address: its claim has or had it, or no claim has it.
-    pub fn check_claimed(&self, id: usize, pod: &ObjectUid, addr: Addr) -> Verdict {
+    pub fn check_claimed(&mut self, id: usize, pod: &ObjectUid, addr: Addr) -> Verdict {
         let name = &self.machines.hosts[id].name;
         if let Some(claim) = self.claims.claim_of(pod) {
             let has = self
@@ -146,6 +147,7 @@ impl Sim {
                 .get(claim)
                 .is_some_and(|it| it.contains(&addr));
             if has {
+                self.checks.tally.claimed += 1;
                 return Ok(());
             }
             let text = format!("pod {pod} on {name} names claim {claim} and gets {addr}");

@@ -143,7 +143,7 @@ impl Plan {
             tampering_blocks: rng.chance(1_500),
             strangers: 0,
             lost_stores: 0,
-            claims: *rng.pick(&[0, 0, 2_000, 5_000]),
+            claims: *rng.pick(&[0, 3_000, 7_000]),
             restore: None,
             agents: true,
             persistent_fault: None,

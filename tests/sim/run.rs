@@ -193,6 +193,8 @@ tally! {
     /// Blocks that a restored API server had lost and that were adopted.
     adopted: "blocks adopted",
     withdrawn: "ranges withdrawn",
+    claims: "claims that got addresses",
+    claimed: "addresses of claims given",
 }
 
 /// A run that failed.

@@ -255,7 +255,9 @@ impl Sim {
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();
-        podcidrs.chain(self.blocks_now()).collect()
+        let claims = self.api.claims.live.values();
+        let claimed = claims.flat_map(|claim| claim.addresses()).map(Cidr::host);
+        podcidrs.chain(self.blocks_now()).chain(claimed).collect()
     }
 
     fn blocks_now(&self) -> impl Iterator<Item = Cidr> {

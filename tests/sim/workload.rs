@@ -53,6 +53,9 @@ impl Sim {
         for _ in 0..self.rng.below(self.plan.names + 1) {
             self.create_node();
         }
+        for _ in 0..if self.plan.claims > 0 { 8 } else { 0 } {
+            self.change_claims();
+        }
         self.api.commits.clear();
         for id in 0..self.machines.hosts.len() {
             self.relist_host(id, false);
