@@ -12,6 +12,7 @@
 //! | `pools` | pools that change or are deleted while nodes have blocks of them |
 //! | `deleted_nodes` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
+//! | `claims` | addresses that stay with a workload |
 //! | `requests` | requests that people make by annotations |
 //! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
@@ -20,6 +21,7 @@
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod agent_statuses;
+mod claims;
 mod crash;
 mod deleted_nodes;
 mod demand;

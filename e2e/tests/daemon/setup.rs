@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_api::NodeSubnet;
+use cadastre_api::{IPClaim, NodeSubnet};
 use cadastre_e2e::audit::{Audit, Used, compare};
 use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
@@ -339,6 +339,19 @@ async fn blocks_come_and_go(hand: &Fixtures) {
     hand.subnet_until("audit-1", "is answered", answered)
         .await
         .unwrap();
+    let claim = json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPClaim",
+        "metadata": {"name": "audit"}, "spec": {"pool": "audit"},
+    });
+    let claims: Api<IPClaim> = Api::default_namespaced(hand.client.clone());
+    let claim = serde_json::from_value(claim).unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    until("the claim has an address", LIMIT, async || {
+        let status = claims.get("audit").await?.status.unwrap_or_default();
+        Ok((!status.addresses.is_empty()).then_some(()))
+    })
+    .await
+    .unwrap();
     hand.delete_node("audit-1").await.unwrap();
     hand.block_gone(&blocks[0]).await.unwrap();
 }

@@ -1,0 +1,183 @@
+//! IPClaims: addresses that stay with a workload.
+
+use anyhow::{Context as _, Result};
+use cadastre_api::{CLAIM_ANNOTATION, IPClaim, IPClaimStatus};
+use cadastre_e2e::fixtures::{LIMIT, gone};
+use cadastre_e2e::node_agent::{add, pod_ref};
+use cadastre_e2e::wait::until;
+use cadastre_e2e::{Agents, Fixtures};
+use cadastre_node::{Add, OpErrorKind};
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::{node, shared};
+
+fn claims(fixtures: &Fixtures) -> Api<IPClaim> {
+    Api::default_namespaced(fixtures.client.clone())
+}
+
+async fn create(fixtures: &Fixtures, name: &str, spec: Value) -> Result<IPClaim> {
+    let claim = serde_json::from_value(json!({
+        "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPClaim",
+        "metadata": {"name": name}, "spec": spec,
+    }))?;
+    let claims = claims(fixtures);
+    Ok(claims.create(&PostParams::default(), &claim).await?)
+}
+
+/// Waits until the condition Ready of a claim has this reason. Returns the claim's status.
+async fn ready(fixtures: &Fixtures, name: &str, reason: &str) -> Result<IPClaimStatus> {
+    let what = format!("claim {name} is {reason}");
+    until(&what, LIMIT, async || {
+        let claim = claims(fixtures).get(name).await?;
+        let status = claim.status.unwrap_or_default();
+        let is = status.conditions.iter().any(|it| it.reason == reason);
+        anyhow::ensure!(is, "{status:?}");
+        Ok(Some(status))
+    })
+    .await
+}
+
+/// Creates a pod that names the claim, and adds a container of the same name. Returns the container's addresses.
+async fn run(
+    fixtures: &Fixtures,
+    agents: &Agents,
+    node: &str,
+    pod: &str,
+    claim: &str,
+) -> Result<Vec<String>> {
+    let object = serde_json::from_value(json!({
+        "metadata": {"name": pod, "annotations": {CLAIM_ANNOTATION: claim}},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "none"}]},
+    }))?;
+    let created = fixtures
+        .pods
+        .create(&PostParams::default(), &object)
+        .await?;
+    let request = Add {
+        pod: Some(pod_ref(&created)),
+        ..add(pod)
+    };
+    let what = format!("pod {pod} on {node} has the address of {claim}");
+    let addresses = until(&what, LIMIT, async || {
+        Ok(Some(agents.add(node, request.clone()).await??))
+    })
+    .await?;
+    let texts: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    fixtures.report_addresses(pod, &texts).await?;
+    Ok(addresses)
+}
+
+#[tokio::test]
+async fn the_address_of_a_claim_follows_its_pod_from_node_to_node() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.23.10.0/26"], "blockSize": 28},
+        "ipv6": {"cidrs": ["fd00:23:10::/118"], "blockSize": 124},
+    });
+    fixtures.block_pool("move", spec).await?;
+    let nodes = ["move-1", "move-2"];
+    for name in nodes {
+        node(&fixtures, &agents, "move", name).await?;
+    }
+    create(&fixtures, "web", json!({"pool": "move"})).await?;
+    let has = ready(&fixtures, "web", "Available").await?.addresses;
+    assert_eq!(has.len(), 2, "one of each family: {has:?}");
+
+    for round in 0..6 {
+        let (pod, on) = (format!("web-{round}"), nodes[round % 2]);
+        assert_eq!(run(&fixtures, &agents, on, &pod, "web").await?, has);
+        let status = ready(&fixtures, "web", "InUse").await?;
+        assert_eq!(
+            (status.node.as_deref(), status.pod.as_deref()),
+            (Some(on), Some(&*pod))
+        );
+        // A pod that does not name the claim gets no address of it, not even by asking.
+        let other = format!("other-{round}");
+        let request = Add {
+            pod: Some(pod_ref(&fixtures.pod(&other, on, &[]).await?)),
+            addresses: vec![has[0].parse::<std::net::IpAddr>()?.into()],
+            ..add(&other)
+        };
+        let refusal = agents.add(on, request).await?.unwrap_err();
+        assert_eq!(refusal.why, OpErrorKind::UnknownPool, "{refusal}");
+        fixtures.delete_pod(&other).await?;
+        fixtures.delete_pod(&pod).await?;
+        agents.free(on, &pod).await?;
+    }
+    ready(&fixtures, "web", "Available").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_claim_that_is_deleted_in_use_stays_until_its_pod_is_gone() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.23.11.0/27"], "blockSize": 28},
+        "cooldownSeconds": 0,
+    });
+    fixtures.block_pool("stay", spec).await?;
+    node(&fixtures, &agents, "stay", "stay-1").await?;
+    let in_block = fixtures.listed("stay-1", 1).await?[0].clone();
+    let in_block = in_block
+        .replace("/28", "")
+        .replace(".0", ".5")
+        .replace(".16", ".21");
+    create(&fixtures, "taken", json!({"addresses": [in_block]})).await?;
+    let why = ready(&fixtures, "taken", "AddressInUse").await?;
+    let text = &why.conditions[0].message;
+    assert!(text.contains("of node stay-1"), "{text}");
+
+    let free = ["10.23.11.9", "10.23.11.20"];
+    let free = free[usize::from(in_block == "10.23.11.5")];
+    create(&fixtures, "fixed", json!({"addresses": [free]})).await?;
+    assert_eq!(
+        run(&fixtures, &agents, "stay-1", "fixed-0", "fixed").await?,
+        [free]
+    );
+    ready(&fixtures, "fixed", "InUse").await?;
+    claims(&fixtures)
+        .delete("fixed", &DeleteParams::default())
+        .await?;
+    let what = "the condition says that the claim waits";
+    until(what, LIMIT, async || {
+        let claim = claims(&fixtures).get("fixed").await?;
+        let status = claim.status.context("no status")?;
+        let text = &status.conditions[0].message;
+        anyhow::ensure!(text.contains("is deleted when no node has"), "{text}");
+        Ok(Some(()))
+    })
+    .await?;
+    fixtures.delete_pod("fixed-0").await?;
+    agents.free("stay-1", "fixed-0").await?;
+    gone(&claims(&fixtures), "fixed").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_api_server_rejects_claims_that_cannot_be_served() -> Result<()> {
+    let (_, fixtures, _) = shared().await?;
+    let refusal = async |name: &str, spec: Value| {
+        let error = create(&fixtures, name, spec).await.unwrap_err();
+        error.to_string()
+    };
+    let text = refusal("none", json!({})).await;
+    assert!(
+        text.contains("name a pool, or give the addresses"),
+        "{text}"
+    );
+    let text = refusal("two", json!({"addresses": ["10.0.0.1", "10.0.0.2"]})).await;
+    assert!(text.contains("at most one IPv4 and one IPv6"), "{text}");
+    let text = refusal("bad", json!({"addresses": ["10.0.0.300"]})).await;
+    assert!(text.contains("is not an address"), "{text}");
+    let mut claim = create(&fixtures, "kept", json!({"pool": "a"})).await?;
+    claim.spec.pool = Some("b".to_owned());
+    let error = claims(&fixtures)
+        .replace("kept", &PostParams::default(), &claim)
+        .await
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("cannot be changed"), "{text}");
+    Ok(())
+}
