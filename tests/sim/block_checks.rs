@@ -352,10 +352,13 @@ impl Checks {
             return Ok(());
         }
         let labels = received.labels.get(&spec.owner.uid);
+        // A pool that is disabled allocates nothing new, but the addresses of its claims go from node to node.
+        let mut claims = api.claims.live.values();
+        let is_claim = claims.any(|it| it.addresses().any(|it| Cidr::host(it) == spec.cidr));
         let could = |model: &PoolModel| {
             model.name == spec.pool
                 && model.allocation_mode == AllocationMode::Blocks
-                && !model.disabled
+                && (!model.disabled || is_claim)
                 && !model.deleting
                 && model.contains(&spec.cidr)
                 && labels.into_iter().flatten().any(|it| model.matches(it))

@@ -4,16 +4,20 @@
 //! one claim, on one node or on several.
 //!
 //! # Left out
+//! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
+//!   claim. The same holds for podCIDRs outside every pool.
 //! - A late write of a deposed leader may record an address in a claim that a node has by then. The controller then
 //!   gives the claim another address, and the node keeps its own.
 //! - After a restore of the API server a claim may have addresses that nodes got later.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use cadastre_api::IPClaimStatus;
-use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
-use cadastre_controller::cluster::objects::{Claim, ClaimSpec};
+use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
+use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
+use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool};
 use cadastre_core::{Addr, Cidr};
+use cadastre_node::AssignedAddress;
 
 use super::checks::{Verdict, wrong};
 use super::run::Sim;
@@ -67,14 +71,22 @@ impl Sim {
     /// Creates or deletes a claim, as users do.
     pub fn change_claims(&mut self) {
         let name = self.some_claim_name();
-        if self.api.claims.get(&*name).is_some() {
-            if self.rng.chance(2_000) {
+        if let Some(claim) = self.api.claims.get(&*name) {
+            let is_useless = claim.status.addresses.is_empty();
+            if self.rng.chance(if is_useless { 7_000 } else { 1_000 }) {
                 self.log(Some(&name), || "claim is deleted".to_owned());
                 self.api.delete_claim(&name);
             }
             return;
         }
-        let pools: Vec<_> = self.api.pools.live.keys().cloned().collect();
+        // Most users know which pools serve claims.
+        let any = self.rng.chance(1_000);
+        let serves = |pool: &&Arc<Pool>| {
+            let of_blocks = |it: &IPPoolSpec| it.allocation_mode == AllocationMode::Blocks;
+            any || !pool.deleting && pool.spec.as_ref().is_ok_and(of_blocks)
+        };
+        let pools = self.api.pools.live.values().filter(serves);
+        let pools: Vec<PoolName> = pools.map(|pool| pool.name.clone()).collect();
         if pools.is_empty() {
             return;
         }
@@ -138,29 +150,46 @@ impl Sim {
     }
 
     /// Checks that the pod may have the address: its claim has or had it, or no claim has it.
-    pub fn check_claimed(&mut self, id: usize, pod: &ObjectUid, addr: Addr) -> Verdict {
-        let name = &self.machines.hosts[id].name;
-        if let Some(claim) = self.claims.claim_of(pod) {
+    pub fn check_claimed(
+        &mut self,
+        id: usize,
+        pod: &ObjectUid,
+        given: &AssignedAddress,
+    ) -> Verdict {
+        let addr = given.address;
+        let name = self.machines.hosts[id].name.clone();
+        if let Some(claim) = self.claims.claim_of(pod).cloned() {
             let has = self
                 .claims
                 .of
-                .get(claim)
+                .get(&claim)
                 .is_some_and(|it| it.contains(&addr));
             if has {
                 self.checks.tally.claimed += 1;
                 return Ok(());
             }
+            if self.serves_unknown(id, &given.pool) {
+                return Ok(());
+            }
             let text = format!("pod {pod} on {name} names claim {claim} and gets {addr}");
-            return wrong("claim", text, [&**name, &**claim]);
+            return wrong("claim", text, [&*name, &*claim]);
         }
         let claims = self.api.claims.live.values();
         let mut claims = claims.filter(|it| it.addresses().any(|it| it == addr));
         let is_spared = self.was_restored() || self.claims.contested.contains(&addr);
         if let Some(claim) = claims.next().filter(|_| !is_spared) {
             let text = format!("pod {pod} on {name} gets {addr} of {}", text(claim));
-            return wrong("claim", text, [&**name, &*claim.name]);
+            return wrong("claim", text, [&*name, &*claim.name]);
         }
         Ok(())
+    }
+
+    /// Whether pods that the host's store does not know get addresses of the pool. Such a pod may name a claim.
+    fn serves_unknown(&mut self, id: usize, pool: &str) -> bool {
+        let snapshot = self.contents(id);
+        let pools = snapshot.iter().flat_map(|it| &it.pools);
+        let mut terms = pools.map(|it| &it.terms);
+        pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
     /// Checks at the end that every claim has addresses or says why it has none, and that it is with the pod that

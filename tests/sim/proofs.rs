@@ -302,6 +302,21 @@ pub fn proof(mutation: Mutation) -> Proof {
         WithdrawalReportedBeforeStored => {
             unit("agent::status::tests::a_range_is_reported_as_withdrawn_once_it_is_stored")
         }
+        ClaimPlacedBeforeStored => unit(
+            "controller::claim::tests::the_node_of_the_pod_gets_the_address_once_the_status_records_it",
+        ),
+        ClaimMovedOnOneProof => unit(
+            "controller::claim::tests::another_node_waits_until_the_first_has_released_the_address",
+        ),
+        ClaimsNotInLedger => {
+            unit("controller::claim::tests::nodes_get_no_block_over_an_address_of_a_claim")
+        }
+        ClaimDeletedInUse => unit(
+            "controller::claim::tests::a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled",
+        ),
+        ClaimServesEveryPod => unit(
+            "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
+        ),
         DemandNotReported => unit(
             "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",
         ),

@@ -40,7 +40,9 @@ use crate::allocations::holders::HolderUse;
 use crate::cluster::names::{ClaimName, PoolName};
 use crate::cluster::objects::{Claim, Node, PodClaim};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
+use crate::purpose::Step;
 use cadastre_api::{CLAIM_FINALIZER, Recall};
+use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
 /// The cooldown in seconds of a pool that is gone.
@@ -211,7 +213,8 @@ impl ClaimLoop {
         }
         // The status records first when the addresses were released.
         let is_recorded = claim.status.node.is_none();
-        if claim.deleting && has_finalizer && !is_held() && is_recorded {
+        let is_held = (is_held() || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
+        if claim.deleting && has_finalizer && !is_held {
             let left = cooldown_left(claim, cx);
             if !left.is_zero() {
                 self.writes.add_at(name.clone(), cx.now.mono + left);
@@ -280,6 +283,10 @@ fn place(
             continue;
         };
         let recall = (!is_wanted_on(&entry.owner.name)).then_some(Recall::Drain);
+        if recall.is_some() && Mutation::ClaimMovedOnOneProof.is_on() {
+            entry.step = Step::Delete;
+            affected.blocks.push(*cidr);
+        }
         if !entry.owner.quarantined && !entry.is_leaving() && entry.recall != recall {
             entry.recall = recall;
             affected.nodes.push(entry.owner.name.clone());
@@ -320,7 +327,7 @@ fn place(
     if missing.is_empty() {
         return Ok(());
     }
-    if !is_stored {
+    if !is_stored && !Mutation::ClaimPlacedBeforeStored.is_on() {
         // The answer to the write of the status queues the claim again.
         return Ok(());
     }

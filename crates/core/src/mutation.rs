@@ -259,6 +259,17 @@ mutations! {
     WithdrawalReportedBeforeStored,
     /// A withdrawal ends as soon as the NodeSubnet no longer lists it.
     UnlistedWithdrawalEnds,
+    /// The address of a claim becomes a block of a node before the claim's status records it.
+    ClaimPlacedBeforeStored,
+    /// The block of a claim is deleted as soon as the API shows no pod of the claim on the node, although the agent has
+    /// not released it.
+    ClaimMovedOnOneProof,
+    /// The addresses of claims count as free in the ledger.
+    ClaimsNotInLedger,
+    /// A deleted claim loses its finalizer while a node has its address.
+    ClaimDeletedInUse,
+    /// The address of a claim is assigned to every pod that asks for it.
+    ClaimServesEveryPod,
 }
 
 #[cfg(not(debug_assertions))]

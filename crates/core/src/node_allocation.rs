@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mutation::Mutation;
 use crate::{Addr, Cidr, Family, IpRange};
 
 /// All ranges and pool terms of one node. The agent's store keeps a copy, so they survive a restart of the agent.
@@ -167,7 +168,7 @@ impl PoolTerms {
         Self {
             name: name.to_owned(),
             automatic: !is_claim,
-            bound: is_claim,
+            bound: is_claim && !Mutation::ClaimServesEveryPod.is_on(),
             // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
             // that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),

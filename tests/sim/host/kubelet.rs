@@ -339,7 +339,7 @@ impl Sim {
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
                 self.judge(self.check_not_withdrawn(id, it.address))?;
-                let verdict = self.check_claimed(id, &uid, it.address);
+                let verdict = self.check_claimed(id, &uid, it);
                 self.judge(verdict)?;
             }
             let kubelet = &mut self.host_mut(id).kubelet;

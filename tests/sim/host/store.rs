@@ -254,7 +254,7 @@ impl Sim {
         self.mirror(id)
     }
 
-    pub(super) fn contents(&mut self, id: usize) -> Option<Snapshot> {
+    pub fn contents(&mut self, id: usize) -> Option<Snapshot> {
         let now = self.host_now(id);
         let host = self.host_mut(id);
         let taken: Arc<Mutex<Option<Snapshot>>> = Arc::default();

@@ -17,6 +17,7 @@ use super::blocks::BlockEntry;
 use super::holders::HolderUse;
 use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
 use crate::cluster::objects::Claim;
+use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Holder, HoldingId, HoldingState};
 
 /// All claims that have addresses.
@@ -111,7 +112,10 @@ impl AllocationState {
         addresses: Vec<(Cidr, HoldingId)>,
         is_stored: bool,
     ) {
-        for (cidr, _) in &addresses {
+        for (cidr, holding) in &addresses {
+            if Mutation::ClaimsNotInLedger.is_on() {
+                self.ledger.release(*holding);
+            }
             self.claims.by_address.insert(*cidr, claim.name.clone());
         }
         self.claims.entries.insert(

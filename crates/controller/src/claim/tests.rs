@@ -9,7 +9,6 @@ use crate::fixtures::{
     at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, pod, pool,
     pool_with, rebuilt, subnet,
 };
-use crate::purpose::Step;
 use cadastre_api::IPClaimStatus;
 use cadastre_daemon::watch::ObjectEvent;
 
