@@ -2,15 +2,14 @@
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
-//!   existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
-//!   a controller has allocated.
+//!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
+//!    a controller has allocated.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
-//!   block, by CIDR and UID.
+//!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
-//!   release; or the block was never listed and another range held its addresses; or its node is deleted, the
-//!   quarantine is over, and no pod of the node reports an address of the block.
+//!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
+//!    quarantine is over, and no pod of the node reports an address of the block.
 //! 4. *Policy.* A new block lies inside its pool and is for a node that the pool selects. It overlaps no range that the
-//!   writing process had received as allocated, and no older pool.
 //!    writing process had received as allocated, and no older pool.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -14,12 +14,12 @@
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
 //!    another size and contain addresses of its own pods.
 //! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it. The Lease
-//!   names it until it can no longer take effect. Any other write that could do harm if an earlier leader sent it is
-//!   sent only after a write of the Lease that took effect after the decision.
+//!    names it until it can no longer take effect. Any other write that could do harm if an earlier leader sent it is
+//!    sent only after a write of the Lease that took effect after the decision.
 //! 5. *Fence.* After an unclean takeover of a Lease without intents, no podCIDRs are allocated before every existing
-//!   node without podCIDRs has the new term.
+//!    node without podCIDRs has the new term.
 //! 6. *Records.* A NodeSubnet does not lose its record of a node's ranges while the node exists and has them, or while
-//!   their quarantine lasts. A pool's finalizer stays while ranges of the pool are allocated or quarantined.
+//!    their quarantine lasts. A pool's finalizer stays while ranges of the pool are allocated or quarantined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -119,7 +119,7 @@ impl Sim {
     pub fn check_claim(&mut self, before: Option<&Claim>, after: Option<&Claim>) -> Verdict {
         let Some(after) = after else { return Ok(()) };
         let has: Vec<Addr> = after.addresses().collect();
-        let had: Vec<Addr> = before.into_iter().flat_map(|it| it.addresses()).collect();
+        let had: Vec<Addr> = before.into_iter().flat_map(Claim::addresses).collect();
         let of_node = |addr: &Addr| {
             let mut blocks = self.api.blocks.live.values();
             blocks.any(|block| {

@@ -37,7 +37,9 @@
 //! 10. A new store is created only after the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
 //!     and the runtime has listed its sandboxes after that. The content of the new store comes from these objects as
 //!     they were when the runtime was asked.
+//!
 //! Of what is published:
+//!
 //! 11. A status is written with the resourceVersion of the NodeSubnet whose ranges the store has, never with a later
 //!     one.
 //! 12. At most one write of the status and one write of the list of addresses are under way.

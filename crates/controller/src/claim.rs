@@ -36,6 +36,7 @@ use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
+use crate::allocations::claims::ClaimEntry;
 use crate::allocations::holders::HolderUse;
 use crate::cluster::names::{ClaimName, PoolName};
 use crate::cluster::objects::{Claim, Node, PodClaim};
@@ -195,7 +196,7 @@ impl ClaimLoop {
         let has_finalizer = claim.finalizers.iter().any(|it| it == CLAIM_FINALIZER);
         let entry = cx.allocations.claims.get(name);
         let is_held = || {
-            let mut cidrs = entry.into_iter().flat_map(|entry| entry.cidrs());
+            let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
             cidrs.any(|cidr| cx.allocations.blocks.get(&cidr).is_some())
         };
         let set = |finalizers| {
@@ -235,7 +236,7 @@ fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
     let entry = cx.allocations.claims.get(&claim.name);
-    let mut cidrs = entry.into_iter().flat_map(|entry| entry.cidrs());
+    let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())
 }
 

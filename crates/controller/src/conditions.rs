@@ -398,8 +398,9 @@ fn foreign_allocator(facts: &PoolFacts) -> Problem {
 fn terminating(facts: &PoolFacts) -> (&'static str, String) {
     let nodes = facts.live_nodes();
     let deleted = facts.holders.len() - nodes;
+    let claims = facts.allocations.claims.of_pool(&facts.state.name);
     let text = format!(
-        "{nodes} nodes still hold ranges of it, those of {deleted} dead nodes rest: it goes with the last one"
+        "{nodes} nodes and {claims} claims still hold ranges of it, those of {deleted} dead nodes rest: it goes with the last one"
     );
     ("InUse", text)
 }

@@ -94,7 +94,7 @@ fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
     )
 }
 
-fn claim_annotation(claim: &Box<PodClaim>) -> (String, String) {
+fn claim_annotation(claim: &PodClaim) -> (String, String) {
     let (_, name) = claim.claim.split_once('/').unwrap();
     (CLAIM_ANNOTATION.to_owned(), name.to_owned())
 }
@@ -109,7 +109,12 @@ fn seen_pod(pod: &ApiPod) -> Pod {
         mirrors: pod.mirror_of.as_ref().map(ToString::to_string),
         finished: pod.finished,
         addresses: pod.addresses.to_vec(),
-        annotations: pod.claim.iter().map(claim_annotation).collect(),
+        annotations: pod
+            .claim
+            .as_deref()
+            .map(claim_annotation)
+            .into_iter()
+            .collect(),
         ..Pod::default()
     }
 }

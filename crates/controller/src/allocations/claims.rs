@@ -56,6 +56,12 @@ impl ClaimTable {
         self.by_address.get(range)
     }
 
+    /// Returns how many claims have addresses of the pool.
+    pub(crate) fn of_pool(&self, pool: &PoolName) -> usize {
+        let entries = self.entries.values();
+        entries.filter(|entry| entry.pool == *pool).count()
+    }
+
     /// Returns the number of claims that have addresses.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -47,13 +47,12 @@ impl ClaimLoop {
 /// Returns the pool of a claim, or why no pool may serve it.
 fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, ClaimProblem> {
     let pools = &cx.allocations.pools;
-    let names: BTreeSet<PoolName> = match &spec.pool {
-        Some(name) => [name.clone()].into(),
-        None => {
-            let hosts = spec.addresses.iter().map(|addr| Cidr::host(*addr));
-            let pools = hosts.filter_map(|host| pools.of(&host));
-            pools.map(|pool| pool.name.clone()).collect()
-        }
+    let names: BTreeSet<PoolName> = if let Some(name) = &spec.pool {
+        [name.clone()].into()
+    } else {
+        let hosts = spec.addresses.iter().map(|addr| Cidr::host(*addr));
+        let pools = hosts.filter_map(|host| pools.of(&host));
+        pools.map(|pool| pool.name.clone()).collect()
     };
     let mut names = names.into_iter();
     let (Some(name), None) = (names.next(), names.next()) else {

@@ -5,14 +5,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::ClaimProblem;
 use crate::Context;
 use crate::allocations::blocks::BlockEntry;
+use crate::allocations::claims::ClaimEntry;
 use crate::allocations::whole_seconds;
-use crate::cluster::objects::Claim;
+use crate::cluster::objects::{Claim, PodClaim};
 use cadastre_api::IPClaimStatus;
 
 /// Returns the status that follows from the ledger and the cached pods.
 pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context) -> IPClaimStatus {
     let entry = cx.allocations.claims.get(&claim.name);
-    let blocks = entry.into_iter().flat_map(|it| it.cidrs());
+    let blocks = entry.into_iter().flat_map(ClaimEntry::cidrs);
     let mut blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
     let node = blocks.find(|it| it.confirmed).map(node_of);
     let pods = cx.cache.pods.of_claim(&claim.name);
@@ -37,6 +38,16 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         released_at,
         conditions: Vec::new(),
     };
+    let elsewhere =
+        |it: &&&PodClaim| it.node.is_some() && it.node.as_deref() != status.node.as_deref();
+    let waiting = pods.iter().find(elsewhere);
+    let waiting = waiting.map_or(String::new(), |it| {
+        let on = it.node.as_deref().unwrap_or_default();
+        format!(
+            "; pod {} on node {on} waits until no pod there names the claim",
+            it.pod
+        )
+    });
     let (is_ready, reason, message) = match (problem, entry, &status.pod, &status.node) {
         (Some(problem), entry, ..) => (entry.is_some(), problem.reason, problem.text.clone()),
         (None, None, ..) => (
@@ -47,7 +58,7 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         (None, Some(_), Some(pod), Some(node)) => (
             true,
             "InUse",
-            format!("pod {pod} on node {node} uses the addresses"),
+            format!("pod {pod} on node {node} uses the addresses{waiting}"),
         ),
         (None, Some(_), None, Some(node)) => (
             true,

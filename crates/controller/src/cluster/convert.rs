@@ -119,7 +119,7 @@ pub fn pod(pod: PodLite) -> Pod {
         .filter(|_| !is_mirror && !is_host);
     let claim = claim.map(|claim| {
         Box::new(PodClaim {
-            claim: format!("{namespace}/{claim}").into(),
+            claim: format!("{namespace}/{}", claim.trim()).into(),
             pod: name.as_str().into(),
             node: spec.node_name.map(NodeName::from),
             created: seconds(meta.creation_timestamp.as_ref()),
@@ -368,6 +368,27 @@ mod tests {
         let image = read(json!({MIRROR_ANNOTATION: "hash"}));
         assert_eq!(image.mirror_of.as_deref(), Some("n"));
         assert_eq!(image.addresses.len(), 1);
+    }
+
+    #[test]
+    fn neither_mirror_pods_nor_pods_on_the_host_s_network_can_claim() {
+        let claim = |annotations: Value, host_network: bool| {
+            let of_node = json!({
+                "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": annotations},
+                "spec": {"nodeName": "n", "hostNetwork": host_network},
+            });
+            pod(serde_json::from_value(of_node).unwrap()).claim
+        };
+        let names = || json!({CLAIM_ANNOTATION: " db "});
+        let claimed = claim(names(), false).unwrap();
+        assert_eq!(
+            (&*claimed.claim, claimed.node.as_deref()),
+            ("d/db", Some("n"))
+        );
+        assert_eq!(claim(json!({}), false), None);
+        assert_eq!(claim(names(), true), None, "it has its node's addresses");
+        let mirror = json!({CLAIM_ANNOTATION: "db", MIRROR_ANNOTATION: "hash"});
+        assert_eq!(claim(mirror, false), None, "a kubelet writes what it likes");
     }
 
     #[test]

@@ -179,13 +179,14 @@ impl ApiRequest {
             ApiRequest::List(kind) => return Some((*kind, None)),
             ApiRequest::ListPodsOf { .. } | ApiRequest::ReadKubeadm => return None,
             ApiRequest::Read(kind, name) => (*kind, name),
-            ApiRequest::Delete(kind, known) => (*kind, &known.name),
+            ApiRequest::Delete(kind, known) | ApiRequest::SetFinalizers(kind, known, _) => {
+                (*kind, &known.name)
+            }
             ApiRequest::Create(name, spec) => (spec.kind(), name),
             ApiRequest::Replace(known, spec) => (spec.kind(), &known.name),
             ApiRequest::AssignPodCidrs(assignment) => (ObjectKind::Node, &assignment.name),
             ApiRequest::TouchNode(touch) => (ObjectKind::Node, &touch.name),
             ApiRequest::SetSubnetConditions(known, _) => (ObjectKind::Subnet, &known.name),
-            ApiRequest::SetFinalizers(kind, known, _) => (*kind, &known.name),
             ApiRequest::SetPoolStatus(known, _) => (ObjectKind::Pool, &known.name),
             ApiRequest::SetClaimStatus(known, _) => (ObjectKind::Claim, &known.name),
         };

@@ -196,7 +196,7 @@ impl AllocationState {
                 // A pod gets all addresses of a claim or none, so they are listed together.
                 let mut all = self.claims.get(claim)?.cidrs();
                 let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
-                return is_whole.then(|| self.listed_claim(entry, claim))?;
+                return is_whole.then(|| Self::listed_claim(entry, claim))?;
             }
             let pool = self.pools.get(&entry.pool);
             let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
@@ -216,7 +216,7 @@ impl AllocationState {
 
     /// Returns the block of a claim as a NodeSubnet lists it. An agent of a version that does not know claims must not
     /// assign its address, so it is listed as reserved; other agents ignore that.
-    fn listed_claim(&self, entry: &BlockEntry, claim: &ClaimName) -> Option<AllocatedBlock> {
+    fn listed_claim(entry: &BlockEntry, claim: &ClaimName) -> Option<AllocatedBlock> {
         Some(AllocatedBlock {
             cidr: entry.cidr.to_string(),
             uid: entry.uid.as_ref()?.to_string(),
