@@ -105,19 +105,16 @@ impl Fixture {
     }
 
     fn write(&mut self, request: ApiRequest) {
-        let (name, change): (_, Box<dyn Fn(&mut Claim)>) = match request {
-            ApiRequest::SetClaimStatus(known, status) => (
-                known.name,
-                Box::new(move |it| it.status.clone_from(&status)),
-            ),
-            ApiRequest::SetFinalizers(_, known, finalizers) => (
-                known.name,
-                Box::new(move |it| it.finalizers.clone_from(&finalizers)),
-            ),
+        let known = match &request {
+            ApiRequest::SetClaimStatus(known, _) | ApiRequest::SetFinalizers(_, known, _) => known,
             other => panic!("{other:?}"),
         };
-        let mut claim = Claim::clone(self.cache.claims.get(&*name).unwrap());
-        change(&mut claim);
+        let mut claim = Claim::clone(self.cache.claims.get(&*known.name).unwrap());
+        match request {
+            ApiRequest::SetClaimStatus(_, status) => claim.status = status,
+            ApiRequest::SetFinalizers(_, _, finalizers) => claim.finalizers = finalizers,
+            _ => {}
+        }
         claim.version += 1;
         self.cache
             .claims
