@@ -19,8 +19,8 @@ MINUTES ?= 10
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
-# Suites of e2e at a time: most wait, but real nodes keep two cores busy for minutes.
-SUITES ?= 2
+# Suites of e2e at a time: most of them wait most of the time.
+SUITES ?= 3
 
 # Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
@@ -85,7 +85,7 @@ soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from 
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
 		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
 
-e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=2 at a time
+e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=3 at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins --test harness
 	@hack/run-tests $(SUITES) --workspace $(E2E:%=--test %) -- --test-threads=2

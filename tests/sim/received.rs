@@ -60,8 +60,8 @@ pub struct Received {
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// By UID of a node and the ranges chosen for it: UIDs of dead nodes. The process that chose the ranges had to
-    /// respect their quarantine. This was this process, or the one from which this process inherited the choice.
+    /// By UID of a node and the ranges chosen for it: UIDs of the dead nodes whose quarantine the choice had to respect.
+    /// This process has made the choice, or has inherited it from an earlier one.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 

@@ -91,7 +91,7 @@ impl LeakReason {
         }
     }
 
-    /// Whether a release for this reason needs proof from the API, too.
+    /// Whether the reason is about the pod. If so, a release needs proof from the API besides the proof from the node.
     pub fn is_of_pod(self) -> bool {
         matches!(
             self,

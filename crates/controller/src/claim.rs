@@ -77,7 +77,7 @@ pub struct ClaimLoop {
     requests: InFlight<ClaimName>,
     /// Claims that wait for something to change in the ledger
     problems: BTreeMap<ClaimName, ClaimProblem>,
-    /// Pools that had no free address for a claim, until a range becomes free
+    /// Pools that had no free address for a claim, with the reason. An entry stays until a range becomes free
     full: BTreeMap<PoolName, ClaimProblem>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) const NOW: Now = Now {
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
 
-/// Returns a time that is `second` seconds by the monotonic clock.
+/// Returns [`NOW`], but with a monotonic clock that shows `second` seconds.
 pub(crate) fn at(second: u64) -> Now {
     Now {
         mono: Duration::from_secs(second),

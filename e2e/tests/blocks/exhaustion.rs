@@ -1,4 +1,4 @@
-//! An exhausted pool: what is reported, from which nodes blocks are recalled for which others, and how fragments are
+//! An exhausted pool: what is reported, which nodes give up blocks, which waiting nodes get them, and how fragments are
 //! used.
 
 use std::collections::BTreeMap;

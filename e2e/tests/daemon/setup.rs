@@ -323,7 +323,7 @@ async fn leads(daemon: &Daemon) {
 
 /// Creates a node that gets a block and whose status reports an orphan outside its ranges. Then deletes the node.
 async fn blocks_come_and_go(hand: &Fixtures) {
-    let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/26"]}, "quarantineSeconds": 1});
+    let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/25"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();
     let node = hand.node("audit", "audit-1").await.unwrap();
     let blocks = hand.listed("audit-1", 1).await.unwrap();

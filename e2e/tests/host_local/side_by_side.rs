@@ -89,8 +89,8 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
         // host-local may reject a value of the wrong type that cadastre-ipam does not read.
         (Some(1), Some(1)) if call.odd && ours.code().is_some() => Ok(false),
         (Some(1), Some(1)) if theirs.code() == ours.code() => {
-            // If several addresses were requested, host-local tries them in random order before it fails. So the
-            // folders may differ.
+            // If several addresses were requested, host-local tries them in random order, and a call that fails may
+            // leave a reservation. So the data directories of the two plugins may differ.
             Ok(!takes_either(call))
         }
         // host-local ignores the configuration at STATUS. cadastre-ipam reports a configuration that cannot work.

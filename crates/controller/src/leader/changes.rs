@@ -21,9 +21,9 @@ use cadastre_core::{Addr, Cidr};
 /// Which parts of a NodeSubnet have changed.
 #[derive(Clone, Copy)]
 pub(crate) struct SubnetDiff {
-    /// The agent's report
+    /// Whether the agent's report has changed
     pub reported: bool,
-    /// The users' requests, which are annotations
+    /// Whether the users' requests have changed, which are annotations
     pub requested: bool,
 }
 
