@@ -46,6 +46,11 @@ use cadastre_api::{CLAIM_FINALIZER, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
+/// Reason of a claim whose pool has no free address.
+const EXHAUSTED: &str = "Exhausted";
+/// Reason of a claim whose address somebody else uses.
+const IN_USE: &str = "AddressInUse";
+
 /// The cooldown in seconds of a pool that is gone.
 const DEFAULT_COOLDOWN: u32 = 30;
 
@@ -101,10 +106,23 @@ impl Loop for ClaimLoop {
 }
 
 impl ClaimLoop {
-    /// Queues all claims that wait, because a range became free or a pool has changed.
+    /// Queues claims that wait, because a range became free or a pool has changed. Of the claims of exhausted pools, only
+    /// the first few are queued: if one of them gets addresses, more are.
     pub(crate) fn requeue(&mut self) {
         self.full.clear();
-        for name in self.problems.keys() {
+        let mut exhausted = 0;
+        for (name, problem) in &self.problems {
+            exhausted += usize::from(problem.reason == EXHAUSTED);
+            if problem.reason != EXHAUSTED || exhausted <= AT_ONCE {
+                self.queue.add(name.clone());
+            }
+        }
+    }
+
+    /// Queues the claims whose addresses somebody else used, because a pod no longer reports an address.
+    pub(crate) fn requeue_in_use(&mut self) {
+        let in_use = self.problems.iter().filter(|(_, it)| it.reason == IN_USE);
+        for (name, _) in in_use {
             self.queue.add(name.clone());
         }
     }
@@ -124,6 +142,7 @@ impl ClaimLoop {
     /// loops must check.
     pub(crate) fn work(&mut self, cx: &mut Context) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
+        let mut has_room = false;
         for _ in 0..AT_ONCE {
             let Some(name) = self.queue.pop(cx.now.mono) else {
                 break;
@@ -134,13 +153,19 @@ impl ClaimLoop {
             let decided = self.decide(&claim, cx, &mut affected);
             self.writes.add(name.clone());
             match decided {
-                Ok(()) => _ = self.problems.remove(&name),
+                Ok(()) => {
+                    let before = self.problems.remove(&name);
+                    has_room |= before.is_some_and(|it| it.reason == EXHAUSTED);
+                }
                 Err(problem) => {
                     // Not every event that ends a wait is seen, such as the end of a pause of the pool.
                     self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
                     self.problems.insert(name, problem);
                 }
             }
+        }
+        if has_room {
+            self.requeue();
         }
         affected
     }
@@ -366,7 +391,7 @@ fn may_place(
         let unadopted = allocations.unadopted.conflict_with(cidr, &node.name);
         if let Some(range) = conflict {
             return Err(ClaimProblem::new(
-                "AddressInUse",
+                IN_USE,
                 format!(
                     "{addr} is also a part of {range}, which a node has: see kubectl cadastre show ip {addr}"
                 ),
@@ -374,7 +399,7 @@ fn may_place(
         }
         if unadopted {
             return Err(ClaimProblem::new(
-                "AddressInUse",
+                IN_USE,
                 format!(
                     "the agent of a node uses {addr}, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
                 ),
@@ -382,7 +407,7 @@ fn may_place(
         }
         if let Some(addr) = cx.cache.pods.any_in_free(cidr) {
             return Err(ClaimProblem::new(
-                "AddressInUse",
+                IN_USE,
                 format!(
                     "a pod reports {addr}: the claim waits until that pod is gone (kubectl get pods -A -o wide | grep -w {addr})"
                 ),

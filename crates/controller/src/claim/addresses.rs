@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ClaimLoop, ClaimProblem};
+use super::{ClaimLoop, ClaimProblem, EXHAUSTED, IN_USE};
 use crate::Context;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::{Claim, ClaimSpec};
@@ -26,7 +26,7 @@ impl ClaimLoop {
                 "the status has {}, which another claim has, too: delete one of the two claims",
                 claim.status.addresses.join(" and ")
             );
-            return Err(ClaimProblem::new("AddressInUse", text));
+            return Err(ClaimProblem::new(IN_USE, text));
         }
         let pool = pool_of(spec, cx)?;
         let name = pool.name.clone();
@@ -106,12 +106,13 @@ fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, C
             .or_else(|| unadopted.any_in(range))
     };
     let carved = cx.allocations.ledger.carve(&mut space, holder, avoid);
+    // The text has no numbers: they would change with every block, and the statuses of all waiting claims with them.
     let carved = carved.map_err(|full| {
         let text = format!(
-            "pool \"{name}\" has no free {} address outside the blocks of nodes ({full}): add ranges to the pool",
+            "pool \"{name}\" has no free {} address outside the blocks of nodes: add ranges to the pool",
             full.family
         );
-        ClaimProblem::new("Exhausted", text)
+        ClaimProblem::new(EXHAUSTED, text)
     })?;
     let ids = carved.iter().filter_map(|(_, id)| *id);
     let ids: Vec<HoldingId> = ids.collect();
@@ -141,7 +142,7 @@ fn requested(
         }
         if let Some(claim) = cx.allocations.claims.of(&host) {
             let text = format!("{addr} is the address of claim {claim}");
-            return Err(ClaimProblem::new("AddressInUse", text));
+            return Err(ClaimProblem::new(IN_USE, text));
         }
         if let Some(range) = cx.allocations.conflict_with_claim(&host) {
             let entry = cx.allocations.blocks.get(&range);
@@ -153,14 +154,14 @@ fn requested(
             let text = format!(
                 "{addr} is in block {range}{whose}: the claim gets it when the block is free again"
             );
-            return Err(ClaimProblem::new("AddressInUse", text));
+            return Err(ClaimProblem::new(IN_USE, text));
         }
         let of_pod = cx.cache.pods.any_in_free(&host);
         if of_pod.is_some() || cx.allocations.unadopted.any_in(&host).is_some() {
             let text = format!(
                 "{addr} is in use, although no node has it: kubectl cadastre show ip {addr}"
             );
-            return Err(ClaimProblem::new("AddressInUse", text));
+            return Err(ClaimProblem::new(IN_USE, text));
         }
     }
     let holder = cx.allocations.claims_holder();

@@ -416,6 +416,31 @@ fn many_claims_of_a_full_pool_search_it_once() {
 }
 
 #[test]
+fn of_many_waiting_claims_few_are_tried_until_one_gets_an_address() {
+    let name = |n: usize| format!("default/c{n:04}");
+    let many = AT_ONCE + 100;
+    let claims = (0..many).map(|n| claim(&name(n), "p", &[])).collect();
+    let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/28")], claims, Vec::new());
+    while fixture.claims.queue.has_ready(fixture.now.mono) {
+        fixture.requests();
+    }
+    assert_eq!(fixture.claims.waiting(), many - 13);
+    let tried = |fixture: &mut Fixture| fixture.claims.queue.take_ready().len();
+    fixture.claims.requeue();
+    assert_eq!(tried(&mut fixture), AT_ONCE);
+    fixture.claims.requeue_in_use();
+    assert_eq!(tried(&mut fixture), 0);
+    fixture.allocations.drop_claim(&name(0).as_str().into());
+    fixture.claims.requeue();
+    fixture.requests();
+    assert_eq!(fixture.claims.waiting(), many - 14);
+    assert!(
+        tried(&mut fixture) > 0,
+        "one got an address, so others are tried"
+    );
+}
+
+#[test]
 fn of_two_claims_that_record_one_address_the_older_has_it() {
     let recorded = |name: &str, created: i64| Claim {
         created,

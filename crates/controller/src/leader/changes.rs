@@ -159,7 +159,7 @@ impl Leader {
             self.loops.claims.queue.add(name);
         }
         if changed {
-            self.loops.claims.requeue();
+            self.loops.claims.requeue_in_use();
             self.loops.pools.mark();
         }
     }
