@@ -125,8 +125,13 @@ impl Sim {
     /// Checks those numbers in the status that can be counted even if the pool's range contains blocks: ranges and
     /// addresses.
     fn check_counts(&self, pool: &Pool, model: &PoolModel) -> Verdict {
+        // The addresses of claims do not count as blocks of nodes.
+        let claims = self.api.claims.live.values();
+        let claimed = claims.flat_map(|it| it.addresses()).map(Cidr::host);
+        let claimed: BTreeSet<Cidr> = claimed.collect();
         let blocks = self.api.blocks.live.values();
-        let blocks: Vec<_> = blocks.filter_map(|it| it.spec.as_ref().ok()).collect();
+        let blocks = blocks.filter_map(|it| it.spec.as_ref().ok());
+        let blocks: Vec<_> = blocks.filter(|it| !claimed.contains(&it.cidr)).collect();
         let nodes = self.api.nodes.live.values();
         let podcidrs: Vec<Cidr> = nodes.flat_map(|it| counted(it)).copied().collect();
         let status = pool.status.as_ref();
