@@ -236,8 +236,16 @@ impl Agents {
     /// Creates a pod on a node and adds a container of the same name. Writes the container's addresses to the pod's
     /// status, and returns them.
     pub async fn run_pod(&self, fixtures: &Fixtures, node: &str, pod: &str) -> Result<Vec<String>> {
+        let created = fixtures.pod(pod, node, &[]).await?;
+        self.run(fixtures, node, &created).await
+    }
+
+    /// Adds a container of the same name for a pod on a node. Writes the container's addresses to the pod's status, and
+    /// returns them.
+    pub async fn run(&self, fixtures: &Fixtures, node: &str, created: &Pod) -> Result<Vec<String>> {
+        let pod = &created.name_any();
         let add = Add {
-            pod: Some(pod_ref(&fixtures.pod(pod, node, &[]).await?)),
+            pod: Some(pod_ref(created)),
             ..add(pod)
         };
         let what = format!("pod {pod} on {node} has addresses");

@@ -39,8 +39,9 @@ use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::allocations::claims::ClaimEntry;
 use crate::allocations::holders::HolderUse;
 use crate::cluster::names::{ClaimName, PoolName};
-use crate::cluster::objects::{Claim, Node, PodClaim};
+use crate::cluster::objects::{Claim, Node, Owner, PodClaim};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
+use crate::pools::PoolPhase;
 use crate::purpose::Step;
 use cadastre_api::{CLAIM_FINALIZER, Recall};
 use cadastre_core::mutation::Mutation;
@@ -177,8 +178,7 @@ impl ClaimLoop {
         affected: &mut AffectedLoops,
     ) -> Result<(), ClaimProblem> {
         if cx.allocations.claims.get(&claim.name).is_none() {
-            let has_finalizer = claim.finalizers.iter().any(|it| it == CLAIM_FINALIZER);
-            if claim.deleting || !has_finalizer {
+            if claim.deleting || !claim.has_finalizer() {
                 return Ok(());
             }
             return self.allocate(claim, cx);
@@ -218,7 +218,6 @@ impl ClaimLoop {
     /// Returns the write that the claim's object needs next, or `None` if it is as it should be.
     fn difference(&mut self, name: &ClaimName, cx: &Context) -> Option<ApiRequest> {
         let claim = cx.cache.claims.get(name)?;
-        let has_finalizer = claim.finalizers.iter().any(|it| it == CLAIM_FINALIZER);
         let entry = cx.allocations.claims.get(name);
         let is_held = || {
             let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
@@ -232,7 +231,7 @@ impl ClaimLoop {
                 finalizers,
             ))
         };
-        if !claim.deleting && !has_finalizer {
+        if !claim.deleting && !claim.has_finalizer() {
             let mut finalizers = claim.finalizers.clone();
             finalizers.push(CLAIM_FINALIZER.to_owned());
             return set(finalizers);
@@ -240,7 +239,7 @@ impl ClaimLoop {
         // The status records first when the addresses were released.
         let is_recorded = claim.status.node.is_none();
         let is_held = (is_held() || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
-        if claim.deleting && has_finalizer && !is_held {
+        if claim.deleting && claim.has_finalizer() && !is_held {
             let left = cooldown_left(claim, cx);
             if !left.is_zero() {
                 self.writes.add_at(name.clone(), cx.now.mono + left);
@@ -414,7 +413,7 @@ fn may_place(
             ));
         }
         let is_out = state.is_none_or(|state| {
-            !state.space.covers(cidr) || matches!(state.phase, crate::pools::PoolPhase::Terminating)
+            !state.space.covers(cidr) || matches!(state.phase, PoolPhase::Terminating)
         });
         if is_out {
             return Err(ClaimProblem::new(
@@ -438,7 +437,7 @@ fn may_place(
 }
 
 /// Returns the problem of a pod that waits until another node has released the addresses.
-fn leaving(owner: &crate::cluster::objects::Owner, pod: &PodClaim, cidrs: &[Cidr]) -> ClaimProblem {
+fn leaving(owner: &Owner, pod: &PodClaim, cidrs: &[Cidr]) -> ClaimProblem {
     let addresses: Vec<String> = cidrs.iter().map(|it| it.first().to_string()).collect();
     let addresses = addresses.join(" and ");
     let target = pod.node.as_deref().unwrap_or_default();

@@ -55,18 +55,7 @@ async fn run(
         .pods
         .create(&PostParams::default(), &object)
         .await?;
-    let request = Add {
-        pod: Some(pod_ref(&created)),
-        ..add(pod)
-    };
-    let what = format!("pod {pod} on {node} has the address of {claim}");
-    let addresses = until(&what, LIMIT, async || {
-        Ok(Some(agents.add(node, request.clone()).await??))
-    })
-    .await?;
-    let texts: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    fixtures.report_addresses(pod, &texts).await?;
-    Ok(addresses)
+    agents.run(fixtures, node, &created).await
 }
 
 #[tokio::test]

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 
 use super::AllocationState;
 use super::blocks::BlockEntry;
-use super::holders::HolderUse;
 use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
 use crate::cluster::objects::Claim;
 use cadastre_core::mutation::Mutation;
@@ -74,15 +73,9 @@ impl ClaimTable {
 }
 
 impl AllocationState {
-    /// Returns the ledger's holder for the addresses of all claims.
-    pub(crate) fn claims_holder(&mut self) -> Holder {
-        self.holders
-            .intern(HolderUse::Claims, &"".into(), &"".into())
-    }
-
     /// Returns whether the holding is for a claim.
     pub(crate) fn is_of_claims(&self, holder: Holder) -> bool {
-        self.holders.get(HolderUse::Claims, &"".into()) == Some(holder)
+        self.holders.is_of_claims(holder)
     }
 
     /// Returns whether any node, live or deleted, has a part of the range.
@@ -157,7 +150,7 @@ impl AllocationState {
         }
         let pool = claim.status.pool.as_deref().map(PoolName::from);
         let pool = pool.or_else(|| Some(self.pools.of(&stored[0])?.name.clone()));
-        let holder = self.claims_holder();
+        let holder = self.holders.of_claims();
         let addresses = stored.into_iter().map(|cidr| {
             let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);
             (cidr, holding)

@@ -14,8 +14,6 @@ pub(crate) enum HolderUse {
     PodCidrs,
     /// IPAMBlocks
     Blocks,
-    /// Addresses of IPClaims. All claims share one holder, which is no node
-    Claims,
 }
 
 /// Maps node UIDs to holder numbers of the ledger, and back.
@@ -24,6 +22,8 @@ pub(crate) struct HolderIds {
     by_uid: BTreeMap<(HolderUse, ObjectUid), Holder>,
     nodes: Vec<Option<(NodeName, ObjectUid)>>,
     free: Vec<Holder>,
+    /// The holder of all claims, which is no node
+    claims: Option<Holder>,
 }
 
 impl HolderIds {
@@ -36,17 +36,33 @@ impl HolderIds {
         if let Some(holder) = self.by_uid.get(&(purpose, uid.clone())) {
             return *holder;
         }
-        let is_node = purpose != HolderUse::Claims;
-        let who = is_node.then(|| (name.clone(), uid.clone()));
-        let holder = if let Some(holder) = self.free.pop() {
-            self.nodes[holder.0 as usize] = who;
-            holder
-        } else {
-            self.nodes.push(who);
-            Holder(u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX))
-        };
+        let holder = self.number(Some((name.clone(), uid.clone())));
         self.by_uid.insert((purpose, uid.clone()), holder);
         holder
+    }
+
+    /// Returns the holder that all claims share.
+    pub(crate) fn of_claims(&mut self) -> Holder {
+        if let Some(holder) = self.claims {
+            return holder;
+        }
+        let holder = self.number(None);
+        self.claims = Some(holder);
+        holder
+    }
+
+    pub(crate) fn is_of_claims(&self, holder: Holder) -> bool {
+        self.claims == Some(holder)
+    }
+
+    /// Returns a number that no other holder has.
+    fn number(&mut self, who: Option<(NodeName, ObjectUid)>) -> Holder {
+        if let Some(holder) = self.free.pop() {
+            self.nodes[holder.0 as usize] = who;
+            return holder;
+        }
+        self.nodes.push(who);
+        Holder(u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn get(&self, purpose: HolderUse, uid: &ObjectUid) -> Option<Holder> {

@@ -87,7 +87,7 @@ fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, Claim
 
 /// Takes a free address of each family of the pool.
 fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, ClaimProblem> {
-    let holder = cx.allocations.claims_holder();
+    let holder = cx.allocations.holders.of_claims();
     let Some(pool) = cx.allocations.pools.get(name) else {
         return Ok(Vec::new());
     };
@@ -164,7 +164,7 @@ fn requested(
             return Err(ClaimProblem::new(IN_USE, text));
         }
     }
-    let holder = cx.allocations.claims_holder();
+    let holder = cx.allocations.holders.of_claims();
     let mut hosts: Vec<Cidr> = addresses.iter().map(|addr| Cidr::host(*addr)).collect();
     hosts.sort_unstable();
     let held = hosts.into_iter().map(|host| {

@@ -4,7 +4,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::ClaimProblem;
 use crate::Context;
-use crate::allocations::blocks::BlockEntry;
 use crate::allocations::claims::ClaimEntry;
 use crate::allocations::whole_seconds;
 use crate::cluster::objects::{Claim, PodClaim};
@@ -15,7 +14,8 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let entry = cx.allocations.claims.get(&claim.name);
     let blocks = entry.into_iter().flat_map(ClaimEntry::cidrs);
     let mut blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
-    let node = blocks.find(|it| it.confirmed).map(node_of);
+    let node = blocks.find(|it| it.confirmed);
+    let node = node.map(|it| it.owner.name.to_string());
     let pods = cx.cache.pods.of_claim(&claim.name);
     let here = |name: &str| pods.iter().find(|pod| pod.node.as_deref() == Some(name));
     let pod = node.as_deref().and_then(here);
@@ -74,10 +74,6 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     };
     status.conditions = vec![ready(claim, is_ready, reason, message, cx)];
     status
-}
-
-fn node_of(entry: &BlockEntry) -> String {
-    entry.owner.name.to_string()
 }
 
 fn ready(

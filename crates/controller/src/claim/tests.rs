@@ -69,18 +69,21 @@ impl Fixture {
         }
     }
 
-    fn requests(&mut self) -> Vec<ApiRequest> {
+    fn step<T>(&mut self, step: impl FnOnce(&mut ClaimLoop, &mut Context) -> T) -> T {
         let Fixture {
             cache,
             allocations,
             claims,
             now,
         } = self;
-        in_step(cache, allocations, *now, |cx| {
+        in_step(cache, allocations, *now, |cx| step(claims, cx))
+    }
+
+    fn requests(&mut self) -> Vec<ApiRequest> {
+        self.step(|claims, cx| {
             claims.work(cx);
-            std::iter::from_fn(|| claims.next(cx))
-                .map(|it| it.0)
-                .collect()
+            let requests = std::iter::from_fn(|| claims.next(cx));
+            requests.map(|it| it.0).collect()
         })
     }
 
@@ -125,15 +128,7 @@ impl Fixture {
         };
         let outcome = RequestOutcome::Claim(claim);
         let answer = RequestAnswer::to_write(&purpose, &outcome);
-        let Fixture {
-            cache,
-            allocations,
-            claims,
-            now,
-        } = self;
-        in_step(cache, allocations, *now, |cx| {
-            claims.answered(&answer, cx);
-        });
+        self.step(|claims, cx| _ = claims.answered(&answer, cx));
     }
 
     /// Returns the owner of the block that the address is.
@@ -190,10 +185,8 @@ fn nodes_get_no_block_over_an_address_of_a_claim() {
     let mut demand = Demand::default();
     let a = fixture.cache.nodes.get("a").unwrap().clone();
     demand.add(&a, &fixture.allocations);
-    let Fixture {
-        cache, allocations, ..
-    } = &mut fixture;
-    in_step(cache, allocations, at(1), |cx| _ = demand.work(cx));
+    fixture.step(|_, cx| _ = demand.work(cx));
+    let allocations = &fixture.allocations;
     let blocks = allocations.blocks.iter().map(|it| it.cidr);
     let over: Vec<Cidr> = blocks
         .filter(|it| it.overlaps(&cidr("10.0.0.30/32")))

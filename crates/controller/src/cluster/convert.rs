@@ -2,7 +2,7 @@
 //! the API server may stop the controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -106,27 +106,25 @@ pub fn pod(pod: PodLite) -> Pod {
         addresses.dedup();
     }
     let meta = pod.metadata;
+    let name = full_name(&meta);
     let annotations = meta.annotations.unwrap_or_default();
     let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
     let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
-    let (namespace, name) = (
-        meta.namespace.unwrap_or_default(),
-        meta.name.unwrap_or_default(),
-    );
     // A kubelet can create mirror pods in any namespace, so they can claim nothing.
     let claim = annotations
         .get(CLAIM_ANNOTATION)
         .filter(|_| !is_mirror && !is_host);
     let claim = claim.map(|claim| {
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
         Box::new(PodClaim {
             claim: format!("{namespace}/{}", claim.trim()).into(),
-            pod: name.as_str().into(),
+            pod: meta.name.as_deref().unwrap_or_default().into(),
             node: spec.node_name.map(NodeName::from),
             created: seconds(meta.creation_timestamp.as_ref()),
         })
     });
     Pod {
-        name: format!("{namespace}/{name}").into(),
+        name: name.into(),
         claim,
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
@@ -293,12 +291,8 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
 /// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
 pub fn claim(claim: IPClaimLite) -> Claim {
     let meta = claim.metadata;
-    let (namespace, name) = (
-        meta.namespace.unwrap_or_default(),
-        meta.name.unwrap_or_default(),
-    );
     Claim {
-        name: format!("{namespace}/{name}").into(),
+        name: full_name(&meta).into(),
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         generation: meta.generation.unwrap_or_default(),
@@ -327,6 +321,12 @@ fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
         pool: spec.pool.map(Into::into),
         addresses,
     })
+}
+
+/// Returns `namespace/name` of a namespaced object.
+fn full_name(meta: &ObjectMeta) -> String {
+    let text = |it: &Option<String>| it.clone().unwrap_or_default();
+    format!("{}/{}", text(&meta.namespace), text(&meta.name))
 }
 
 /// Returns a time in seconds since 1970; 0 if there is none.

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
-use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests};
+use cadastre_api::{
+    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests,
+};
 use cadastre_core::{Addr, Cidr};
 
 /// A shared, immutable string for values without a type of their own: labels, conditions, names of blocks and pods.
@@ -349,6 +351,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Returns whether the claim has the controller's finalizer.
+    pub fn has_finalizer(&self) -> bool {
+        self.finalizers.iter().any(|it| it == CLAIM_FINALIZER)
+    }
+
     /// Returns the addresses that the status records. Texts that are no addresses are left out.
     pub fn addresses(&self) -> impl Iterator<Item = Addr> + '_ {
         let texts = self.status.addresses.iter();
