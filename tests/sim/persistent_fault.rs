@@ -20,6 +20,8 @@ const BY_POLICY: &str = "a policy forbids it";
 pub enum Subject {
     /// Changes of the finalizers of pools.
     PoolFinalizers,
+    /// Finalizers and statuses of claims.
+    Claims,
     PoolStatus,
     BlockCreations,
     /// Updates and deletions of blocks.
@@ -53,6 +55,7 @@ impl PersistentFault {
             return Some(PersistentFault::Requests {
                 subject: *rng.pick(&[
                     Subject::PoolFinalizers,
+                    Subject::Claims,
                     Subject::PoolStatus,
                     Subject::BlockCreations,
                     Subject::BlockChanges,
@@ -113,6 +116,8 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
         ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) => {
             (Subject::PoolFinalizers, &pool.name)
         }
+        ApiRequest::SetFinalizers(ObjectKind::Claim, claim, _)
+        | ApiRequest::SetClaimStatus(claim, _) => (Subject::Claims, &claim.name),
         ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
         ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
         ApiRequest::Replace(it, ObjectSpec::Block(_))

@@ -20,6 +20,7 @@
 //! - A claim gets an address of each family of its pool or none. A pod does, too.
 
 mod addresses;
+mod place;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -27,25 +28,21 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use self::place::place;
 use self::status::status;
-use super::allocations::AllocationState;
 use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
-use crate::allocations::blocks::{AffectedLoops, BlockEntry};
+use crate::allocations::blocks::AffectedLoops;
 use crate::allocations::claims::ClaimEntry;
-use crate::allocations::holders::HolderUse;
 use crate::cluster::names::{ClaimName, PoolName};
-use crate::cluster::objects::{Claim, Node, Owner, PodClaim};
+use crate::cluster::objects::Claim;
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
-use crate::pools::PoolPhase;
-use crate::purpose::Step;
-use cadastre_api::{CLAIM_FINALIZER, Recall};
+use cadastre_api::CLAIM_FINALIZER;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, HoldingState};
 
 /// Reason of a claim whose pool has no free address.
 const EXHAUSTED: &str = "Exhausted";
@@ -278,179 +275,4 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     // The clock may have been set back since.
     let left = left.clamp(0, i64::from(seconds));
     Duration::from_secs(left.unsigned_abs())
-}
-
-/// Hands the addresses of a claim to the node of the pod that names it, or recalls them from a node without such a pod.
-/// Returns why the pod has to wait, if it has to.
-fn place(
-    claim: &Claim,
-    cx: &mut Context,
-    affected: &mut AffectedLoops,
-) -> Result<(), ClaimProblem> {
-    let Some(entry) = cx.allocations.claims.get(&claim.name) else {
-        return Ok(());
-    };
-    let (pool, is_stored) = (entry.pool.clone(), entry.is_stored);
-    let cidrs: Vec<Cidr> = entry.cidrs().collect();
-    let pods = cx.cache.pods.of_claim(&claim.name);
-    let is_wanted_on = |node: &str| pods.iter().any(|pod| pod.node.as_deref() == Some(node));
-    let held: Vec<&BlockEntry> = cidrs
-        .iter()
-        .filter_map(|cidr| cx.allocations.blocks.get(cidr))
-        .collect();
-    let owner = held.first().map(|entry| entry.owner.clone());
-    let is_one_owner = held
-        .iter()
-        .all(|it| Some(&it.owner.uid) == owner.as_ref().map(|it| &it.uid));
-    let held: Vec<Cidr> = held.iter().map(|entry| entry.cidr).collect();
-    for cidr in &held {
-        let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {
-            continue;
-        };
-        let recall = (!is_wanted_on(&entry.owner.name)).then_some(Recall::Drain);
-        if recall.is_some() && Mutation::ClaimMovedOnOneProof.is_on() {
-            entry.step = Step::Delete;
-            affected.blocks.push(*cidr);
-        }
-        if !entry.owner.quarantined && !entry.is_leaving() && entry.recall != recall {
-            entry.recall = recall;
-            affected.nodes.push(entry.owner.name.clone());
-        }
-    }
-    let target = match &owner {
-        Some(owner) => pods
-            .iter()
-            .find(|pod| pod.node.as_ref() == Some(&owner.name)),
-        None => pods.iter().find(|pod| pod.node.is_some()),
-    };
-    let Some(pod) = target else {
-        // The node still has the addresses, but no pod there wants them any more.
-        let waiting = pods.iter().find(|pod| pod.node.is_some());
-        return match (&owner, waiting) {
-            (Some(owner), Some(pod)) => Err(leaving(owner, pod, &cidrs)),
-            _ => Ok(()),
-        };
-    };
-    let is_live =
-        |node: &&Node| owner.as_ref().is_none_or(|owner| owner.uid == node.uid) && is_one_owner;
-    let node = pod.node.as_ref().and_then(|name| cx.cache.nodes.get(name));
-    let Some(node) = node.map(AsRef::as_ref).filter(is_live) else {
-        return match &owner {
-            Some(owner) => Err(leaving(owner, pod, &cidrs)),
-            // The watch has not shown the Node yet, or the Node is gone: an event of it, or of the pod, follows.
-            None => Err(ClaimProblem::new(
-                "WaitingForNode",
-                format!("pod {} is bound to a node that does not exist", pod.pod),
-            )),
-        };
-    };
-    let missing: Vec<Cidr> = cidrs
-        .iter()
-        .filter(|cidr| !held.contains(cidr))
-        .copied()
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    if !is_stored && !Mutation::ClaimPlacedBeforeStored.is_on() {
-        // The answer to the write of the status queues the claim again.
-        return Ok(());
-    }
-    let node = node.clone();
-    may_place(&missing, &pool, pod, &node, cx)?;
-    let holder = cx
-        .allocations
-        .holders
-        .intern(HolderUse::Blocks, &node.name, &node.uid);
-    for cidr in missing {
-        let holding = cx
-            .allocations
-            .ledger
-            .record(holder, cidr, HoldingState::InFlight);
-        cx.allocations
-            .begin_block(holding, cidr, &pool, &node, cx.now);
-        affected.blocks.push(cidr);
-    }
-    Ok(())
-}
-
-/// Returns why the addresses of a claim cannot become blocks of this node now.
-fn may_place(
-    cidrs: &[Cidr],
-    pool: &PoolName,
-    pod: &PodClaim,
-    node: &Node,
-    cx: &Context,
-) -> Result<(), ClaimProblem> {
-    let allocations: &AllocationState = cx.allocations;
-    for cidr in cidrs {
-        let addr = cidr.first();
-        let state = allocations.pools.get(pool);
-        let conflict = allocations.conflict_with_claim(cidr);
-        let unadopted = allocations.unadopted.conflict_with(cidr, &node.name);
-        if let Some(range) = conflict {
-            return Err(ClaimProblem::new(
-                IN_USE,
-                format!(
-                    "{addr} is also a part of {range}, which a node has: see kubectl cadastre show ip {addr}"
-                ),
-            ));
-        }
-        if unadopted {
-            return Err(ClaimProblem::new(
-                IN_USE,
-                format!(
-                    "the agent of a node uses {addr}, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
-                ),
-            ));
-        }
-        if let Some(addr) = cx.cache.pods.any_in_free(cidr) {
-            return Err(ClaimProblem::new(
-                IN_USE,
-                format!(
-                    "a pod reports {addr}: the claim waits until that pod is gone (kubectl get pods -A -o wide | grep -w {addr})"
-                ),
-            ));
-        }
-        let is_out = state.is_none_or(|state| {
-            !state.space.covers(cidr) || matches!(state.phase, PoolPhase::Terminating)
-        });
-        if is_out {
-            return Err(ClaimProblem::new(
-                "OutsidePool",
-                format!(
-                    "{addr} is in no range of pool \"{pool}\" any more, or the pool is being deleted: no node gets it. Add the range to the pool again, or delete the claim"
-                ),
-            ));
-        }
-        if let Some(state) = state.filter(|state| !state.selects(node)) {
-            return Err(ClaimProblem::new(
-                "NodeNotSelected",
-                format!(
-                    "pod {} is on node {}, which the nodeSelector of pool \"{}\" does not select: schedule the pod to another node",
-                    pod.pod, node.name, state.name
-                ),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the problem of a pod that waits until another node has released the addresses.
-fn leaving(owner: &Owner, pod: &PodClaim, cidrs: &[Cidr]) -> ClaimProblem {
-    let addresses: Vec<String> = cidrs.iter().map(|it| it.first().to_string()).collect();
-    let addresses = addresses.join(" and ");
-    let target = pod.node.as_deref().unwrap_or_default();
-    let text = if owner.quarantined {
-        format!(
-            "pod {} on node {target} waits: node {} is deleted, and {addresses} stays with it until its quarantine is over and no pod reports it",
-            pod.pod, owner.name
-        )
-    } else {
-        format!(
-            "pod {} on node {target} waits: node {} has {addresses} until its agent has seen that no container uses it. If that node is dead, delete its Node",
-            pod.pod, owner.name
-        )
-    };
-    ClaimProblem::new("WaitingForNode", text)
 }

@@ -2,14 +2,16 @@ use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Owner, Pod, Pool};
+use crate::cluster::objects::{Node, Owner, Pod, Pool};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
     at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, pod, pool,
     pool_with, rebuilt, subnet,
 };
-use cadastre_api::IPClaimStatus;
+use crate::purpose::Step;
+use cadastre_api::{IPClaimStatus, Recall};
+use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
 
 const CLAIM: &str = "default/web-0";
@@ -247,6 +249,53 @@ fn another_node_waits_until_the_first_has_released_the_address() {
     fixture.release(ADDRESS);
     fixture.settle(CLAIM);
     assert_eq!(fixture.node_of(ADDRESS), Some("b"));
+}
+
+#[test]
+fn a_node_that_cannot_get_all_addresses_of_a_claim_releases_those_it_has() {
+    let both = |ipv4: &str, version: u64| {
+        let spec = |spec: &mut cadastre_api::IPPoolSpec| {
+            spec.ipv6 = Some(ipv6_ranges("fd00::/64", 122));
+        };
+        Pool {
+            version,
+            ..pool_with("p", ipv4, spec)
+        }
+    };
+    let pools = vec![both("10.0.0.0/24", 1)];
+    let mut fixture = Fixture::new(pools, vec![claim(CLAIM, "p", &[])], Vec::new());
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
+    fixture.settle(CLAIM);
+    let of_v6 = "fd00::ffff:ffff:ffff:ffff/128";
+    for address in [ADDRESS, of_v6] {
+        fixture.allocations.confirm(&cidr(address));
+        let entry = fixture.allocations.blocks.get_mut(&cidr(address));
+        entry.unwrap().uid = Some(address.into());
+    }
+    let listed = |fixture: &Fixture| {
+        let blocks = fixture.allocations.listed_blocks(&"a".into(), None);
+        let blocks = blocks.into_iter();
+        blocks.map(|it| (it.cidr, it.recall)).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&fixture).len(), 2);
+    fixture.release(ADDRESS);
+    assert_eq!(listed(&fixture), [], "a pod gets both addresses or none");
+    let moved = both("10.9.0.0/24", 2);
+    fixture.cache.pools.change(ObjectEvent::Applied(moved));
+    let Fixture {
+        cache, allocations, ..
+    } = &mut fixture;
+    allocations.pools.evaluate(cache, &[], Duration::ZERO);
+    assert_eq!(fixture.settle(CLAIM).1, "OutsidePool");
+    let drains = (of_v6.to_owned(), Some(Recall::Drain));
+    assert_eq!(
+        listed(&fixture),
+        [drains],
+        "else the agent cannot release it"
+    );
+    fixture.release(of_v6);
+    assert_eq!(fixture.settle(CLAIM).1, "OutsidePool");
+    assert!(!fixture.allocations.blocks.has(&"a".into()));
 }
 
 #[test]

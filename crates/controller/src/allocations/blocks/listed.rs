@@ -10,7 +10,7 @@ use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
 use crate::purpose::Step;
-use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec};
+use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
@@ -193,10 +193,12 @@ impl AllocationState {
         };
         let listed = own.filter(|entry| stays(entry)).filter_map(|entry| {
             if let Some(claim) = self.claims.of(&entry.cidr) {
-                // A pod gets all addresses of a claim or none, so they are listed together.
+                // A pod gets all addresses of a claim or none, so they are listed together. A block that drains is listed
+                // alone, too: it assigns nothing, and the agent can release only a block that is listed.
                 let mut all = self.claims.get(claim)?.cidrs();
                 let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
-                return is_whole.then(|| Self::listed_claim(entry, claim))?;
+                let drains = entry.recall == Some(Recall::Drain);
+                return (is_whole || drains).then(|| Self::listed_claim(entry, claim))?;
             }
             let pool = self.pools.get(&entry.pool);
             let reserved = pool.map_or(&[][..], |pool| &pool.reserved);

@@ -1,0 +1,174 @@
+//! Which node has the addresses of a claim.
+
+use super::{ClaimProblem, IN_USE};
+use crate::Context;
+use crate::allocations::blocks::{AffectedLoops, BlockEntry};
+use crate::allocations::claims::ClaimEntry;
+use crate::allocations::holders::HolderUse;
+use crate::cluster::objects::{Claim, Node, Owner, PodClaim};
+use crate::pools::{PoolPhase, PoolState};
+use crate::purpose::Step;
+use cadastre_api::Recall;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Cidr, HoldingState};
+
+/// Hands the addresses of a claim to the node of the pod that names it. Recalls them from a node without such a pod, and
+/// from a node that cannot get all of them. Returns why the pod has to wait, if it has to.
+pub(super) fn place(
+    claim: &Claim,
+    cx: &mut Context,
+    affected: &mut AffectedLoops,
+) -> Result<(), ClaimProblem> {
+    let pods = cx.cache.pods.of_claim(&claim.name);
+    let Some(entry) = cx.allocations.claims.get(&claim.name) else {
+        return Ok(());
+    };
+    let (held, missing): (Vec<Cidr>, Vec<Cidr>) = entry
+        .cidrs()
+        .partition(|cidr| cx.allocations.blocks.get(cidr).is_some());
+    let decided = node_to_place_on(entry, &missing, &pods, cx).map(Option::<&Node>::cloned);
+    let is_kept = |owner: &Owner| decided.is_ok() && first_on(&owner.name, &pods).is_some();
+    for cidr in &held {
+        if let Some(entry) = cx.allocations.blocks.get_mut(cidr) {
+            let recall = (!is_kept(&entry.owner)).then_some(Recall::Drain);
+            set_recall(entry, recall, affected);
+        }
+    }
+    if let Some(node) = decided? {
+        begin_blocks(claim, &missing, &node, cx);
+        affected.blocks.extend(missing);
+    }
+    Ok(())
+}
+
+/// Returns the node on which the missing addresses become blocks now; `None` if there is nothing to do.
+fn node_to_place_on<'a>(
+    entry: &ClaimEntry,
+    missing: &[Cidr],
+    pods: &[&PodClaim],
+    cx: &'a Context,
+) -> Result<Option<&'a Node>, ClaimProblem> {
+    let blocks = entry.cidrs();
+    let blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
+    let owners: Vec<&Owner> = blocks.map(|entry| &entry.owner).collect();
+    let owner = owners.first().copied();
+    let Some(first) = pods.iter().find(|pod| pod.node.is_some()) else {
+        return Ok(None);
+    };
+    let pod = owner.map_or(Some(*first), |owner| first_on(&owner.name, pods));
+    let node = pod.and_then(|pod| cx.cache.nodes.get(pod.node.as_ref()?));
+    let is_owner = |node: &&Node| owners.iter().all(|owner| owner.uid == node.uid);
+    let node = node.map(AsRef::as_ref).filter(is_owner);
+    let (pod, node) = match (owner, pod.zip(node)) {
+        (_, Some(found)) => found,
+        (Some(owner), None) => return Err(leaving(owner, pod.unwrap_or(first), entry)),
+        // The watch has not shown the Node yet, or the Node is gone: an event of it, or of the pod, follows.
+        (None, None) => {
+            let text = format!("pod {} is bound to a node that does not exist", first.pod);
+            return Err(ClaimProblem::new("WaitingForNode", text));
+        }
+    };
+    // The answer to the write of the status queues the claim again.
+    let is_stored = entry.is_stored || Mutation::ClaimPlacedBeforeStored.is_on();
+    if missing.is_empty() || !is_stored {
+        return Ok(None);
+    }
+    for cidr in missing {
+        may_place(cidr, entry, pod, node, cx)?;
+    }
+    Ok(Some(node))
+}
+
+/// Returns the oldest of the pods that are bound to the node.
+fn first_on<'a>(node: &str, pods: &[&'a PodClaim]) -> Option<&'a PodClaim> {
+    let mut pods = pods.iter();
+    pods.find(|pod| pod.node.as_deref() == Some(node)).copied()
+}
+
+fn set_recall(entry: &mut BlockEntry, recall: Option<Recall>, affected: &mut AffectedLoops) {
+    if recall.is_some() && Mutation::ClaimMovedOnOneProof.is_on() {
+        entry.step = Step::Delete;
+        affected.blocks.push(entry.cidr);
+    }
+    if !entry.owner.quarantined && !entry.is_leaving() && entry.recall != recall {
+        entry.recall = recall;
+        affected.nodes.push(entry.owner.name.clone());
+    }
+}
+
+fn begin_blocks(claim: &Claim, missing: &[Cidr], node: &Node, cx: &mut Context) {
+    let entry = cx.allocations.claims.get(&claim.name);
+    let pool = entry.map(|it| it.pool.clone()).unwrap_or_default();
+    let holders = &mut cx.allocations.holders;
+    let holder = holders.intern(HolderUse::Blocks, &node.name, &node.uid);
+    for cidr in missing {
+        let ledger = &mut cx.allocations.ledger;
+        let holding = ledger.record(holder, *cidr, HoldingState::InFlight);
+        cx.allocations
+            .begin_block(holding, *cidr, &pool, node, cx.now);
+    }
+}
+
+/// Returns why an address of a claim cannot become a block of this node now.
+fn may_place(
+    cidr: &Cidr,
+    entry: &ClaimEntry,
+    pod: &PodClaim,
+    node: &Node,
+    cx: &Context,
+) -> Result<(), ClaimProblem> {
+    let (addr, pool) = (cidr.first(), &entry.pool);
+    if let Some(range) = cx.allocations.conflict_with_claim(cidr) {
+        let text = format!(
+            "{addr} is also a part of {range}, which a node has: see kubectl cadastre show ip {addr}"
+        );
+        return Err(ClaimProblem::new(IN_USE, text));
+    }
+    if cx.allocations.unadopted.conflict_with(cidr, &node.name) {
+        let text = format!(
+            "the agent of a node uses {addr}, as the condition Accepted of its NodeSubnet says: drain that node (kubectl cadastre show ip {addr})"
+        );
+        return Err(ClaimProblem::new(IN_USE, text));
+    }
+    if let Some(addr) = cx.cache.pods.any_in_free(cidr) {
+        let text = format!(
+            "a pod reports {addr}: the claim waits until that pod is gone (kubectl get pods -A -o wide | grep -w {addr})"
+        );
+        return Err(ClaimProblem::new(IN_USE, text));
+    }
+    let has_range =
+        |it: &&PoolState| it.space.covers(cidr) && !matches!(it.phase, PoolPhase::Terminating);
+    let Some(state) = cx.allocations.pools.get(pool).filter(has_range) else {
+        let text = format!(
+            "{addr} is in no range of pool \"{pool}\" any more, or the pool is being deleted: no node gets it. Add the range to the pool again, or delete the claim"
+        );
+        return Err(ClaimProblem::new("OutsidePool", text));
+    };
+    if !state.selects(node) {
+        let text = format!(
+            "pod {} is on node {}, which the nodeSelector of pool \"{pool}\" does not select: schedule the pod to another node",
+            pod.pod, node.name
+        );
+        return Err(ClaimProblem::new("NodeNotSelected", text));
+    }
+    Ok(())
+}
+
+/// Returns the problem of a pod that waits until another node has released the addresses.
+fn leaving(owner: &Owner, pod: &PodClaim, entry: &ClaimEntry) -> ClaimProblem {
+    let addresses: Vec<String> = entry.cidrs().map(|it| it.first().to_string()).collect();
+    let addresses = addresses.join(" and ");
+    let target = pod.node.as_deref().unwrap_or_default();
+    let text = if owner.quarantined {
+        format!(
+            "pod {} on node {target} waits: node {} is deleted, and {addresses} stays with it until its quarantine is over and no pod reports it",
+            pod.pod, owner.name
+        )
+    } else {
+        format!(
+            "pod {} on node {target} waits: node {} has {addresses} until its agent has seen that no container uses it. If that node is dead, delete its Node",
+            pod.pod, owner.name
+        )
+    };
+    ClaimProblem::new("WaitingForNode", text)
+}
