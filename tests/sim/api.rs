@@ -11,7 +11,7 @@ use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
-use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
     AgentReport, Block, Claim, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
 };
@@ -34,6 +34,29 @@ const OF_ANOTHER: &str = "OfAnother";
 
 /// The operation of a JSON Patch that fails if the node has another term.
 const TERM_TEST: &str = "test /metadata/annotations/cadastre.dev~1term";
+
+/// An object that its finalizers keep from being deleted.
+pub trait Finalized: Stored {
+    fn finalizers(&mut self) -> &mut Vec<String>;
+    fn is_deleted(&self) -> bool;
+    /// Marks the object as deleted. Returns false if it was already.
+    fn mark_deleted(&mut self) -> bool;
+}
+
+macro_rules! finalized {
+    ($($kind:ident)*) => {$(
+        impl Finalized for $kind {
+            fn finalizers(&mut self) -> &mut Vec<String> { &mut self.finalizers }
+            fn is_deleted(&self) -> bool { self.deleting }
+            fn mark_deleted(&mut self) -> bool {
+                let is_first = !std::mem::replace(&mut self.deleting, true);
+                self.generation += i64::from(is_first);
+                is_first
+            }
+        }
+    )*};
+}
+finalized!(Pool Claim);
 
 /// Who wrote a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,33 +181,16 @@ impl Api {
         }
     }
 
-    pub fn delete_pool(&mut self, name: &PoolName) {
-        let Some(pool) = self.pools.get(name).cloned() else {
+    /// Deletes an object at once, or only marks it if it has finalizers.
+    pub fn delete<T: Finalized>(&mut self, name: &T::Name) {
+        let Some(object) = T::kind(self).get(name).cloned() else {
             return;
         };
-        if pool.finalizers.is_empty() {
-            self.remove::<Pool>(name);
-        } else if !pool.deleting {
-            self.put(Pool {
-                deleting: true,
-                generation: pool.generation + 1,
-                ..Pool::clone(&pool)
-            });
-        }
-    }
-
-    pub fn delete_claim(&mut self, name: &ClaimName) {
-        let Some(claim) = self.claims.get(name).cloned() else {
-            return;
-        };
-        if claim.finalizers.is_empty() {
-            self.remove::<Claim>(name);
-        } else if !claim.deleting {
-            self.put(Claim {
-                deleting: true,
-                generation: claim.generation + 1,
-                ..Claim::clone(&claim)
-            });
+        let mut object = T::clone(&object);
+        if object.finalizers().is_empty() {
+            self.remove::<T>(name);
+        } else if object.mark_deleted() {
+            self.put(object);
         }
     }
 
@@ -307,24 +313,10 @@ impl Api {
             }
             ApiRequest::TouchNode(touch) => RequestOutcome::Node(self.touch(touch)?),
             ApiRequest::SetFinalizers(Of::Pool, as_read, finalizers) => {
-                let pool = as_it_was_read(&self.pools, as_read)?;
-                may_finalize(pool.deleting, &pool.finalizers, finalizers)?;
-                let set = |pool: &mut Pool| pool.finalizers.clone_from(finalizers);
-                let after = self.update(as_read, set)?;
-                if after.deleting && after.finalizers.is_empty() {
-                    self.remove::<Pool>(&after.name);
-                }
-                RequestOutcome::Pool(after)
+                RequestOutcome::Pool(self.set_finalizers(as_read, finalizers)?)
             }
             ApiRequest::SetFinalizers(Of::Claim, as_read, finalizers) => {
-                let claim = as_it_was_read(&self.claims, as_read)?;
-                may_finalize(claim.deleting, &claim.finalizers, finalizers)?;
-                let set = |claim: &mut Claim| claim.finalizers.clone_from(finalizers);
-                let after = self.update(as_read, set)?;
-                if after.deleting && after.finalizers.is_empty() {
-                    self.remove::<Claim>(&after.name);
-                }
-                RequestOutcome::Claim(after)
+                RequestOutcome::Claim(self.set_finalizers(as_read, finalizers)?)
             }
             ApiRequest::SetClaimStatus(as_read, status) => {
                 let set = |claim: &mut Claim| claim.status = status.clone();
@@ -355,6 +347,29 @@ impl Api {
         }
         let object = object(self.uid());
         Ok(Arc::unwrap_or_clone(self.put(object)))
+    }
+
+    /// Replaces the finalizers of an object. Deletes an object that is marked as deleted and has no finalizer any more.
+    fn set_finalizers<T: Finalized>(
+        &mut self,
+        as_read: &KnownObject,
+        finalizers: &[String],
+    ) -> Result<T, Rejection>
+    where
+        T::Name: Borrow<str>,
+    {
+        let mut before = T::clone(&*as_it_was_read(T::kind(self), as_read)?);
+        let is_new = |it: &String| !before.finalizers().contains(it);
+        if finalizers.iter().any(is_new) && before.is_deleted() {
+            let text = "no new finalizers can be added if the object is being deleted";
+            return Err(guard(text));
+        }
+        let set = |it: &mut T| *it.finalizers() = finalizers.to_vec();
+        let mut after = self.update(as_read, set)?;
+        if after.is_deleted() && after.finalizers().is_empty() {
+            self.remove::<T>(after.name());
+        }
+        Ok(after)
     }
 
     /// Changes an object if it still has the UID and version that the sender has read.
@@ -531,15 +546,6 @@ pub fn new_pool(name: PoolName, uid: ObjectUid, spec: IPPoolSpec, at: Time) -> P
         spec: Ok(spec),
         status: None,
     }
-}
-
-/// Fails like the API server if finalizers are added to an object that is being deleted.
-fn may_finalize(deleting: bool, before: &[String], after: &[String]) -> Result<(), Rejection> {
-    if deleting && after.iter().any(|it| !before.contains(it)) {
-        let text = "no new finalizers can be added if the object is being deleted";
-        return Err(guard(text));
-    }
-    Ok(())
 }
 
 fn all<T: Stored>(kind: &Kind<T>) -> Vec<T> {

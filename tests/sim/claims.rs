@@ -75,7 +75,7 @@ impl Sim {
             let is_useless = claim.status.addresses.is_empty();
             if self.rng.chance(if is_useless { 7_000 } else { 1_000 }) {
                 self.log(Some(&name), || "claim is deleted".to_owned());
-                self.api.delete_claim(&name);
+                self.api.delete::<Claim>(&name);
             }
             return;
         }

@@ -206,7 +206,7 @@ impl Sim {
     pub fn delete_pool(&mut self) {
         let name: PoolName = format!("p{}", self.rng.below(self.plan.pools)).into();
         self.log(Some(&name), || "pool is deleted".to_owned());
-        self.api.delete_pool(&name);
+        self.api.delete::<Pool>(&name);
     }
 
     pub fn change_services(&mut self) {
