@@ -78,6 +78,8 @@ pub struct ClaimLoop {
     /// Claims whose object may need a write
     writes: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
+    /// Deleted claims whose addresses are released, and when their cooldown is over, by the monotonic clock
+    cooling: BTreeMap<ClaimName, Duration>,
     /// Claims that wait for something to change in the ledger
     problems: BTreeMap<ClaimName, ClaimProblem>,
     /// Pools that had no free address for a claim, with the reason. An entry stays until a range becomes free
@@ -133,6 +135,7 @@ impl ClaimLoop {
     /// Removes all records of a claim whose object is gone.
     pub(crate) fn gone(&mut self, name: &ClaimName) {
         self.problems.remove(name);
+        self.cooling.remove(name);
         self.requests.forget(name);
     }
 
@@ -236,10 +239,14 @@ impl ClaimLoop {
         // The status records first when the addresses were released.
         let is_recorded = claim.status.node.is_none();
         let is_held = (is_held() || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
-        if claim.deleting && claim.has_finalizer() && !is_held {
-            let left = cooldown_left(claim, cx);
-            if !left.is_zero() {
-                self.writes.add_at(name.clone(), cx.now.mono + left);
+        if is_held {
+            self.cooling.remove(name);
+        } else if claim.deleting && claim.has_finalizer() {
+            let now = cx.now.mono;
+            let until = || now + cooldown_left(claim, cx);
+            let until = *self.cooling.entry(name.clone()).or_insert_with(until);
+            if until > now {
+                self.writes.add_at(name.clone(), until);
                 return None;
             }
             let others = claim.finalizers.iter().filter(|it| *it != CLAIM_FINALIZER);
@@ -272,7 +279,7 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     let seconds = pool.map_or(DEFAULT_COOLDOWN, |it| it.node_view.terms.cooldown_seconds);
     let until = released_at.0.as_second() + i64::from(seconds);
     let left = until.saturating_sub(cx.now.wall.as_second());
-    // The clock may have been set back since.
+    // The clock may have been set back since, or the clock of the leader that wrote the time was ahead.
     let left = left.clamp(0, i64::from(seconds));
     Duration::from_secs(left.unsigned_abs())
 }

@@ -1,3 +1,5 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
 use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
@@ -101,11 +103,12 @@ impl Fixture {
             }
         }
         let claim = self.cache.claims.get(name).unwrap();
-        let ready = &claim.status.conditions[0];
+        let ready = claim.status.conditions.first();
+        let text = |of: fn(&Condition) -> &String| ready.map(of).cloned().unwrap_or_default();
         (
             claim.status.addresses.clone(),
-            ready.reason.clone(),
-            ready.message.clone(),
+            text(|it| &it.reason),
+            text(|it| &it.message),
         )
     }
 
@@ -542,4 +545,22 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
     assert!(has_finalizer(&mut fixture));
     fixture.now = wall(30);
     assert!(!has_finalizer(&mut fixture));
+}
+
+#[test]
+fn a_release_in_the_future_delays_the_end_of_a_claim_by_no_more_than_the_cooldown() {
+    let mut deleted = claim(CLAIM, "p", &[]);
+    deleted.deleting = true;
+    deleted.status = IPClaimStatus {
+        addresses: vec!["10.0.0.254".to_owned()],
+        released_at: Some(Time(jiff::Timestamp::from_second(9_000).unwrap())),
+        ..IPClaimStatus::default()
+    };
+    let mut fixture = Fixture::of(deleted);
+    for (second, is_there) in [(0, true), (29, true), (30, false)] {
+        fixture.now = at(second);
+        fixture.settle(CLAIM);
+        let claim = fixture.cache.claims.get(CLAIM).unwrap();
+        assert_eq!(claim.has_finalizer(), is_there, "after {second} s");
+    }
 }
