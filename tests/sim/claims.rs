@@ -6,8 +6,8 @@
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
 //!   claim. The same holds for podCIDRs outside every pool.
-//! - A late write of a deposed leader may record an address in a claim that a node has by then. The controller then
-//!   gives the claim another address, and the node keeps its own.
+//! - A node may get an address of a claim: by a podCIDR of a foreign allocator, or because the claim got the address by
+//!   a late write of a deposed leader. If no pod has used the claim, the controller gives it another address.
 //! - After a restore of the API server a claim may have addresses that nodes got later.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,7 @@ use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
 
 use super::checks::{Verdict, wrong};
+use super::pool_model::counted;
 use super::run::Sim;
 
 /// The number of names of claims.
@@ -115,19 +116,25 @@ impl Sim {
         self.api.put(claim);
     }
 
+    /// Whether a node, live or deleted, has a range with the address. The block of a claim does not count.
+    fn is_of_node(&self, addr: Addr) -> bool {
+        let blocks = self.api.blocks.live.values();
+        let blocks = blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr));
+        let nodes = self.api.nodes.live.values();
+        let podcidrs = nodes.flat_map(|node| counted(node)).copied();
+        let dead = self.checks.dead_nodes.iter();
+        let quarantined = dead.flat_map(|it| it.ranges.iter().copied());
+        let mut ranges = blocks.chain(podcidrs).chain(quarantined);
+        ranges.any(|it| it.contains_addr(addr) && it != Cidr::host(addr))
+    }
+
     /// Checks the addresses of a claim that a controller has written.
     pub fn check_claim(&mut self, before: Option<&Claim>, after: Option<&Claim>) -> Verdict {
         let Some(after) = after else { return Ok(()) };
         let has: Vec<Addr> = after.addresses().collect();
         let had: Vec<Addr> = before.into_iter().flat_map(Claim::addresses).collect();
-        let of_node = |addr: &Addr| {
-            let mut blocks = self.api.blocks.live.values();
-            blocks.any(|block| {
-                let spec = block.spec.as_ref();
-                spec.is_ok_and(|it| it.cidr.contains_addr(*addr) && it.cidr != Cidr::host(*addr))
-            })
-        };
-        let of_nodes: Vec<Addr> = has.iter().filter(|it| of_node(it)).copied().collect();
+        let all = had.iter().chain(&has);
+        let of_nodes: Vec<Addr> = all.filter(|it| self.is_of_node(**it)).copied().collect();
         self.claims.contested.extend(of_nodes);
         let all = self.claims.of.entry(after.name.clone()).or_default();
         all.extend(&has);

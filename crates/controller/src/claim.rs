@@ -15,8 +15,9 @@
 //! - No address becomes a block before the API server has stored it in the claim's status.
 //! - While a node has a block of the claim, no other node gets one, and the claim keeps its finalizer. It keeps it for
 //!   the cooldown afterwards, so that no other pod gets an address earlier.
-//! - The addresses of a claim never change, with one exception: a late write of an earlier leader may record an address
-//!   that this leader has allocated to a node meanwhile. Then the claim gets another one, before any pod uses it.
+//! - The addresses of a claim never change, with one exception: a node may have got an address meanwhile, by a podCIDR of
+//!   a foreign allocator, or because the claim got it by a late write of an earlier leader. If no pod has used the claim
+//!   and the claim did not ask for that address, it gets another one.
 //! - A claim gets an address of each family of its pool or none. A pod does, too.
 
 mod addresses;
@@ -258,8 +259,8 @@ impl ClaimLoop {
     }
 }
 
-/// Returns whether a claim needs other addresses: a late write of an earlier leader recorded addresses that nodes have by
-/// now, and no pod has used the claim.
+/// Returns whether a claim gets other addresses: a node has a range with one of its addresses, no pod has used the claim,
+/// and the claim did not ask for certain addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
