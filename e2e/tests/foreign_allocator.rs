@@ -14,6 +14,7 @@ use common::{Lab, leads, wait_leads};
 use k8s_openapi::api::core::v1::{Event, Node};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
+use rustix::process::Signal;
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// How long Cadastre pauses in these tests after the last podCIDR of a foreign allocator.
@@ -69,16 +70,26 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     let options = KcmOptions::node_ipam(&["10.244.0.0/16", "fd00:244::/48"]);
     let mut kcm = lab.cluster.start_kcm(&options).unwrap();
 
-    // While both allocators run, creates ten nodes at a time, until the foreign allocator has won at least one race.
-    let mut created = 0;
+    // Both allocators race for these nodes.
+    nodes::create(&lab.cluster, 60, numbered_from(0))
+        .await
+        .unwrap();
+    let mut created = 60;
+    // Cadastre may have won every race, so it is stopped, for less than its lease lasts, until the other one has won.
     wait::until("the other one has written", LIMIT, async || {
-        if created < 240 {
-            nodes::create(&lab.cluster, 10, numbered_from(created)).await?;
-            created += 10;
-        }
+        cadastre.process().signal(Signal::STOP)?;
+        let node = nodes::numbered(created).name_any();
+        nodes::create(&lab.cluster, 1, numbered_from(created)).await?;
+        created += 1;
+        let written = wait::until("a podCIDR", Duration::from_secs(5), async || {
+            let served = pod_cidrs(&lab.client).await;
+            Ok((!served[&node].is_empty()).then_some(()))
+        });
+        let written = written.await.is_ok();
+        cadastre.process().signal(Signal::CONT)?;
         let figures = cadastre.metrics().await?;
         let seen = metrics::sum(&figures, "cadastre_foreign_allocations_total", &[]);
-        Ok((seen > 0.0 && created >= 60).then_some(()))
+        Ok((written && seen > 0.0).then_some(()))
     })
     .await
     .unwrap();

@@ -28,9 +28,14 @@ fn pool(i: u32) -> Call {
     Call::new(Method::POST, path, JSON, &body)
 }
 
+/// Returns how many requests the controller has sent.
+async fn sent(stage: &Stage) -> Result<f64> {
+    let metrics = stage.controller.metrics().await?;
+    Ok(sum(&metrics, "rest_client_requests_total", &[]))
+}
+
 #[tokio::test]
-async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_small() -> Result<()>
-{
+async fn with_a_thousand_pools_a_node_costs_few_requests_and_memory_stays_small() -> Result<()> {
     let (stage, hand, _one) = alone(&[]).await?;
     let start = Instant::now();
     let calls = (0..POOLS).map(pool).collect();
@@ -41,10 +46,8 @@ async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_
     );
     let start = Instant::now();
     let cidrs = hand.served_node("crowd-0777", "crowd-1").await?;
-    let took = start.elapsed();
-    println!("node served after {:.1} s", took.as_secs_f64());
+    println!("node served after {:.1} s", start.elapsed().as_secs_f64());
     assert!(cidrs[0].starts_with("10.103.27."), "{cidrs:?}");
-    assert!(took < Duration::from_secs(10), "{took:?}");
 
     until(
         "every pool says that it is ready",
@@ -62,17 +65,14 @@ async fn with_a_thousand_pools_a_node_is_served_within_seconds_and_memory_stays_
     )
     .await?;
     println!("all ready after {:.1} s", start.elapsed().as_secs_f64());
+    let before = sent(&stage).await?;
     let start = Instant::now();
     hand.served_node("crowd-0001", "crowd-2").await?;
-    println!(
-        "next node served after {:.3} s",
-        start.elapsed().as_secs_f64()
-    );
-    assert!(
-        start.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        start.elapsed()
-    );
+    println!("next node served after {:.3} s", start.elapsed().as_secs_f64());
+    let requests = sent(&stage).await? - before;
+    println!("{requests} requests for it");
+    // The node, its subnet, its pool's status and events, and what renews the lease: nothing for the other pools.
+    assert!(requests < 40.0, "{requests} requests");
 
     let metrics = stage.controller.metrics().await?;
     let memory = sum(&metrics, "process_resident_memory_bytes", &[]) / f64::from(1 << 20);
