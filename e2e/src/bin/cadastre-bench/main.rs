@@ -2,7 +2,7 @@
 //! measures the raw requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|claims|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use kube::Api;
 use kube::api::ListParams;
 
 mod blocks;
+mod claims;
 mod node;
 mod podcidrs;
 mod pods;
@@ -41,6 +42,8 @@ async fn main() -> Result<()> {
     match what.as_str() {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
+        // Two claims for each node of the other measurements.
+        "claims" => claims::run(2 * count).await,
         "pods" => pods::run(count).await,
         "takeover" => takeover::run(count).await,
         "status" => status::run(count).await,
@@ -50,6 +53,8 @@ async fn main() -> Result<()> {
             say("")?;
             blocks::run(count).await?;
             say("")?;
+            claims::run(2 * count).await?;
+            say("")?;
             pods::run(count).await?;
             say("")?;
             takeover::run(count).await?;
@@ -58,7 +63,7 @@ async fn main() -> Result<()> {
         }
         other => {
             bail!(
-                "{other}: what to measure is one of podcidrs, blocks, pods, takeover, status, all, node"
+                "{other}: what to measure is one of podcidrs, blocks, claims, pods, takeover, status, all, node"
             )
         }
     }

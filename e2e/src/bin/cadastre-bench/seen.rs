@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 struct Counts {
     blocks: BTreeMap<String, bool>,
     quarantined: usize,
+    entered: usize,
     subnets: BTreeMap<String, usize>,
     listed: usize,
 }
@@ -31,6 +32,8 @@ pub struct Seen {
     pub allocated: usize,
     /// Blocks in quarantine
     pub quarantined: usize,
+    /// Blocks that have come into quarantine so far, with those that have left it
+    pub entered: usize,
     /// Entries in the block lists of all NodeSubnets
     pub listed: usize,
     pub subnets: usize,
@@ -121,6 +124,7 @@ impl Counts {
             None => self.blocks.remove(&name),
         };
         self.quarantined += usize::from(quarantined == Some(true));
+        self.entered += usize::from(quarantined == Some(true) && before != Some(true));
         self.quarantined -= usize::from(before == Some(true));
     }
 
@@ -137,6 +141,7 @@ impl Counts {
         Seen {
             allocated: self.blocks.len() - self.quarantined,
             quarantined: self.quarantined,
+            entered: self.entered,
             listed: self.listed,
             subnets: self.subnets.len(),
             at: Instant::now(),
