@@ -3,7 +3,8 @@
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
 //!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
-//!    a controller has allocated.
+//!    a controller has allocated. There is one exception: the address of a claim may be a block inside of a block whose
+//!    NodeSubnet wants the address back.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
 //!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
@@ -54,6 +55,14 @@ fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
     spec.map(|spec| spec.blocks.iter().map(key).collect())
         .unwrap_or_default()
+}
+
+/// Whether the range is an address inside of `wide`, a block in the NodeSubnet, which wants the address back.
+fn is_withdrawn_from(subnet: Option<&Subnet>, wide: &Cidr, range: &Cidr) -> bool {
+    let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+    let is_host = *range == Cidr::host(range.first()) && range != wide;
+    let text = range.to_string();
+    is_host && wide.contains(range) && spec.is_some_and(|spec| spec.withdraw.contains(&text))
 }
 
 fn owner(subnet: Option<&Subnet>) -> Option<ObjectUid> {
@@ -139,7 +148,12 @@ impl Checks {
                 self.tally.listed += 1;
                 *self.allocated.entry(uid.clone()).or_default() += 1;
             }
-            let clash = is.iter().find(|b| *b != block && b.0.overlaps(&block.0));
+            let is_nested = |b: &Key| {
+                let of = |wide, range| is_withdrawn_from(Some(subnet), wide, range);
+                of(&b.0, &block.0) || of(&block.0, &b.0)
+            };
+            let clashes = |b: &&Key| *b != block && b.0.overlaps(&block.0) && !is_nested(b);
+            let clash = is.iter().find(clashes);
             if let Some(other) = clash {
                 let text = format!("{} and {} are both listed", block.0, other.0);
                 return wrong(DUPLICATE, text, [subnet.name.clone()]);
@@ -156,7 +170,11 @@ impl Checks {
                     let history = self.blocks.histories.get(theirs);
                     let is_over =
                         |uid| history.is_some_and(|history| history.released.contains(uid));
-                    theirs.0.overlaps(&block.0) && live.as_ref().is_some_and(|uid| !is_over(uid))
+                    let is_nested = is_withdrawn_from(Some(other), &theirs.0, &block.0)
+                        || is_withdrawn_from(Some(subnet), &block.0, &theirs.0);
+                    theirs.0.overlaps(&block.0)
+                        && !is_nested
+                        && live.as_ref().is_some_and(|uid| !is_over(uid))
                 };
                 if let Some(theirs) = listed(Some(other)).iter().find(uses) {
                     let text = format!(
@@ -371,8 +389,10 @@ impl Checks {
             let now = api.subnets.get(&it.name).map(AsRef::as_ref);
             let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
+            let is_nested =
+                |wide: &Cidr| is_claim && is_withdrawn_from(Some(it), wide, &spec.cidr);
             let mut seen = listed(Some(it)).into_iter();
-            seen.any(|block| hits(&block.0) && still.contains(&block))
+            seen.any(|block| hits(&block.0) && still.contains(&block) && !is_nested(&block.0))
         });
         if let Some(theirs) = theirs {
             return fail(format!("{} was seen with some of it", theirs.name));
@@ -465,8 +485,16 @@ impl Sim {
                 continue;
             }
             for other in (0..self.machines.hosts.len()).filter(|it| Some(it) != own) {
+                let subnet_of = |id: usize| {
+                    let name = &self.machines.hosts[id].name;
+                    self.api.subnets.get(name).map(AsRef::as_ref)
+                };
+                let is_nested = |used: &Cidr| {
+                    is_withdrawn_from(subnet_of(other), used, &cidr)
+                        || is_withdrawn_from(after, &cidr, used)
+                };
                 let mut used = self.used_by(other).into_iter();
-                if let Some(used) = used.find(|it| it.0.overlaps(&cidr)) {
+                if let Some(used) = used.find(|it| it.0.overlaps(&cidr) && !is_nested(&it.0)) {
                     let theirs = self.machines.hosts[other].name.clone();
                     let text = format!("{cidr} is listed to {uid}, and {theirs} uses {}", used.0);
                     let name = after.map(|it| it.name.clone());
@@ -484,8 +512,12 @@ impl Sim {
             return Ok(());
         };
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
+            let subnet_of = |host: &NodeName| self.api.subnets.get(host).map(AsRef::as_ref);
             for held in self.used_by(other) {
-                if held.0.overlaps(&block.0) && (other != id || held.0 != block.0) {
+                let is_nested = is_withdrawn_from(subnet_of(&theirs.name), &held.0, &block.0)
+                    || is_withdrawn_from(subnet_of(&agent.name), &block.0, &held.0);
+                let is_same = other == id && held.0 == block.0;
+                if held.0.overlaps(&block.0) && !is_same && !is_nested {
                     let text = format!(
                         "{} ({uid}) takes over {} {} and {} uses {} {}",
                         agent.name, block.0, block.1, theirs.name, held.0, held.1

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool};
+use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool, Subnet};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
 
@@ -92,11 +92,13 @@ impl Sim {
             return;
         }
         let pool = self.rng.pick(&pools).clone();
-        let addresses = if self.rng.chance(3_000) {
-            let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
-            vec![Addr::parse_strict(&text).unwrap()]
-        } else {
-            Vec::new()
+        let addresses = match self.rng.below(6) {
+            0 => {
+                let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
+                vec![Addr::parse_strict(&text).unwrap()]
+            }
+            1 | 2 => self.some_address_of_node().into_iter().collect(),
+            _ => Vec::new(),
         };
         let claim = Claim {
             uid: self.api.uid(),
@@ -114,6 +116,17 @@ impl Sim {
         };
         self.log(Some(&claim.name), || format!("claim {:?}", claim.spec));
         self.api.put(claim);
+    }
+
+    /// Returns an address in a block of a node.
+    fn some_address_of_node(&mut self) -> Option<Addr> {
+        let subnet = self.some::<Subnet>()?;
+        let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
+        let blocks = blocks.filter_map(|held| Cidr::parse_strict(&held.cidr).ok());
+        let blocks: Vec<Cidr> = blocks.collect();
+        let first = blocks.get(self.rng.index(blocks.len().max(1)))?.first();
+        let value = first.value + u128::from(self.rng.below(16));
+        Some(Addr { value, ..first })
     }
 
     /// Whether a node, live or deleted, has a range with the address. The block of a claim does not count.

@@ -305,6 +305,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimPlacedBeforeStored => unit(
             "controller::claim::tests::the_node_of_the_pod_gets_the_address_once_the_status_records_it",
         ),
+        ClaimPlacedBeforeFinalizer => unit(
+            "controller::claim::tests::a_claim_has_its_finalizer_before_a_node_has_its_address",
+        ),
         ClaimMovedOnOneProof => unit(
             "controller::claim::tests::another_node_waits_until_the_first_has_released_the_address",
         ),
@@ -316,6 +319,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         ClaimServesEveryPod => unit(
             "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
+        ),
+        ClaimedBeforeWithdrawn | ClaimedBeforeRecorded => unit(
+            "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
+        ),
+        ReturnTakenBack => unit(
+            "controller::withdrawals::tests::what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return",
+        ),
+        ReturnedInUse => unit(
+            "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
         ),
         DemandNotReported => unit(
             "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",

@@ -61,7 +61,7 @@ pub use pool::{
 };
 pub use requests::Requests;
 pub use subnet::{
-    AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
+    AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, ClaimedAddress, LeakCandidate, MOST_BLOCKS, MOST_COUNT,
     MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, MOST_WITHDRAWALS, NodePool,
     NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode,
     Recall, SERVED_BY_OTHERS,

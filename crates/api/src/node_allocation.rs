@@ -19,7 +19,7 @@ use crate::{
     NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
 };
 use cadastre_core::node_allocation::{
-    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route,
+    Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
 };
 use cadastre_core::usable::{covering, usable};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
@@ -73,24 +73,30 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     };
     allocation.withdraw = ranges("withdraw", &spec.withdraw);
     allocation.returned = ranges("returned", &spec.returned);
-    // Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left
-    // out.
-    allocation.blocks.sort_by_key(|block| block.cidr);
-    let mut disjoint: Vec<Block> = Vec::with_capacity(allocation.blocks.len());
-    for block in std::mem::take(&mut allocation.blocks) {
-        match disjoint
-            .last()
-            .filter(|last| last.cidr.overlaps(&block.cidr))
-        {
-            Some(last) => messages.push(format!(
-                "{} lies in {}: no address of it is assigned",
-                block.cidr, last.cidr
-            )),
-            None => disjoint.push(block),
-        }
-    }
-    allocation.blocks = disjoint;
+    leave_out_nested(&mut allocation, &mut messages);
     (allocation, messages)
+}
+
+/// Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left out,
+/// unless it is the block of a claim and the wider one assigns no address of it, because it is to be withdrawn.
+fn leave_out_nested(allocation: &mut NodeAllocation, messages: &mut Vec<String>) {
+    allocation.blocks.sort_by_key(|block| block.cidr);
+    let withdraw = &allocation.withdraw;
+    let mut outer: Option<Cidr> = None;
+    allocation.blocks.retain(|block| {
+        let Some(wide) = outer.filter(|it| it.overlaps(&block.cidr)) else {
+            outer = Some(block.cidr);
+            return true;
+        };
+        let is_withdrawn = is_claim(&block.pool) && withdraw.contains(&block.cidr);
+        if !is_withdrawn {
+            messages.push(format!(
+                "{} lies in {wide}: no address of it is assigned",
+                block.cidr
+            ));
+        }
+        is_withdrawn
+    });
 }
 
 fn pod_cidr(range: &AllocatedRange, node_uid: &str, messages: &mut Vec<String>) -> Option<Block> {
@@ -464,6 +470,25 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[test]
+    fn a_block_inside_of_another_one_must_be_a_claim_s_withdrawn_address() {
+        let (allocation, messages) = read(json!({
+            "nodeUID": "u1",
+            "blocks": [
+                {"cidr": "10.0.0.0/26", "uid": "b1", "pool": "a"},
+                {"cidr": "10.0.0.5/32", "uid": "b2", "pool": "a", "claim": "shop/db"},
+                {"cidr": "10.0.0.6/32", "uid": "b3", "pool": "a", "claim": "shop/late"},
+                {"cidr": "10.0.0.7/32", "uid": "b4", "pool": "a"},
+                {"cidr": "10.0.0.9/32", "uid": "b5", "pool": "a", "claim": "shop/web"},
+            ],
+            "withdraw": ["10.0.0.5/32", "10.0.0.7/32", "10.0.0.9/32"],
+        }));
+        let blocks: Vec<&str> = allocation.blocks.iter().map(|b| &*b.uid).collect();
+        assert_eq!(blocks, ["b1", "b2", "b5"]);
+        let left_out = |n: u8| format!("10.0.0.{n}/32 lies in 10.0.0.0/26: no address of it is assigned");
+        assert_eq!(messages, [left_out(6), left_out(7)]);
     }
 
     #[test]

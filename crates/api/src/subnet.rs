@@ -133,6 +133,11 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<String>,
 
+    /// Withdrawn addresses that IPClaims have. Another node may use them, or this node for a pod of the claim.
+    #[schemars(length(max = MOST_WITHDRAWALS))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub claimed: Vec<ClaimedAddress>,
+
     /// Withdrawn ranges that the node may use again. A withdrawn range that is not listed here stays withdrawn, even if
     /// spec.withdraw no longer lists it.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
@@ -143,6 +148,22 @@ pub struct NodeSubnetSpec {
     #[schemars(length(max = 1024))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<QuarantinedNode>,
+}
+
+/// A withdrawn address that an IPClaim has.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimedAddress {
+    /// The address.
+    #[schemars(length(max = 39))]
+    pub address: String,
+    /// Namespace and name of the IPClaim, with a slash between them.
+    #[schemars(length(max = 317))]
+    pub claim: String,
+    /// UID of the IPClaim.
+    #[serde(rename = "claimUID")]
+    #[schemars(length(max = 63))]
+    pub claim_uid: String,
 }
 
 /// The part of a pool's settings that a node needs.

@@ -168,7 +168,7 @@ impl BlockLoop {
             return KeyDecision::Done;
         }
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
-        let by_pod = cx.cache.pods.any_in_range_of(&name, &cidr);
+        let by_pod = used_by_pod(&name, &cidr, cx);
         if let Some(why) = still_used(&cidr, by_pod, cx.allocations) {
             self.keep(cidr, &why, cx);
             return KeyDecision::Done;
@@ -219,8 +219,8 @@ impl BlockLoop {
                 continue;
             };
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
-            let by_pod = reported.find(|addr| cidr.contains_addr(*addr));
-            let by_pod = by_pod.or_else(|| cx.cache.pods.any_in_range_of(&name, &cidr));
+            let by_pod = reported.find(|addr| is_of_block(*addr, &cidr, cx));
+            let by_pod = by_pod.or_else(|| used_by_pod(&name, &cidr, cx));
             if let Some(why) = still_used(&cidr, by_pod, cx.allocations) {
                 self.keep(cidr, &why, cx);
                 continue;
@@ -324,6 +324,19 @@ impl BlockLoop {
         }
         affected
     }
+}
+
+/// Returns an address of a quarantined block that a pod reports. `node` is the node that had the block.
+fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
+    let mut used = cx.cache.pods.all_in_range_of(node, block);
+    used.find(|addr| is_of_block(*addr, block, cx))
+}
+
+/// Returns whether an address belongs to a block: it lies in the block, and is no claim's block inside of it.
+fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
+    let host = Cidr::host(addr);
+    let is_block_of_claim = host != *block && cx.allocations.blocks.get(&host).is_some();
+    block.contains_addr(addr) && !is_block_of_claim
 }
 
 /// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.

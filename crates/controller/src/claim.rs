@@ -13,8 +13,9 @@
 //!
 //! # Guarantees
 //! - No address becomes a block before the API server has stored it in the claim's status.
-//! - While a node has a block of the claim, no other node gets one, and the claim keeps its finalizer. It keeps it for
-//!   the cooldown afterwards, so that no other pod gets an address earlier.
+//! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other node
+//!   gets one, and the claim keeps its finalizer. It keeps it for the cooldown afterwards, so that no other pod gets an
+//!   address earlier.
 //! - The addresses of a claim never change, with one exception: a node may have got an address meanwhile, by a podCIDR of
 //!   a foreign allocator, or because the claim got it by a late write of an earlier leader. If no pod has used the claim
 //!   and the claim did not ask for that address, it gets another one.
@@ -49,6 +50,8 @@ use cadastre_core::mutation::Mutation;
 const EXHAUSTED: &str = "Exhausted";
 /// Reason of a claim whose address somebody else uses.
 const IN_USE: &str = "AddressInUse";
+/// Reason of a claim whose address lies in the block of a node that has not handed it over yet.
+const WITHDRAWING: &str = "Withdrawing";
 
 /// The cooldown in seconds of a pool that is gone.
 const DEFAULT_COOLDOWN: u32 = 30;
@@ -178,16 +181,19 @@ impl ClaimLoop {
         cx: &mut Context,
         affected: &mut AffectedLoops,
     ) -> Result<(), ClaimProblem> {
-        if cx.allocations.claims.get(&claim.name).is_none() {
-            if claim.deleting || !claim.has_finalizer() {
-                return Ok(());
-            }
-            return self.allocate(claim, cx);
+        let has_none = cx.allocations.claims.get(&claim.name).is_none();
+        if has_none && claim.deleting {
+            return Ok(());
         }
-        if is_to_choose_again(claim, cx) {
+        let is_to_choose = !has_none && is_to_choose_again(claim, cx);
+        if is_to_choose {
             cx.allocations.drop_claim(&claim.name);
-            return self.allocate(claim, cx);
         }
+        if has_none || is_to_choose {
+            self.allocate(claim, cx)?;
+        }
+        // The NodeSubnet of a node in whose block an address lies asks for the address.
+        affected.nodes.extend(cx.allocations.nodes_around(&claim.name));
         place(claim, cx, affected)
     }
 
@@ -232,7 +238,10 @@ impl ClaimLoop {
                 finalizers,
             ))
         };
-        if !claim.deleting && !claim.has_finalizer() {
+        // An unused claim can go at once, so the finalizer is set only for the first pod.
+        let pods = cx.cache.pods.of_claim(name);
+        let is_used = is_held() || pods.iter().any(|pod| pod.node.is_some());
+        if is_used && !claim.deleting && !claim.has_finalizer() {
             let mut finalizers = claim.finalizers.clone();
             finalizers.push(CLAIM_FINALIZER.to_owned());
             return set(finalizers);

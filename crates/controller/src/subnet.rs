@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use self::spec::wanted;
 use super::allocations::AllocationState;
+use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
@@ -25,6 +26,7 @@ use crate::cluster::agent_report::MOST_CONDITIONS;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, Subnet, SubnetCondition};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
+use crate::withdrawals::holds_back;
 use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
 
 /// The pools in a NodeSubnet may take at most this many bytes of JSON, because the rest of the object needs room in
@@ -161,6 +163,11 @@ impl Subnets {
             self.withheld.insert(name.clone());
         } else {
             self.withheld.remove(&name);
+        }
+        // Whatever ends the use of a withdrawn range, such as the end of a pod, need not be an event of this NodeSubnet.
+        let withdrawn = is.and_then(|is| is.report.as_ref()).map_or(&[][..], |it| &it.withdrawn);
+        if wanted.as_ref().is_some_and(|spec| holds_back(spec, withdrawn)) {
+            self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
         }
         let Some(request) = difference(&name, wanted, is) else {
             return KeyDecision::Done;

@@ -1,99 +1,175 @@
 //! Withdrawals: which ranges a NodeSubnet wants back from its node, and which ranges it returns to the node.
 //!
-//! The decision follows from the requests and from what the agent reports as withdrawn, and from nothing else. So it is
-//! the same after a change of leaders, and after a restore of the API server.
+//! A range is wanted back by a user's request, or because it is the address of a claim that lies in a block of the
+//! node. The address of a claim is handed over in three versions of the NodeSubnet:
+//! 1. The controller lists the address in `spec.withdraw`.
+//! 2. The agent reports the address as withdrawn.
+//! 3. The controller lists the address in `spec.claimed`, with the UID of the claim.
+//!
+//! From then on the address may become a block of any node. The third step makes every older write void: it is based on
+//! a version that shows the first two, and any write of an earlier leader is based on an older version. Without it, an
+//! earlier leader could still return the address to the node.
+//!
+//! The decision follows from the requests, the claims, the present NodeSubnet and what the agent reports as withdrawn.
+//! So it is the same after a change of leaders, and after a restore of the API server.
 //!
 //! # Guarantees
 //! - A range is wanted back only if it lies inside of one of the node's blocks and is not the whole block. A whole block
 //!   is drained instead.
 //! - A range that the agent has withdrawn and that nobody wants any more is returned until the agent no longer reports
-//!   it.
+//!   it. Until then it is not wanted back again: the report might be older than the return.
+//! - No range is returned while a block, a pod, or a report of an agent shows that anybody may use an address of it, nor
+//!   during the agent grace.
 
 use std::collections::BTreeSet;
 
-use crate::cluster::objects::{AgentReport, Subnet};
-use cadastre_api::{AllocatedBlock, MOST_WITHDRAWALS};
+use crate::allocations::AllocationState;
+use crate::cluster::cache::{ClusterCache, report_of};
+use crate::cluster::names::ObjectUid;
+use crate::cluster::objects::{Node, Subnet};
+use cadastre_api::{AllocatedBlock, ClaimedAddress, MOST_WITHDRAWALS, NodeSubnetSpec};
 use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
 
-/// The ranges that a NodeSubnet names in `spec.withdraw` and `spec.returned`.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// The ranges that a NodeSubnet names in `spec.withdraw`, `spec.claimed` and `spec.returned`.
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Withdrawals {
     pub withdraw: Vec<String>,
+    pub claimed: Vec<ClaimedAddress>,
     pub returned: Vec<String>,
 }
 
 impl Withdrawals {
     /// Returns the withdrawals of a node with these blocks. `is` is its NodeSubnet, whose annotations contain the
-    /// requests.
+    /// requests of users.
     pub(crate) fn of(
+        node: &Node,
         is: Option<&Subnet>,
         blocks: &[AllocatedBlock],
-        report: Option<&AgentReport>,
+        cache: &ClusterCache,
+        allocations: &AllocationState,
     ) -> Self {
-        let blocks = blocks.iter();
-        let blocks: Vec<Cidr> = blocks
+        let plain = blocks.iter().filter(|block| block.claim.is_none());
+        let plain: Vec<Cidr> = plain
             .filter_map(|block| Cidr::parse_strict(&block.cidr).ok())
             .collect();
-        let is_part = |range: &&Cidr| {
-            let is_inside = |block: &Cidr| block.contains(range) && block != *range;
-            blocks.iter().any(is_inside)
-        };
-        let requested = is.into_iter().flat_map(|is| &is.requests.withdraw);
-        let mut wanted: BTreeSet<Cidr> = BTreeSet::new();
-        // A CIDR sorts before the CIDRs inside of it, so of nested requests the outermost one comes first.
-        for range in requested.filter(is_part).take(MOST_WITHDRAWALS) {
-            let is_nested = wanted.last().is_some_and(|last| last.contains(range));
-            if !is_nested {
-                wanted.insert(*range);
-            }
-        }
+        let spec = is.and_then(|is| is.spec.as_ref().ok());
+        let report = report_of(node, cache);
         let withdrawn = report.map_or(&[][..], |report| &report.withdrawn);
-        let is_unwanted = |range: &&Cidr| !wanted.contains(*range);
-        let returned = withdrawn.iter().filter(is_unwanted);
+        let is_returned = |range: &Cidr| {
+            let is_listed = spec.is_some_and(|spec| lists(&spec.returned, range));
+            is_listed && withdrawn.contains(range) && !Mutation::ReturnTakenBack.is_on()
+        };
+        let mut wanted = requested(is, &plain);
+        let mut claims = Vec::new();
+        for block in &plain {
+            claims.extend(allocations.claims.inside(block));
+        }
+        wanted.extend(claims.iter().map(|(address, ..)| *address));
+        wanted.retain(|range| !is_returned(range));
+        let wanted: BTreeSet<Cidr> = wanted.into_iter().take(MOST_WITHDRAWALS).collect();
+        let claimed = claims.into_iter().filter(|(address, claim, uid)| {
+            let is_known = wanted.contains(address);
+            let is_handed_over = spec.is_some_and(|spec| is_claimed(spec, node, address, uid))
+                || allocations.claims.is_stored(claim) && is_withdrawn(node, address, cache);
+            is_known && is_handed_over
+        });
+        let claimed = claimed.map(|(address, claim, uid)| ClaimedAddress {
+            address: address.first().to_string(),
+            claim: claim.to_string(),
+            claim_uid: uid.to_string(),
+        });
+        let claimed = claimed.collect();
+        let is_returnable = |range: &&Cidr| {
+            !wanted.contains(*range) && may_return(range, &wanted, cache, allocations)
+        };
+        let returned = withdrawn.iter().filter(is_returnable);
         Self {
+            claimed,
             returned: returned.map(ToString::to_string).collect(),
             withdraw: wanted.iter().map(ToString::to_string).collect(),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fixtures::subnet;
-
-    fn withdrawals(requested: &[&str], withdrawn: &[&str]) -> Withdrawals {
-        let cidr = |it: &&str| Cidr::parse_strict(it).unwrap();
-        let mut of_node = subnet("n", &["10.0.0.0/28", "10.0.0.32/28"], 0);
-        of_node.requests.withdraw = requested.iter().map(cidr).collect();
-        let mut report = *of_node.report.clone().unwrap();
-        report.withdrawn = withdrawn.iter().map(cidr).collect();
-        let blocks = of_node.spec.clone().unwrap().blocks;
-        Withdrawals::of(Some(&of_node), &blocks, Some(&report))
-    }
-
-    #[test]
-    fn parts_of_blocks_are_wanted_back_and_nothing_else() {
-        let requested = [
-            "10.0.0.4/30",  // a part of the first block
-            "10.0.0.5/32",  // inside of the request before
-            "10.0.0.16/32", // in no block of the node
-            "10.0.0.32/28", // a whole block
-            "10.0.0.32/32", // a part of the second block
-            "10.0.0.0/27",  // more than a block
-        ];
-        let is = withdrawals(&requested, &[]);
-        assert_eq!(is.withdraw, ["10.0.0.4/30", "10.0.0.32/32"]);
-        assert!(is.returned.is_empty());
-    }
-
-    #[test]
-    fn what_is_withdrawn_and_no_longer_wanted_is_returned() {
-        let is = withdrawals(
-            &["10.0.0.4/30"],
-            &["10.0.0.4/30", "10.0.0.8/32", "10.9.9.9/32"],
-        );
-        assert_eq!(is.withdraw, ["10.0.0.4/30"]);
-        assert_eq!(is.returned, ["10.0.0.8/32", "10.9.9.9/32"]);
-    }
+/// Returns whether a node's agent has withdrawn ranges that its NodeSubnet neither wants back nor may return yet.
+pub(crate) fn holds_back(spec: &NodeSubnetSpec, withdrawn: &[Cidr]) -> bool {
+    let is_listed = |range| lists(&spec.withdraw, range) || lists(&spec.returned, range);
+    withdrawn.iter().any(|range| !is_listed(range))
 }
+
+/// Returns whether the address of a claim was handed over by the node in whose block it lies, and still is withdrawn
+/// there.
+pub(crate) fn is_handed_over(
+    node: &Node,
+    address: &Cidr,
+    claim: &ObjectUid,
+    cache: &ClusterCache,
+) -> bool {
+    let is = cache.subnets.get(&node.name);
+    let spec = is.and_then(|is| is.spec.as_ref().ok());
+    let is_claimed = spec.is_some_and(|spec| is_claimed(spec, node, address, claim));
+    let is_claimed = is_claimed || Mutation::ClaimedBeforeRecorded.is_on();
+    is_claimed && is_withdrawn(node, address, cache)
+}
+
+fn is_claimed(spec: &NodeSubnetSpec, node: &Node, address: &Cidr, claim: &ObjectUid) -> bool {
+    let address = address.first().to_string();
+    let is_same = |it: &ClaimedAddress| it.address == address && it.claim_uid == **claim;
+    spec.node_uid.as_deref() == Some(&*node.uid) && spec.claimed.iter().any(is_same)
+}
+
+/// Returns whether one version of the node's NodeSubnet shows both that the address is wanted back and that the agent
+/// has withdrawn it.
+fn is_withdrawn(node: &Node, address: &Cidr, cache: &ClusterCache) -> bool {
+    let is = cache.subnets.get(&node.name);
+    let Some(spec) = is.and_then(|is| is.spec.as_ref().ok()) else {
+        return false;
+    };
+    let is_asked = lists(&spec.withdraw, address) && !lists(&spec.returned, address);
+    let report = report_of(node, cache);
+    let is_answered = report.is_some_and(|report| report.withdrawn.contains(address));
+    let is_answered = is_answered || Mutation::ClaimedBeforeWithdrawn.is_on();
+    spec.node_uid.as_deref() == Some(&*node.uid) && is_asked && is_answered
+}
+
+/// Returns whether a range that a node has withdrawn may be assigned by the node again: nobody else uses it. `wanted`
+/// are the ranges that stay withdrawn.
+fn may_return(
+    range: &Cidr,
+    wanted: &BTreeSet<Cidr>,
+    cache: &ClusterCache,
+    allocations: &AllocationState,
+) -> bool {
+    let mut holdings = allocations.ledger.overlapping(range).map(|(_, it)| it.cidr);
+    let is_held = holdings.any(|it| range.contains(&it) && !wanted.contains(&it));
+    let is_used = is_held
+        || allocations.unadopted.any_in(range).is_some()
+        || cache.pods.any_in(range).is_some();
+    !allocations.in_agent_grace && (!is_used || Mutation::ReturnedInUse.is_on())
+}
+
+/// Returns the ranges that users want back, as far as they are parts of blocks.
+fn requested(is: Option<&Subnet>, blocks: &[Cidr]) -> BTreeSet<Cidr> {
+    let is_part = |range: &&Cidr| {
+        let is_inside = |block: &Cidr| block.contains(range) && block != *range;
+        blocks.iter().any(is_inside)
+    };
+    let requested = is.into_iter().flat_map(|is| &is.requests.withdraw);
+    let mut wanted: BTreeSet<Cidr> = BTreeSet::new();
+    // A CIDR sorts before the CIDRs inside of it, so of nested requests the outermost one comes first.
+    for range in requested.filter(is_part).take(MOST_WITHDRAWALS) {
+        let is_nested = wanted.last().is_some_and(|last| last.contains(range));
+        if !is_nested {
+            wanted.insert(*range);
+        }
+    }
+    wanted
+}
+
+fn lists(texts: &[String], range: &Cidr) -> bool {
+    !texts.is_empty() && texts.contains(&range.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -261,6 +261,8 @@ mutations! {
     UnlistedWithdrawalEnds,
     /// The address of a claim becomes a block of a node before the claim's status records it.
     ClaimPlacedBeforeStored,
+    /// The address of a claim becomes a block of a node before the claim has its finalizer.
+    ClaimPlacedBeforeFinalizer,
     /// The block of a claim is deleted as soon as the API shows no pod of the claim on the node, although the agent has
     /// not released it.
     ClaimMovedOnOneProof,
@@ -270,6 +272,14 @@ mutations! {
     ClaimDeletedInUse,
     /// The address of a claim is assigned to every pod that asks for it.
     ClaimServesEveryPod,
+    /// The address of a claim is taken from the block of a node before the agent has withdrawn it.
+    ClaimedBeforeWithdrawn,
+    /// The address of a claim is taken from the block of a node before the NodeSubnet records the claim.
+    ClaimedBeforeRecorded,
+    /// A range is wanted back again although the agent has not seen yet that it was returned.
+    ReturnTakenBack,
+    /// A withdrawn range is returned to its node while another node uses it.
+    ReturnedInUse,
 }
 
 #[cfg(not(debug_assertions))]

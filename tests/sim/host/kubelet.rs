@@ -338,7 +338,7 @@ impl Sim {
                 self.judge(verdict)?;
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
-                self.judge(self.check_not_withdrawn(id, it.address))?;
+                self.judge(self.check_not_withdrawn(id, it.address, it.block))?;
                 let verdict = self.check_claimed(id, &uid, it);
                 self.judge(verdict)?;
             }

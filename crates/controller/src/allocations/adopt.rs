@@ -40,6 +40,12 @@ use cadastre_core::{Addr, Cidr};
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
+    /// Returns a single block of a node.
+    #[cfg(test)]
+    pub(crate) fn of(node: &str, block: Cidr) -> Self {
+        UnadoptedBlocks([(node.into(), vec![block])].into())
+    }
+
     /// Returns an address that lies both in the range and in one of these blocks, if there is one.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();

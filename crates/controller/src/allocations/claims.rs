@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use super::AllocationState;
 use super::blocks::BlockEntry;
-use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::Claim;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Holder, HoldingId, HoldingState};
@@ -29,7 +29,7 @@ pub struct ClaimTable {
 /// The addresses of one claim.
 #[derive(Debug)]
 pub(crate) struct ClaimEntry {
-    uid: ObjectUid,
+    pub uid: ObjectUid,
     pub pool: PoolName,
     /// The addresses as ranges of one address, IPv4 first
     pub addresses: Vec<(Cidr, HoldingId)>,
@@ -53,6 +53,21 @@ impl ClaimTable {
     /// Returns the claim that has exactly this range.
     pub fn of(&self, range: &Cidr) -> Option<&ClaimName> {
         self.by_address.get(range)
+    }
+
+    /// Returns the addresses of claims in a range, each with the name and the UID of the claim.
+    pub(crate) fn inside(&self, range: &Cidr) -> Vec<(Cidr, &ClaimName, &ObjectUid)> {
+        let hosts = Cidr::host(range.first())..=Cidr::host(range.last());
+        let claims = self.by_address.range(hosts).filter_map(|(cidr, name)| {
+            let entry = self.entries.get(name)?;
+            Some((*cidr, name, &entry.uid))
+        });
+        claims.collect()
+    }
+
+    /// Returns whether the API server has stored the addresses of a claim.
+    pub(crate) fn is_stored(&self, claim: &ClaimName) -> bool {
+        self.entries.get(claim).is_some_and(|it| it.is_stored)
     }
 
     /// Returns how many claims have addresses of the pool.
@@ -95,12 +110,39 @@ impl AllocationState {
 
     /// Returns a range of a node that overlaps the address, other than the block of the claim itself.
     pub(crate) fn conflict_with_claim(&self, address: &Cidr) -> Option<Cidr> {
-        let mut others = self.ledger.overlapping(address);
-        let conflict = others.find(|(_, holding)| {
+        self.conflicts_with_claim(address).next()
+    }
+
+    fn conflicts_with_claim(&self, address: &Cidr) -> impl Iterator<Item = Cidr> {
+        let others = self.ledger.overlapping(address).filter(|(_, holding)| {
             let is_own_block = holding.cidr == *address && self.blocks.get(address).is_some();
             !self.is_of_claims(holding.holder) && !is_own_block
         });
-        conflict.map(|(_, holding)| holding.cidr)
+        others.map(|(_, holding)| holding.cidr)
+    }
+
+    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a live
+    /// node has the block, and no other range overlaps the address.
+    pub(crate) fn block_around(&self, address: &Cidr) -> Option<&BlockEntry> {
+        let mut others = self.conflicts_with_claim(address);
+        let (Some(wide), None) = (others.next(), others.next()) else {
+            return None;
+        };
+        let entry = self.blocks.get(&wide)?;
+        (entry.is_held() && wide != *address).then_some(entry)
+    }
+
+    /// Returns the nodes in whose blocks addresses of a claim lie.
+    pub(crate) fn nodes_around(&self, claim: &ClaimName) -> Vec<NodeName> {
+        let cidrs = self.claims.get(claim).into_iter().flat_map(ClaimEntry::cidrs);
+        let blocks = cidrs.filter_map(|cidr| self.block_around(&cidr));
+        blocks.map(|entry| entry.owner.name.clone()).collect()
+    }
+
+    /// Returns whether a block may be inside of another one: it is the address of a claim, which the node of the other
+    /// block has handed over.
+    pub(super) fn is_claim_inside(&self, block: &Cidr, other: &Cidr) -> bool {
+        self.claims.of(block).is_some() && other != block && other.contains(block)
     }
 
     /// Records the addresses of a claim that has none yet, for which the caller has recorded these holdings.

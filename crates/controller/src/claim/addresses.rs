@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{ClaimLoop, ClaimProblem, EXHAUSTED, IN_USE};
 use crate::Context;
+use crate::allocations::blocks::BlockEntry;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::{Claim, ClaimSpec};
 use crate::pools::{PoolPhase, PoolState};
@@ -144,7 +145,12 @@ fn requested(
             let text = format!("{addr} is the address of claim {claim}");
             return Err(ClaimProblem::new(IN_USE, text));
         }
-        if let Some(range) = cx.allocations.conflict_with_claim(&host) {
+        // A node is asked for an address that lies in its block and that no pod uses.
+        let can_withdraw = |entry: &BlockEntry| entry.pool == *name;
+        let around = cx.allocations.block_around(&host).filter(|it| can_withdraw(it));
+        if let Some(range) = cx.allocations.conflict_with_claim(&host)
+            && around.is_none()
+        {
             let entry = cx.allocations.blocks.get(&range);
             let whose = entry.map_or(String::new(), |entry| {
                 let quarantined = entry.owner.quarantined;
@@ -158,9 +164,10 @@ fn requested(
         }
         let of_pod = cx.cache.pods.any_in_free(&host);
         if of_pod.is_some() || cx.allocations.unadopted.any_in(&host).is_some() {
-            let text = format!(
-                "{addr} is in use, although no node has it: kubectl cadastre show ip {addr}"
-            );
+            let whose = around.map_or("although no node has it".to_owned(), |entry| {
+                format!("in block {} of node {}", entry.cidr, entry.owner.name)
+            });
+            let text = format!("{addr} is in use, {whose}: kubectl cadastre show ip {addr}");
             return Err(ClaimProblem::new(IN_USE, text));
         }
     }

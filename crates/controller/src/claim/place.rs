@@ -1,6 +1,6 @@
 //! Which node has the addresses of a claim.
 
-use super::{ClaimProblem, IN_USE};
+use super::{ClaimProblem, IN_USE, WITHDRAWING};
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::allocations::claims::ClaimEntry;
@@ -8,6 +8,7 @@ use crate::allocations::holders::HolderUse;
 use crate::cluster::objects::{Claim, Node, Owner, PodClaim};
 use crate::pools::{PoolPhase, PoolState};
 use crate::purpose::Step;
+use crate::withdrawals::is_handed_over;
 use cadastre_api::Recall;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
@@ -26,7 +27,9 @@ pub(super) fn place(
     let (held, missing): (Vec<Cidr>, Vec<Cidr>) = entry
         .cidrs()
         .partition(|cidr| cx.allocations.blocks.get(cidr).is_some());
-    let decided = node_to_place_on(entry, &missing, &pods, cx).map(Option::<&Node>::cloned);
+    let decided = handed_over(entry, &missing, cx)
+        .and_then(|()| node_to_place_on(claim, entry, &missing, &pods, cx))
+        .map(Option::<&Node>::cloned);
     let is_kept = |owner: &Owner| decided.is_ok() && first_on(&owner.name, &pods).is_some();
     for cidr in &held {
         if let Some(entry) = cx.allocations.blocks.get_mut(cidr) {
@@ -41,8 +44,29 @@ pub(super) fn place(
     Ok(())
 }
 
+/// Returns the problem of a claim with an address in the block of a node that has not handed it over.
+fn handed_over(entry: &ClaimEntry, missing: &[Cidr], cx: &Context) -> Result<(), ClaimProblem> {
+    for cidr in missing {
+        let Some(block) = cx.allocations.block_around(cidr) else {
+            continue;
+        };
+        let node = cx.cache.nodes.get(&block.owner.name);
+        let is_done = node.is_some_and(|node| is_handed_over(node, cidr, &entry.uid, cx.cache));
+        if !is_done {
+            let (addr, node) = (cidr.first(), &block.owner.name);
+            let text = format!(
+                "{addr} is in block {} of node {node}, which is asked for it: the claim gets the address when the node's agent answers that no pod has it and its cooldown is over (kubectl cadastre show ip {addr})",
+                block.cidr
+            );
+            return Err(ClaimProblem::new(WITHDRAWING, text));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the node on which the missing addresses become blocks now; `None` if there is nothing to do.
 fn node_to_place_on<'a>(
+    claim: &Claim,
     entry: &ClaimEntry,
     missing: &[Cidr],
     pods: &[&PodClaim],
@@ -68,9 +92,10 @@ fn node_to_place_on<'a>(
             return Err(ClaimProblem::new("WaitingForNode", text));
         }
     };
-    // The answer to the write of the status queues the claim again.
+    // The answer to the write of the status or the finalizer queues the claim again.
     let is_stored = entry.is_stored || Mutation::ClaimPlacedBeforeStored.is_on();
-    if missing.is_empty() || !is_stored {
+    let has_finalizer = claim.has_finalizer() || Mutation::ClaimPlacedBeforeFinalizer.is_on();
+    if missing.is_empty() || !is_stored || !has_finalizer {
         return Ok(None);
     }
     for cidr in missing {
@@ -118,7 +143,9 @@ fn may_place(
     cx: &Context,
 ) -> Result<(), ClaimProblem> {
     let (addr, pool) = (cidr.first(), &entry.pool);
-    if let Some(range) = cx.allocations.conflict_with_claim(cidr) {
+    // A node in whose block the address lies has handed it over.
+    let conflict = cx.allocations.conflict_with_claim(cidr);
+    if let Some(range) = conflict.filter(|_| cx.allocations.block_around(cidr).is_none()) {
         let text = format!(
             "{addr} is also a part of {range}, which a node has: see kubectl cadastre show ip {addr}"
         );

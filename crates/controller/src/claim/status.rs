@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::ClaimProblem;
+use super::{ClaimProblem, WITHDRAWING};
 use crate::Context;
 use crate::allocations::claims::ClaimEntry;
 use crate::allocations::whole_seconds;
@@ -49,7 +49,10 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         )
     });
     let (is_ready, reason, message) = match (problem, entry, &status.pod, &status.node) {
-        (Some(problem), entry, ..) => (entry.is_some(), problem.reason, problem.text.clone()),
+        (Some(problem), entry, ..) => {
+            let is_ready = entry.is_some() && problem.reason != WITHDRAWING;
+            (is_ready, problem.reason, problem.text.clone())
+        }
         (None, None, ..) => (
             false,
             "Pending",

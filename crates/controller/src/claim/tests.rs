@@ -4,15 +4,15 @@ use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Node, Owner, Pod, Pool};
+use crate::cluster::objects::{Block, Node, Owner, Pod, Pool};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
-    at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, pod, pool,
-    pool_with, rebuilt, subnet,
+    at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, objects, pod,
+    pool, pool_with, rebuilt, subnet,
 };
 use crate::purpose::Step;
-use cadastre_api::{IPClaimStatus, Recall};
+use cadastre_api::{ClaimedAddress, IPClaimStatus, Recall};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -161,21 +161,26 @@ fn a_claim_gets_an_address_of_each_family_of_its_pool() {
 }
 
 #[test]
-fn a_claim_without_finalizer_gets_no_address_before_it_has_it() {
+fn a_claim_has_its_finalizer_before_a_node_has_its_address() {
     let mut bare = claim(CLAIM, "p", &[]);
     bare.finalizers.clear();
     let mut fixture = Fixture::of(bare);
+    assert_eq!(fixture.settle(CLAIM).1, "Available");
+    let finalizers = |fixture: &Fixture| fixture.cache.claims.get(CLAIM).unwrap().finalizers.len();
+    assert_eq!(finalizers(&fixture), 0, "nobody uses it, so it can go at once");
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     let requests = fixture.requests();
     let is_finalizer = |it: &ApiRequest| matches!(it, ApiRequest::SetFinalizers(_, _, all) if *all == [CLAIM_FINALIZER]);
     assert!(
         requests.len() == 1 && is_finalizer(&requests[0]),
         "{requests:?}"
     );
-    assert!(fixture.allocations.claims.is_empty());
+    assert!(fixture.node_of(ADDRESS).is_none());
     for request in requests {
         fixture.write(request);
     }
-    assert_eq!(fixture.settle(CLAIM).1, "Available");
+    fixture.settle(CLAIM);
+    assert_eq!(fixture.node_of(ADDRESS), Some("a"));
 }
 
 #[test]
@@ -381,7 +386,8 @@ fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
     );
     assert_eq!(
         text("10.0.0.17"),
-        "AddressInUse: 10.0.0.17 is in block 10.0.0.16/28 of node a: the claim gets it when the block is free again"
+        "AddressInUse: 10.0.0.17 is in block 10.0.0.16/28 of node a: the claim gets it when the block is free again",
+        "the block is provisional"
     );
     assert_eq!(
         text("10.0.0.99"),
@@ -391,6 +397,118 @@ fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
         text("10.9.0.1"),
         "PoolNotFound: the addresses are not of one pool: kubectl get ippools.cadastre.dev lists the ranges of each"
     );
+}
+
+/// A cluster with a claim of an address in a block of node `a`.
+fn in_block_of_node(pods: &[&str]) -> Fixture {
+    let mut fixture = Fixture::of(claim(CLAIM, "", &["10.0.0.17"]));
+    let of_node = subnet("a", &["10.0.0.16/28"], 0);
+    list(&mut fixture.cache.blocks, objects(&of_node));
+    list(&mut fixture.cache.subnets, vec![of_node]);
+    let pod = pod(1, pods);
+    fixture.cache.pods.change(ObjectEvent::Applied(pod));
+    fixture.allocations = rebuilt(&fixture.cache);
+    fixture
+}
+
+/// Applies what the NodeSubnet of node `a` lists for the claim, and perhaps the agent's answer.
+fn hand_over(fixture: &mut Fixture, is_answered: bool) {
+    let address = "10.0.0.17";
+    let mut is = subnet("a", &["10.0.0.16/28"], 0);
+    is.version = 1 + u64::from(is_answered);
+    let spec = is.spec.as_mut().unwrap();
+    spec.withdraw = vec![format!("{address}/32")];
+    if is_answered {
+        spec.claimed = vec![ClaimedAddress {
+            address: address.to_owned(),
+            claim: CLAIM.to_owned(),
+            claim_uid: CLAIM.to_owned(),
+        }];
+        let report = is.report.as_mut().unwrap();
+        report.withdrawn = [cidr("10.0.0.17/32")].into();
+    }
+    fixture.cache.subnets.change(ObjectEvent::Applied(is));
+    fixture.claims.queue.add(CLAIM.into());
+}
+
+#[test]
+fn an_address_in_the_block_of_a_node_goes_to_a_claim_once_the_node_has_handed_it_over() {
+    let mut fixture = in_block_of_node(&[]);
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("b")));
+    let address = "10.0.0.17/32";
+    for is_asked in [false, true] {
+        let (addresses, reason, text) = fixture.settle(CLAIM);
+        assert_eq!((&*addresses[0], &*reason), ("10.0.0.17", "Withdrawing"));
+        assert!(text.contains("in block 10.0.0.16/28 of node a, which is asked for it"), "{text}");
+        let ready = &fixture.cache.claims.get(CLAIM).unwrap().status.conditions[0];
+        assert_eq!(ready.status, "False");
+        assert!(fixture.node_of(address).is_none(), "asked: {is_asked}");
+        hand_over(&mut fixture, false);
+    }
+    hand_over(&mut fixture, true);
+    fixture.settle(CLAIM);
+    assert_eq!(fixture.node_of(address), Some("b"));
+    // The block inside of the other one is confirmed, and the other one stays.
+    let owner = Owner::node(&"b".into(), &"b".into());
+    let object = Block {
+        version: 100,
+        ..block(address, owner)
+    };
+    fixture.cache.blocks.change(ObjectEvent::Applied(object.clone()));
+    fixture.allocations.block_seen(&object, fixture.now);
+    fixture.allocations.judge_blocks(&fixture.cache);
+    for (block, node) in [(address, "b"), ("10.0.0.16/28", "a")] {
+        let entry = fixture.allocations.blocks.get(&cidr(block)).unwrap();
+        assert!(entry.is_held() && &*entry.owner.name == node, "{entry:?}");
+    }
+}
+
+#[test]
+fn an_address_in_the_block_of_a_node_that_a_pod_uses_is_refused() {
+    let mut fixture = in_block_of_node(&["10.0.0.17"]);
+    let (addresses, reason, text) = fixture.settle(CLAIM);
+    assert_eq!((addresses.len(), &*reason), (0, "AddressInUse"));
+    assert_eq!(
+        text,
+        "10.0.0.17 is in use, in block 10.0.0.16/28 of node a: kubectl cadastre show ip 10.0.0.17"
+    );
+}
+
+#[test]
+fn the_block_of_a_deleted_node_ends_although_a_pod_uses_the_address_of_a_claim_in_it() {
+    let mut fixture = in_block_of_node(&[]);
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("b")));
+    fixture.settle(CLAIM);
+    hand_over(&mut fixture, true);
+    fixture.settle(CLAIM);
+    fixture.allocations.confirm(&cidr("10.0.0.17/32"));
+    let uses = Pod {
+        version: 9,
+        ..pod(9, &["10.0.0.17"])
+    };
+    fixture.cache.pods.change(ObjectEvent::Applied(uses));
+    let mut gone = Node::clone(fixture.cache.nodes.get("a").unwrap());
+    gone.machine.machine_id = Some("m".into());
+    fixture.cache.nodes.change(ObjectEvent::Deleted(gone.clone()));
+    let now = fixture.now;
+    fixture
+        .allocations
+        .quarantine_blocks(&gone.name, &gone.uid, &gone.machine, now);
+    let entry = fixture.allocations.blocks.get_mut(&cidr("10.0.0.16/28"));
+    entry.unwrap().step = Step::Settled;
+    let mut blocks = crate::block::BlockLoop::default();
+    blocks.queue.add(cidr("10.0.0.16/28"));
+    fixture.now = at(600);
+    let asks = fixture.step(|_, cx| blocks.next(cx));
+    assert!(matches!(asks, Some((ApiRequest::ListPodsOf { .. }, _))), "{asks:?}");
+    // The same machine registers again: it gets its block back, although a claim has an address of it.
+    let again = Node {
+        version: 10,
+        uid: "again".into(),
+        ..gone
+    };
+    let returned = fixture.allocations.return_blocks(&again, now);
+    assert_eq!(returned, [cidr("10.0.0.16/28")]);
 }
 
 #[test]

@@ -92,6 +92,19 @@ impl PodIndex {
         self.any_in(range).or_else(of_mirror)
     }
 
+    /// Returns the addresses that pods report in a range that the node has or had, like
+    /// [`any_in_range_of`](Self::any_in_range_of).
+    pub(crate) fn all_in_range_of(
+        &self,
+        node: &NodeName,
+        range: &Cidr,
+    ) -> impl Iterator<Item = Addr> {
+        let mirrors = self.mirrors.get(node).into_iter();
+        let of_mirrors = mirrors.flat_map(BTreeMap::values).flatten().copied();
+        let of_mirrors = of_mirrors.filter(|addr| range.contains_addr(*addr));
+        self.reported.within(range).chain(of_mirrors)
+    }
+
     /// Returns an address that a pod reports in a range that no node has. At most [`MOST_OF_MIRRORS`] addresses of each
     /// node's mirror pods count.
     pub(crate) fn any_in_free(&self, range: &Cidr) -> Option<Addr> {

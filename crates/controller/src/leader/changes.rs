@@ -58,9 +58,25 @@ impl Leader {
         if changed.requested || changed.reported && is_awaited {
             self.loops.leaks.scan_soon();
         }
+        self.look_at_claims_in_blocks_of(name, cache);
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();
+        }
+    }
+
+    /// Queues the claims whose addresses lie in blocks of the node, which may have handed them over.
+    fn look_at_claims_in_blocks_of(&mut self, name: &NodeName, cache: &ClusterCache) {
+        if self.allocations.claims.is_empty() {
+            return;
+        }
+        let Some(node) = cache.nodes.get(name) else {
+            return;
+        };
+        let plain = self.allocations.plain_blocks(&node.uid);
+        let claims = plain.flat_map(|block| self.allocations.claims.inside(&block.cidr));
+        for (_, claim, _) in claims {
+            self.loops.claims.queue.add(claim.clone());
         }
     }
 
@@ -170,6 +186,9 @@ impl Leader {
         let is_same = |it: &&Claim| after.is_some_and(|after| after.uid == it.uid);
         if let Some(gone) = before.filter(|it| !is_same(it)) {
             self.loops.claims.gone(&gone.name);
+            for node in self.allocations.nodes_around(&gone.name) {
+                self.loops.subnets.queue.add(node);
+            }
             if self.allocations.drop_claim(&gone.name) {
                 self.requeue_waiting();
             }

@@ -51,7 +51,11 @@ pub(super) fn wanted(
         return None;
     }
     let pools = pools(node, &blocks, is, allocations);
-    let Withdrawals { withdraw, returned } = Withdrawals::of(is, &blocks, report);
+    let Withdrawals {
+        withdraw,
+        claimed,
+        returned,
+    } = Withdrawals::of(node, is, &blocks, cache, allocations);
     Some(NodeSubnetSpec {
         node_uid: Some(node.uid.to_string()),
         provider_id: node.machine.provider_id.as_deref().map(str::to_owned),
@@ -66,6 +70,7 @@ pub(super) fn wanted(
         pools,
         leak_candidates: allocations.leak_candidates_of(&node.uid, report),
         withdraw,
+        claimed,
         returned,
         quarantined,
     })

@@ -59,7 +59,7 @@ pub(crate) fn next(
             continue;
         };
         let usable = usable(cidr, Some(pool));
-        let withheld = withdrawals::withheld(kv, cidr)?;
+        let withheld = withdrawals::withheld(kv, cidr, &block.pool)?;
         let out = block.left_out(cidr, &[&usable.excluded[..], &withheld].concat());
         let (addr, source) = match unused(kv, cidr, &out)? {
             Some((addr, cursor)) => (addr, AddressSource::New(cursor)),
@@ -228,7 +228,9 @@ fn exactly(
             ),
         ));
     }
-    if let Some(range) = withdrawals::covering(kv, addr)? {
+    if !is_claim(&block.pool)
+        && let Some(range) = withdrawals::covering(kv, addr)?
+    {
         return Err(refuse(
             OpErrorKind::NotInBlocks,
             format!(

@@ -119,7 +119,7 @@ pub(crate) fn release(
         return Ok(false);
     }
     // A part of the block may have been withdrawn since the caller found the block empty.
-    if withdrawals::withdrawn_in(kv, cidr)? > 0 {
+    if withdrawals::withdrawn_in(kv, cidr, &old.pool)? > 0 {
         return Ok(false);
     }
     remove(kv, cidr, &old)?;
@@ -147,7 +147,7 @@ fn remember(kv: &mut dyn KvMut, cidr: Cidr, uid: &str) -> Result<(), StorageFaul
 
 fn left_out(kv: &dyn Kv, cidr: Cidr, block: &BlockRecord) -> Result<Vec<IpRange>, StorageFault> {
     let mut never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
-    never.extend(withdrawals::withheld(kv, cidr)?);
+    never.extend(withdrawals::withheld(kv, cidr, &block.pool)?);
     Ok(block.left_out(cidr, &never))
 }
 

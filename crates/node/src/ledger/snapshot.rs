@@ -136,7 +136,7 @@ fn count(
 ) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
     let never = usable(cidr, pool.as_ref()).excluded;
-    let withheld = withdrawals::withheld(kv, cidr)?;
+    let withheld = withdrawals::withheld(kv, cidr, &record.pool)?;
     let out = record.left_out(cidr, &[&never[..], &withheld].concat());
     let block = Block {
         cidr,
@@ -154,7 +154,7 @@ fn count(
         counts.cooling += u64::from(*of == cidr && !*in_use);
         less += u128::from(covering(&out, *addr).is_none());
     }
-    let withdrawn = withdrawals::withdrawn_in(kv, cidr)?;
+    let withdrawn = withdrawals::withdrawn_in(kv, cidr, &block.pool)?;
     counts.withdrawn = u64::try_from(withdrawn).unwrap_or(u64::MAX);
     if record.state == BlockState::Active {
         counts.free = u64::try_from(room - less).unwrap_or(u64::MAX);

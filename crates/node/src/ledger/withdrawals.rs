@@ -11,6 +11,8 @@
 //!   no longer lists the range: after a restore of the API server the NodeSubnet may be older than the withdrawal.
 //! - A withdrawal does not depend on the block around it: the range stays withdrawn if the block disappears and is
 //!   listed again.
+//! - A withdrawal does not concern the block of a claim: an address can be withdrawn from a wide block and be listed
+//!   for a claim of this node's pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +24,7 @@ use super::kv::{Kv, KvMut, KvTable};
 use super::record::{AddressRecord, BootTime, cidr_key};
 use super::tables::{Read, Write};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::node_allocation::{NodeAllocation, is_claim};
 use cadastre_core::usable::{above, union};
 use cadastre_core::{Addr, Cidr, IpRange};
 
@@ -80,18 +82,25 @@ pub(crate) fn withdraw_empty(kv: &mut dyn KvMut, now: BootTime) -> Result<bool, 
     Ok(any)
 }
 
-/// Returns the ranges in which a block assigns no new address because of a withdrawal.
-pub(crate) fn withheld(kv: &dyn Kv, block: Cidr) -> Result<Vec<IpRange>, StorageFault> {
-    if Mutation::WithdrawnAssigned.is_on() {
+/// Returns the ranges in which a block of this pool assigns no new address because of a withdrawal.
+pub(crate) fn withheld(
+    kv: &dyn Kv,
+    block: Cidr,
+    pool: &str,
+) -> Result<Vec<IpRange>, StorageFault> {
+    if is_claim(pool) || Mutation::WithdrawnAssigned.is_on() {
         return Ok(Vec::new());
     }
     let ranges = kv.cidrs_over(KvTable::Withdrawals, block)?;
     Ok(ranges.into_iter().map(IpRange::from).collect())
 }
 
-/// Returns how many addresses of a block are withdrawn.
-pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr) -> Result<u128, StorageFault> {
+/// Returns how many addresses of a block of this pool are withdrawn.
+pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr, pool: &str) -> Result<u128, StorageFault> {
     let mut ranges = Vec::new();
+    if is_claim(pool) {
+        return Ok(0);
+    }
     for range in kv.cidrs_over(KvTable::Withdrawals, block)? {
         let state = kv.json(KvTable::Withdrawals, &cidr_key(range))?;
         if state == Some(WithdrawalState::Withdrawn) {

@@ -229,6 +229,7 @@ impl AllocationState {
                 .filter(|other| other.holding == id)
             {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
+                Some(other) if self.is_claim_inside(cidr, &other.cidr) => true,
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),

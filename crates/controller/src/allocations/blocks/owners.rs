@@ -125,17 +125,19 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether no other holding overlaps the block. Two kinds of holdings do not count: that of the claim whose
-    /// address the block is, and smaller quarantined blocks of the same deleted node inside the block. Late writes
-    /// created the latter, and they stay in quarantine.
+    /// Returns whether no other holding overlaps the block. Two kinds of holdings do not count: those of claims with
+    /// the claims' blocks, and smaller quarantined blocks of the same deleted node inside the block. Late writes created
+    /// the latter, and they stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
             let is_quarantined_inside = holding.state == HoldingState::Quarantined
                 && Some(holding.holder) == holder
                 && holding.cidr.len() > entry.cidr.len();
-            let is_claim = holding.cidr == entry.cidr && self.is_of_claims(holding.holder);
-            id == entry.holding || is_quarantined_inside || is_claim
+            let is_claim = entry.cidr.contains(&holding.cidr) && self.is_of_claims(holding.holder);
+            let is_block_of_claim = self.is_claim_inside(&holding.cidr, &entry.cidr)
+                || self.is_claim_inside(&entry.cidr, &holding.cidr);
+            id == entry.holding || is_quarantined_inside || is_claim || is_block_of_claim
         })
     }
 

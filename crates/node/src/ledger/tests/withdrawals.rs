@@ -143,3 +143,40 @@ fn a_block_with_a_withdrawn_part_is_not_released() {
     node.request(&[], &["10.0.0.8/29"]);
     assert!(node.ledger().release(block, "u1").unwrap());
 }
+
+#[test]
+fn a_withdrawn_address_can_be_the_block_of_a_claim_on_the_same_node() {
+    let mut node = node();
+    node.request(&["10.0.0.5/32"], &[]);
+    assert!(node.withdraw());
+    let free = node.free();
+    node.allocation.blocks.push(Block {
+        cidr: cidr("10.0.0.5/32"),
+        uid: "claim".to_owned(),
+        pool: "shop/db".to_owned(),
+        draining: false,
+        reserved: Vec::new(),
+        on_request: Vec::new(),
+    });
+    let claim = pool("shop/db", &["10.0.0.0/24"], &[]);
+    node.allocation.pools.push(claim);
+    node.update();
+    assert_eq!(node.free(), free, "the wide block does not assign it");
+    node.assert_refused(
+        &ask_for(1, &["10.0.0.5"]),
+        OpErrorKind::UnknownPool,
+        "belongs to IPClaim `shop/db`",
+    );
+    assert_eq!(node.add(&claiming(ask(1))), "10.0.0.5");
+    let counts = |node: &mut Node, at: usize| node.ledger().snapshot().unwrap().blocks[at].counts;
+    let (wide, own) = (counts(&mut node, 0), counts(&mut node, 1));
+    assert_eq!((wide.used, wide.withdrawn), (0, 1));
+    assert_eq!((own.used, own.withdrawn), (1, 0));
+    node.del(1);
+    assert_eq!(node.add(&claiming(ask(2))), "10.0.0.5", "a claim has no cooldown");
+    node.del(2);
+    // The block of the claim is released without the wide one, and its address stays withdrawn.
+    let mut release = |text: &str, uid: &str| node.ledger().release(cidr(text), uid).unwrap();
+    assert!(release("10.0.0.5/32", "claim") && !release("10.0.0.0/28", "u1"));
+    assert_eq!(node.withdrawals(), "10.0.0.5/32 / ");
+}
