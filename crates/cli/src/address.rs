@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::claims::ClaimFact;
 use super::inventory::{AddressInUse, Cover, Inventory, PodFact};
-use super::render::{FactLines, Style, VerbReport, age, over};
+use super::render::{FactLines, Style, VerbReport, age, over, some};
 use cadastre_api::node_allocation;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
@@ -34,6 +35,8 @@ pub(crate) enum AddressState {
     Service,
     /// The address is in a range that is in quarantine, because its node was deleted.
     Quarantine,
+    /// A claim has the address, and nothing uses it.
+    Claimed,
     /// The pool never assigns the address.
     Reserved,
     /// The pool assigns the address only to a pod that asks for it.
@@ -44,6 +47,10 @@ pub(crate) enum AddressState {
     Network,
     /// The address is the IPv4 broadcast address, the highest of its block.
     Broadcast,
+    /// The address is in a block of a node, and was taken out of it: no pod gets it.
+    TakenOut,
+    /// The address is in a block of a node, and in cooldown.
+    Cooling,
     /// The address is in a block of a node, and free or in cooldown.
     Free,
     /// The address is in a node's podCIDR. No agent or pod reports it in use.
@@ -71,11 +78,16 @@ impl AddressState {
             AddressState::NodeAddress => "an address of a node itself",
             AddressState::Service => "in the service range",
             AddressState::Quarantine => "in quarantine: the node that had it is gone",
+            AddressState::Claimed => "of a claim, and not in use",
             AddressState::Reserved => "reserved: never assigned",
             AddressState::OnRequest => "reserved: assigned only to a pod that asks for it",
             AddressState::Gateway => "the gateway of its block: never assigned",
             AddressState::Network => "the network address of its block: never assigned",
             AddressState::Broadcast => "the broadcast address of its block: never assigned",
+            AddressState::TakenOut => {
+                "taken out of its node (kubectl cadastre pop): no pod gets it"
+            }
+            AddressState::Cooling => "in cooldown in a node's block",
             AddressState::Free => "free in a node's block, or in cooldown",
             AddressState::InPodCidr => "in a node's podCIDR; nothing reports it",
             AddressState::NotCarved => "in a pool, not allocated to a node",
@@ -99,6 +111,12 @@ pub(crate) struct AddressReport {
     /// Larger ranges that also contain the address; normally there are none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
+    /// The claim that has the address
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimUse>,
+    /// Other claims that record the address or ask for it
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_claims: Vec<ClaimUse>,
     /// The agents' entries for the address; normally there is at most one
     pub holders: Vec<AddressHolder>,
     /// The pods that report the address in their status, as `namespace/name`
@@ -106,6 +124,22 @@ pub(crate) struct AddressReport {
     /// The nodes that have the address as their own
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+}
+
+/// A claim, and its state as the controller describes it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimUse {
+    /// `namespace/name`
+    pub name: String,
+    /// The reason of the condition Ready; empty if no controller has looked at the claim yet
+    pub reason: String,
+    /// The reason and the message of the condition Ready
+    pub state: String,
+    /// Whether the claim is being deleted
+    pub deleting: bool,
+    /// The pods that name the claim, each with its node
+    pub pods: Vec<String>,
 }
 
 /// A range of a node, and how many of its addresses are used.
@@ -117,6 +151,9 @@ pub(crate) struct RangeFact {
     pub kind: &'static str,
     /// The node that has the range, or that had it before the quarantine
     pub node: String,
+    /// The claim whose address the block is, as `namespace/name`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
     /// Whether the range is in quarantine, because its node was deleted
     pub quarantined: bool,
     /// When the block was allocated to this node, or when its quarantine began; `None` for a podCIDR
@@ -172,6 +209,13 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let holders = holders.map(|entry| AddressHolder::of(entry, inventory));
     let holders: Vec<AddressHolder> = holders.collect();
     let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
+    let claim = inventory.claim_of(addr);
+    let is_other = |it: &&ClaimFact| claim.is_none_or(|claim| claim.name != it.name);
+    let other_claims = inventory.claims_at(addr).filter(is_other);
+    let other_claims = other_claims.map(|it| ClaimUse::of(it, inventory));
+    let other_claims: Vec<ClaimUse> = other_claims.collect();
+    // If a node has the address as a part of another range, its agent does not know of the claim.
+    let is_claimed = claim.is_some() && own.as_ref().is_none_or(|it| it.cidr == range);
     let nodes = inventory.cache.nodes.iter();
     let nodes = nodes.filter(|node| node.addresses.contains(&addr));
     let nodes: Vec<String> = nodes.map(|node| node.name.to_string()).collect();
@@ -209,13 +253,15 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         AddressState::Service
     } else if own.as_ref().is_some_and(|range| range.quarantined) {
         AddressState::Quarantine
+    } else if is_claimed {
+        AddressState::Claimed
     } else if on_request {
         AddressState::OnRequest
     } else if reserved {
         AddressState::Reserved
     } else if let Some(range) = &own {
         if range.kind == BLOCK {
-            role(addr, range, inventory).unwrap_or(AddressState::Free)
+            role(addr, range, inventory).unwrap_or_else(|| idle(addr, range, inventory))
         } else {
             AddressState::InPodCidr
         }
@@ -230,6 +276,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         pool: pool.map(|pool| pool.name.to_string()),
         range: own,
         more_ranges: ranges,
+        claim: claim.map(|it| ClaimUse::of(it, inventory)),
+        other_claims,
         holders,
         pods: pods.iter().map(|pod| pod.name.clone()).collect(),
         nodes,
@@ -254,6 +302,20 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     })
 }
 
+/// Returns the state of an address of a block that an agent may assign, and that nothing uses. The agent reports only how
+/// many addresses of a block are free and how many cool.
+fn idle(addr: Addr, range: &RangeFact, inventory: &Inventory) -> AddressState {
+    let subnet = inventory.subnets.get(range.node.as_str());
+    let mut taken_out = subnet
+        .into_iter()
+        .flat_map(|it| it.withdrawn.iter().chain(&it.withdrawing));
+    match (range.cooling, range.free) {
+        _ if taken_out.any(|it| it.contains_addr(addr)) => AddressState::TakenOut,
+        (Some(1..), Some(0)) => AddressState::Cooling,
+        _ => AddressState::Free,
+    }
+}
+
 const BLOCK: &str = "Block";
 const POD_CIDR: &str = "PodCIDR";
 
@@ -263,6 +325,7 @@ impl RangeFact {
             cidr: *cidr,
             kind,
             node: cover.node().to_string(),
+            claim: None,
             quarantined: cover.is_quarantined(),
             since: None,
             until: None,
@@ -275,6 +338,7 @@ impl RangeFact {
                 let status = inventory.block_status(entry);
                 RangeFact {
                     since: Some(entry.since),
+                    claim: inventory.claim_of_block(entry),
                     until: entry.until,
                     used: status.map(|it| it.used),
                     cooling: status.map(|it| it.cooling),
@@ -305,6 +369,9 @@ impl RangeFact {
         } else {
             let _ = write!(text, " of node {}", self.node);
         }
+        if let Some(claim) = &self.claim {
+            let _ = write!(text, ", of claim {claim}");
+        }
         if self.since.is_some() {
             let _ = write!(text, ", since {}", age(self.since, style.now));
         }
@@ -312,6 +379,32 @@ impl RangeFact {
             let _ = write!(text, " ({used} used, {cooling} cooling, {free} free)");
         }
         text
+    }
+}
+
+impl ClaimUse {
+    fn of(claim: &ClaimFact, inventory: &Inventory) -> Self {
+        let pods = inventory.pods_of_claim(&claim.name).into_iter();
+        let pods = pods.map(|it| match &it.node {
+            Some(node) => format!("{} on node {node}", it.pod),
+            None => format!("{}, which is not scheduled", it.pod),
+        });
+        ClaimUse {
+            name: claim.name.clone(),
+            reason: claim.reason().to_owned(),
+            state: claim.words(),
+            deleting: claim.deleted_at.is_some(),
+            pods: pods.collect(),
+        }
+    }
+
+    fn add(&self, what: &str, facts: &mut FactLines) {
+        let deleting = if self.deleting { ", being deleted" } else { "" };
+        facts.add(what, format!("{}{deleting}", self.name));
+        facts.add("Claim state", self.state.as_str());
+        if !self.pods.is_empty() {
+            facts.add("Named by", some(&self.pods, 4));
+        }
     }
 }
 
@@ -344,6 +437,12 @@ impl AddressReport {
         }
         for range in &self.more_ranges {
             facts.add("Also in", range.words(style));
+        }
+        if let Some(claim) = &self.claim {
+            claim.add("Claim", &mut facts);
+        }
+        for claim in &self.other_claims {
+            claim.add("Wanted by", &mut facts);
         }
         for holder in &self.holders {
             facts.add("Node", holder.node.as_str());

@@ -97,11 +97,12 @@ impl Bundle<'_> {
         let of = |path: &str| path.to_owned();
         let crds = of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions");
         let all = |_: &Value| true;
-        let lists: [ListFile; 12] = [
+        let lists: [ListFile; 13] = [
             ("ippools.json", own("ippools"), cleaned, all),
             ("nodesubnets.json", own("nodesubnets"), cleaned, all),
             ("nodeaddresses.json", own("nodeaddresses"), cleaned, all),
             ("ipamblocks.json", own("ipamblocks"), cleaned, all),
+            ("ipclaims.json", own("ipclaims"), cleaned, all),
             ("nodes.json", of("/api/v1/nodes"), node, all),
             ("pods.json", of("/api/v1/pods"), pod, all),
             (

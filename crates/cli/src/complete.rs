@@ -54,6 +54,8 @@ pub(crate) enum NameKind {
     Pod,
     /// A block of a node, by its CIDR
     Block,
+    /// A claim of one namespace, by its name alone
+    Claim,
 }
 
 /// Returns the completions of the last of `words`, which may be incomplete.
@@ -138,13 +140,14 @@ fn value(arg: &Arg) -> Completion {
 }
 
 /// Returns the completions for a positional argument. `path` has the verbs, and an empty string for each argument
-/// before this one. Only `drain` and `undrain` take more than one argument.
+/// before this one. Only `drain`, `undrain` and `claim release` take more than one argument.
 fn positional(path: &[&str]) -> Completion {
     Completion::Names(match path {
         ["show" | "explain", "pool"] | ["map"] => NameKind::Pool,
         ["show" | "explain", "node"] | ["pop" | "push"] => NameKind::Node,
         ["show" | "explain", "pod"] => NameKind::Pod,
         ["drain" | "undrain", ..] => NameKind::Block,
+        ["claim", "release", ..] => NameKind::Claim,
         _ => return Completion::Anything,
     })
 }
@@ -172,7 +175,23 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
             let blocks = registry.blocks.iter().filter(|it| !it.owner.quarantined);
             blocks.map(|it| it.cidr.to_string()).collect()
         }
+        // `listed` asks for the claims of one namespace.
+        NameKind::Claim => Vec::new(),
     }
+}
+
+/// Asks the API server for the names of the objects of a kind.
+async fn listed(kind: NameKind, reach: &ApiReach) -> anyhow::Result<Vec<String>> {
+    let wanted = match kind {
+        NameKind::Claim => {
+            // The user may have rights to claims of this namespace alone.
+            let claims = reach.claims(Some(&reach.namespace)).await?.into_iter();
+            return Ok(claims.filter_map(|it| it.metadata.name).collect());
+        }
+        NameKind::Pod => WantedKinds::Pods,
+        _ => WantedKinds::NoPods,
+    };
+    Ok(names(kind, &reach.inventory(wanted).await?))
 }
 
 /// Reads the flags that select the cluster and the user from a command line that may be incomplete.
@@ -219,14 +238,8 @@ pub(crate) async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
         Completion::Words(all) => lines(&all, typed),
         Completion::Names(kind) => {
             let reach = ApiReach::new(&cluster(&args.words)).await?;
-            let wanted = match kind {
-                NameKind::Pod => WantedKinds::Pods,
-                _ => WantedKinds::NoPods,
-            };
-            let inventory = reach.inventory(wanted).await?;
-            let named = names(kind, &inventory)
-                .into_iter()
-                .map(|it| (it, String::new()));
+            let named = listed(kind, &reach).await?.into_iter();
+            let named = named.map(|it| (it, String::new()));
             lines(&named.collect::<Vec<_>>(), typed)
         }
     };
@@ -277,10 +290,14 @@ mod tests {
             ("plan --delete-pool ", NameKind::Pool),
             ("drain ", NameKind::Block),
             ("drain 10.0.0.0/26 ", NameKind::Block),
+            ("claim create db --pool ", NameKind::Pool),
+            ("claim release ", NameKind::Claim),
+            ("claim -n shop release db ", NameKind::Claim),
         ] {
             assert_eq!(of(line), Completion::Names(kind), "{line}");
         }
         assert_eq!(of("show ip "), Completion::Anything);
+        assert_eq!(of("claim create "), Completion::Anything);
         assert_eq!(of("show pool one "), Completion::Anything);
     }
 

@@ -129,7 +129,7 @@ pub(crate) fn surplus(
         let status = inventory.block_status(entry);
         status.is_some_and(|it| it.used + it.cooling == 0 && !it.released)
     };
-    let entries = inventory.registry.blocks.of(uid);
+    let entries = inventory.plain_blocks(uid);
     let (empty, used): (Vec<&BlockEntry>, Vec<&BlockEntry>) =
         entries.filter(|it| it.is_held()).partition(is_empty);
     let is_wanted = |pool: &PoolName| {
@@ -181,6 +181,12 @@ pub(crate) fn judge(cidr: Cidr, inventory: &Inventory) -> Result<String, Drained
     if entry.owner.quarantined {
         let why = "its node is gone: it is free once its quarantine is over";
         Err(Drained::refused(cidr, node, why))
+    } else if let Some(claim) = inventory.claim_of_block(entry) {
+        let why = format!(
+            "it is the address of claim {claim}, and the node releases it when no pod there uses the claim (kubectl cadastre show ip {})",
+            cidr.first()
+        );
+        Err(Drained::refused(cidr, node, &why))
     } else if !subnet.is_some_and(|it| it.lists(&cidr)) {
         let why =
             format!("node {node} does not list it (yet): see kubectl cadastre show node {node}");

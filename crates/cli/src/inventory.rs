@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::claims::ClaimFact;
 use super::lists::{ClusterLists, full_name};
 use super::running::RunningComponents;
 use cadastre_api::choice::Label;
@@ -25,8 +26,8 @@ use cadastre_controller::allocations::AllocationState;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::cache::ClusterCache;
 use cadastre_controller::cluster::convert;
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Node, PodUid};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
+use cadastre_controller::cluster::objects::{Node, PodClaim, PodUid};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_daemon::watch::ObjectEvent;
@@ -41,6 +42,8 @@ pub(crate) struct Inventory {
     pub pods: Vec<PodFact>,
     /// The NodeSubnets, each with the NodeAddresses of the same name
     pub subnets: BTreeMap<NodeName, SubnetFact>,
+    /// The IPClaims
+    pub claims: BTreeMap<ClaimName, ClaimFact>,
     /// Namespaces by name; empty if they were not listed
     pub namespaces: BTreeMap<String, Labelled>,
     /// The controllers, agents and leases of Cadastre itself
@@ -51,6 +54,8 @@ pub(crate) struct Inventory {
     pods_by_address: BTreeMap<Addr, Vec<usize>>,
     /// Indices of `pods`
     pods_by_uid: BTreeMap<PodUid, usize>,
+    /// The claims whose status or spec has an address
+    claims_by_address: BTreeMap<Addr, BTreeSet<ClaimName>>,
     in_use: BTreeMap<Addr, Vec<AddressInUse>>,
 }
 
@@ -84,6 +89,8 @@ pub(crate) struct PodFact {
     pub created: Option<Timestamp>,
     /// The addresses in the pod's status, even after the pod has ended
     pub addresses: Vec<Addr>,
+    /// The claim that the pod names, as the controller reads it
+    pub claim: Option<ClaimName>,
     /// The pod's labels and annotations
     pub meta: Labelled,
 }
@@ -169,6 +176,7 @@ impl Inventory {
             cache.subnets.change(it)
         });
         fill(&lists.blocks, convert::block, |it| cache.blocks.change(it));
+        fill(&lists.claims, convert::claim, |it| cache.claims.change(it));
         fill(&lists.services, convert::service_range, |it| {
             cache.services.change(it)
         });
@@ -186,6 +194,7 @@ impl Inventory {
             let subnet = SubnetFact::read(it, addresses);
             (subnet.name.clone(), subnet)
         });
+        let claims = lists.claims.iter().map(ClaimFact::read);
         let namespaces = lists.namespaces.iter().map(|it| {
             let name = it.metadata.name.clone().unwrap_or_default();
             (name, Labelled::of(&it.metadata))
@@ -195,11 +204,13 @@ impl Inventory {
             registry,
             pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.collect(),
+            claims: claims.map(|it| (it.name.as_str().into(), it)).collect(),
             namespaces: namespaces.collect(),
             running: RunningComponents::read(lists),
             now,
             pods_by_address: BTreeMap::new(),
             pods_by_uid: BTreeMap::new(),
+            claims_by_address: BTreeMap::new(),
             in_use: BTreeMap::new(),
         };
         inventory.index();
@@ -213,6 +224,12 @@ impl Inventory {
                 self.pods_by_address.entry(*addr).or_default().push(at);
             }
         }
+        for (name, claim) in &self.claims {
+            for addr in claim.addresses.iter().chain(&claim.asked) {
+                let claims = self.claims_by_address.entry(*addr).or_default();
+                claims.insert(name.clone());
+            }
+        }
         for subnet in self.subnets.values() {
             let node = self.cache.nodes.get(&subnet.name);
             let current = node.is_some_and(|node| subnet.is_of(&node.uid));
@@ -224,6 +241,59 @@ impl Inventory {
                 });
             }
         }
+    }
+
+    /// Returns the claims that have the address in their status, or that ask for it.
+    pub(crate) fn claims_at(&self, addr: Addr) -> impl Iterator<Item = &ClaimFact> {
+        let names = self.claims_by_address.get(&addr).into_iter().flatten();
+        names.filter_map(|name| self.claims.get(name))
+    }
+
+    /// Returns the addresses in the range that claims have or ask for.
+    pub(crate) fn claimed_in(&self, range: &Cidr) -> impl Iterator<Item = Addr> {
+        let within = self.claims_by_address.range(range.first()..=range.last());
+        within.map(|(addr, _)| *addr)
+    }
+
+    /// Returns the claim that has the address. If several claims record it, returns the one for which the controller
+    /// keeps it.
+    pub(crate) fn claim_of(&self, addr: Addr) -> Option<&ClaimFact> {
+        let name = self.registry.claims.of(&Cidr::host(addr))?;
+        self.claims.get(name)
+    }
+
+    /// Returns the claim whose address the block is, as `namespace/name`. If the claim is gone, returns the claim that
+    /// the NodeSubnet names.
+    pub(crate) fn claim_of_block(&self, block: &BlockEntry) -> Option<String> {
+        if let Some(name) = self.registry.claims.of(&block.cidr) {
+            return Some(name.to_string());
+        }
+        let is_address = block.cidr.len() == block.cidr.family().bits();
+        let subnet = self.subnets.get(&block.owner.name);
+        let spec = subnet.filter(|_| is_address)?.spec.as_ref().ok()?;
+        let text = block.cidr.to_string();
+        let listed = spec.blocks.iter().find(|it| it.cidr == text)?;
+        listed.claim.clone()
+    }
+
+    /// Returns the blocks that are addresses of the claim.
+    pub(crate) fn blocks_of_claim(&self, claim: &ClaimFact) -> Vec<&BlockEntry> {
+        let claims = &self.registry.claims;
+        let hosts = claim.addresses.iter().map(|it| Cidr::host(*it));
+        let own = hosts.filter(|it| claims.of(it).is_some_and(|name| **name == *claim.name));
+        let blocks = own.filter_map(|it| self.registry.blocks.get(&it));
+        blocks.collect()
+    }
+
+    /// Returns the blocks of a Node that are no addresses of claims.
+    pub(crate) fn plain_blocks(&self, uid: &ObjectUid) -> impl Iterator<Item = &BlockEntry> {
+        let blocks = self.registry.blocks.of(uid);
+        blocks.filter(|it| self.registry.claims.of(&it.cidr).is_none())
+    }
+
+    /// Returns the pods that name the claim and have not finished, the oldest first.
+    pub(crate) fn pods_of_claim(&self, claim: &str) -> Vec<&PodClaim> {
+        self.cache.pods.of_claim(&claim.into())
     }
 
     /// Returns the pods that report an address and may still use it.
@@ -465,6 +535,7 @@ impl PodFact {
         let ips = status.pod_ips.into_iter().flatten().map(|it| it.ip);
         let ips = ips.chain(status.pod_ip);
         let addresses: BTreeSet<Addr> = ips.filter_map(|it| Addr::parse_lenient(&it)).collect();
+        let claim = convert::pod(pod.clone()).claim.map(|it| it.claim);
         PodFact {
             name: full_name(meta),
             uid: meta.uid.clone().unwrap_or_default(),
@@ -475,6 +546,7 @@ impl PodFact {
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
+            claim,
             meta: Labelled::of(meta),
         }
     }

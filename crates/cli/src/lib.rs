@@ -5,7 +5,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`lists`], [`inventory`] | the objects as listed; the objects with indices, as verbs use them |
+//! | [`lists`], `claims`, [`inventory`] | the objects as listed; claims; the objects with indices, as verbs use them |
 //! | [`reach`] | all IO with the API server |
 //! | [`render`] | tables, JSON, YAML, colours |
 //! | [`status`], [`running`] | the health of Cadastre itself; its controllers, agents and leases |
@@ -15,21 +15,24 @@
 //! | [`check`] | contradictions between objects |
 //! | [`plan`] | the effect of changes before they are made |
 //! | [`release`], [`drain`], `pop`, `update` | requests to release or withdraw addresses and blocks; their writes |
+//! | `claim` | lists, creates and deletes claims |
 //! | [`complete`] | command line completion |
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
 //! - The result of a verb depends only on the inventory, the arguments and the current time.
-//! - Only [`release`], [`drain`] and `pop` write. They write an annotation of a NodeSubnet, and the write fails if the
-//!   NodeSubnet has changed since it was read.
+//! - Only [`release`], [`drain`], `pop` and `claim` write. The first three write an annotation of a NodeSubnet, and the
+//!   write fails if the NodeSubnet has changed since it was read. `claim` creates and deletes IPClaims.
 //! - Exit code 0: done, and nothing was found. 1: failed; standard error says why. 2: `check` or `status` found
-//!   something, the changes of `plan` do not fit, or `release`, `drain` or `pop` left something undone.
+//!   something, the changes of `plan` do not fit, or `release`, `drain`, `pop` or `claim` left something undone.
 
 #![warn(unreachable_pub)]
 
 mod address;
 mod bundle;
 mod check;
+mod claim;
+mod claims;
 mod complete;
 mod drain;
 mod explain;
@@ -81,7 +84,8 @@ impl ExitVerdict {
 /// Show, explain and check who uses which addresses of the cluster
 ///
 /// Needs nothing but access to the API: no controller and no agent has to run. All commands only read, except
-/// `release`, `drain`, `undrain`, `pop` and `push`, which write an annotation of a NodeSubnet.
+/// `release`, `drain`, `undrain`, `pop` and `push`, which write an annotation of a NodeSubnet, and `claim create` and
+/// `claim release`.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-cadastre",
@@ -108,7 +112,7 @@ pub(crate) struct Flags {
     #[arg(long, global = true, help_heading = "Cluster")]
     pub context: Option<String>,
 
-    /// Namespace of pods that are given by name alone; by default the namespace of the context
+    /// Namespace of pods and claims that are given by name alone; by default the namespace of the context
     #[arg(short, long, global = true, help_heading = "Cluster")]
     pub namespace: Option<String>,
 
@@ -154,6 +158,7 @@ enum Verb {
     Undrain(drain::UndrainArgs),
     Pop(pop::PopArgs),
     Push(pop::PushArgs),
+    Claim(claim::ClaimArgs),
     SupportBundle(bundle::BundleArgs),
     Completion(CompletionArgs),
     #[command(name = "__complete", hide = true)]
@@ -235,6 +240,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitVerdict> {
             Verb::Undrain(args) => drain::exec_undrain(&args, &flags, &reach).await,
             Verb::Pop(args) => pop::exec_pop(&args, &flags, &reach).await,
             Verb::Push(args) => pop::exec_push(&args, &flags, &reach).await,
+            Verb::Claim(args) => claim::exec(&args, &flags, &reach).await,
             Verb::SupportBundle(args) => bundle::exec(&args, &flags, &reach).await,
             Verb::Completion(_) | Verb::Complete(_) => Ok(ExitVerdict::Clean),
         }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 
 use cadastre_api::{
-    IPAMBlockLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
+    IPAMBlockLite, IPClaimLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
 };
 
 /// The listed objects. A kind that the verb does not need has an empty list.
@@ -23,6 +23,8 @@ pub(crate) struct ClusterLists {
     pub addresses: Vec<NodeAddressesLite>,
     /// All IPAMBlocks
     pub blocks: Vec<IPAMBlockLite>,
+    /// All IPClaims; empty if the cluster does not have this kind
+    pub claims: Vec<IPClaimLite>,
     /// All ServiceCIDRs
     pub services: Vec<ServiceCIDR>,
     /// Pods of all namespaces
@@ -38,8 +40,8 @@ pub(crate) struct ClusterLists {
 /// Objects that are not necessary for a verb. `Err` has the reason why they cannot be read, which the verb reports.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
-/// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, Nodes and ServiceCIDRs are
-/// always listed.
+/// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, IPClaims, Nodes and
+/// ServiceCIDRs are always listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WantedKinds {
     /// Neither pods nor Namespaces

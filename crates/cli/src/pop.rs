@@ -121,6 +121,11 @@ pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Opti
             ),
         });
     };
+    if let Some(claim) = inventory.claim_of_block(block) {
+        return Some(format!(
+            "it is the address of claim {claim}, which no other pod gets anyway: kubectl cadastre claim release {claim}"
+        ));
+    }
     if range.contains(&block.cidr) {
         return Some(format!(
             "it is not a part of a block, {0} is: kubectl cadastre drain {0}",

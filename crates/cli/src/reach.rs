@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -20,7 +19,9 @@ use serde_json::json;
 use super::Flags;
 use super::inventory::Inventory;
 use super::lists::{ClusterLists, Readable, WantedKinds};
-use cadastre_api::{LEASE_NAME, NodeAddressesLite, NodeSubnetLite};
+use cadastre_api::{
+    IPClaim, IPClaimLite, IPPoolLite, LEASE_NAME, NodeAddressesLite, NodeSubnetLite, PodLite,
+};
 use cadastre_daemon::client;
 
 /// The field manager that writes the annotations.
@@ -103,11 +104,10 @@ impl ApiReach {
             blocks: self.list(progress).await?,
             subnets: self.list(progress).await?,
             addresses: self.list(progress).await?,
-            services: match self.pages(progress).await {
-                // Servers before 1.33 do not have this kind.
-                Err(CallError::Api(404, _)) => Vec::new(),
-                listed => listed.map_err(CallError::about::<ServiceCIDR>)?,
-            },
+            // An earlier version of the CustomResourceDefinitions does not have this kind.
+            claims: self.list_if_there(progress).await?,
+            // Servers before 1.33 do not have this kind.
+            services: self.list_if_there(progress).await?,
             namespaces: match wanted {
                 WantedKinds::PodsAndNamespaces => self.namespaces(progress).await?,
                 _ => Vec::new(),
@@ -140,11 +140,28 @@ impl ApiReach {
 
     /// Lists all objects of a kind.
     async fn list<K: Listed>(&self, progress: &mut ListProgress) -> anyhow::Result<Vec<K>> {
-        self.pages(progress).await.map_err(CallError::about::<K>)
+        let all = Api::all(self.client.clone());
+        let listed = self.pages(&all, progress).await;
+        listed.map_err(CallError::about::<K>)
     }
 
-    async fn pages<K: Listed>(&self, progress: &mut ListProgress) -> Result<Vec<K>, CallError> {
-        let api = Api::<K>::all(self.client.clone());
+    /// Lists all objects of a kind. If the cluster does not have the kind, there are none.
+    async fn list_if_there<K: Listed>(
+        &self,
+        progress: &mut ListProgress,
+    ) -> anyhow::Result<Vec<K>> {
+        let all = Api::all(self.client.clone());
+        match self.pages(&all, progress).await {
+            Err(CallError::Api(404, _)) => Ok(Vec::new()),
+            listed => listed.map_err(CallError::about::<K>),
+        }
+    }
+
+    async fn pages<K: Listed>(
+        &self,
+        api: &Api<K>,
+        progress: &mut ListProgress,
+    ) -> Result<Vec<K>, CallError> {
         let mut tries = 0;
         'anew: loop {
             progress.begin(&K::plural(&()));
@@ -178,6 +195,72 @@ impl ApiReach {
     /// Reads the NodeAddresses of a node from etcd, not from a cache. Returns `None` if there is none.
     pub(crate) async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         self.get(name).await
+    }
+
+    /// Lists the claims of a namespace, or of all namespaces if it is `None`.
+    pub(crate) async fn claims(&self, namespace: Option<&str>) -> anyhow::Result<Vec<IPClaimLite>> {
+        let api = match namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let listed = self.pages(&api, &mut ListProgress::new()).await;
+        listed.map_err(CallError::about::<IPClaimLite>)
+    }
+
+    /// Reads a claim from etcd, not from a cache. Returns `None` if there is none.
+    pub(crate) async fn claim(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> anyhow::Result<Option<IPClaimLite>> {
+        let api = Api::namespaced(self.client.clone(), namespace);
+        let claim = self.call(api.get_opt(name)).await;
+        claim.map_err(CallError::about::<IPClaimLite>)
+    }
+
+    /// Lists the pods of a namespace.
+    pub(crate) async fn pods_of(&self, namespace: &str) -> Readable<PodLite> {
+        let api = Api::namespaced(self.client.clone(), namespace);
+        let listed = self.pages(&api, &mut ListProgress::new()).await;
+        listed.map_err(|error| error.about::<PodLite>().to_string())
+    }
+
+    /// Reads a pool. Returns `None` if there is none, or if the user may not read pools.
+    pub(crate) async fn pool_if_readable(&self, name: &str) -> Option<IPPoolLite> {
+        self.get(name).await.ok()?
+    }
+
+    /// Creates a claim in a namespace. With `dry_run` the API server only checks the claim.
+    pub(crate) async fn create_claim(
+        &self,
+        namespace: &str,
+        claim: &IPClaim,
+        dry_run: bool,
+    ) -> Result<(), CallError> {
+        let api: Api<IPClaim> = Api::namespaced(self.client.clone(), namespace);
+        let params = PostParams {
+            dry_run,
+            field_manager: Some(MANAGER.to_owned()),
+        };
+        self.call(api.create(&params, claim)).await.map(|_| ())
+    }
+
+    /// Deletes the claim with this UID.
+    pub(crate) async fn delete_claim(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), CallError> {
+        let api: Api<IPClaimLite> = Api::namespaced(self.client.clone(), namespace);
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: Some(uid.to_owned()),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        self.call(api.delete(name, &params)).await.map(|_| ())
     }
 
     async fn get<K: Listed>(&self, name: &str) -> anyhow::Result<Option<K>> {

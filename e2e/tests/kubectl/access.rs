@@ -92,6 +92,12 @@ async fn completed(cluster: &ControlPlane, fixtures: &Fixtures, bin: &Path) {
     };
     assert_eq!(complete(&["show", "pool", ""]).await, "spare\n:4\n");
     assert_eq!(complete(&["explain", "pool", "x"]).await, ":4\n");
+    ok(cluster, "claim create db --pool spare --timeout 0").await;
+    assert_eq!(complete(&["claim", "release", ""]).await, "db\n:4\n");
+    assert_eq!(
+        complete(&["claim", "release", "-n", "other", ""]).await,
+        ":4\n"
+    );
     let verbs = complete(&["ex"]).await;
     assert!(verbs.starts_with("explain\tExplain which pools"), "{verbs}");
 }
@@ -157,6 +163,7 @@ async fn help_has_examples_and_completions_are_scripts() {
         "release",
         "drain",
         "undrain",
+        "claim",
         "support-bundle",
         "completion",
     ] {

@@ -6,6 +6,7 @@
 //! | `faults` | `check` finds each fault that a test creates; what `release` does and rejects |
 //! | `planning` | the predictions of `plan`, and what then happens |
 //! | `requests` | `release` and `drain` with a controller that leads |
+//! | `claims` | `claim`, and how claims are shown, with a controller that leads |
 //! | `access` | no server, no CRDs, no permissions; as a plugin of kubectl; the support bundle |
 //!
 //! Snapshots are in `snapshots/`; `CADASTRE_SNAPSHOTS=write` overwrites them.
@@ -13,6 +14,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // allowed in helpers as in tests
 
 mod access;
+mod claims;
 mod faults;
 mod planning;
 mod requests;

@@ -6,6 +6,7 @@ use cadastre_e2e::{Agents, Options, TestCluster};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
+use crate::claims::a_claim_is_created_shown_and_released;
 use crate::{end, run, start};
 
 /// All requests are tested in one cluster. `status --wait` comes first, while the cluster has no pool.
@@ -17,6 +18,7 @@ async fn status_waits_and_requests_are_carried_out() {
     tokio::join!(
         a_drain_is_requested_and_cancelled(&cluster),
         a_leak_is_released_long_before_its_grace_is_over(&cluster),
+        a_claim_is_created_shown_and_released(&cluster),
     );
 }
 

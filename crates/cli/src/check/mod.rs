@@ -6,6 +6,7 @@
 
 mod addresses;
 mod alive;
+mod claims;
 mod outside;
 mod pools;
 mod ranges;
@@ -22,7 +23,7 @@ use super::reach::ApiReach;
 use super::render::{self, Columns, Style, VerbReport, count};
 use super::{ExitVerdict, Flags};
 
-/// Check pools, blocks, NodeSubnets, nodes and pods against each other
+/// Check pools, blocks, claims, NodeSubnets, nodes and pods against each other
 ///
 /// Exit codes: 0 if there are no warnings and no critical findings, 2 if there are some, 1 if the check failed.
 #[derive(Debug, clap::Args)]
@@ -65,7 +66,7 @@ pub(crate) struct Finding {
     pub severity: Severity,
     /// The kind of finding. It is never renamed, so that programs can rely on it
     pub code: String,
-    /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `address A`
+    /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `claim NAMESPACE/NAME`, `address A`
     pub object: String,
     /// The fault
     pub message: String,
@@ -116,6 +117,8 @@ pub(crate) struct Checked {
     pub nodes: usize,
     pub node_subnets: usize,
     pub blocks: usize,
+    #[serde(default)]
+    pub claims: usize,
     /// Number of addresses in use that agents report
     pub allocations: usize,
     pub pods: usize,
@@ -163,6 +166,7 @@ pub(crate) fn check(inventory: &Inventory) -> CheckReport {
     let mut findings = Findings::default();
     ranges::check(inventory, &mut findings);
     addresses::check(inventory, &mut findings);
+    claims::check(inventory, &mut findings);
     pools::check(inventory, &mut findings);
     alive::check(inventory, &mut findings);
     outside::check(inventory, &mut findings);
@@ -177,6 +181,7 @@ pub(crate) fn check(inventory: &Inventory) -> CheckReport {
             nodes: inventory.cache.nodes.len(),
             node_subnets: inventory.subnets.len(),
             blocks: inventory.cache.blocks.len(),
+            claims: inventory.claims.len(),
             allocations: inventory.addresses_in_use().count(),
             pods: inventory.pods.len(),
         },
@@ -231,15 +236,17 @@ impl VerbReport for CheckReport {
             pools,
             nodes,
             blocks,
+            claims,
             allocations,
             pods,
             ..
         } = self.checked;
         let checked = format!(
-            "Checked {}, {}, {}, {} in use and {}.\n",
+            "Checked {}, {}, {}, {}, {} in use and {}.\n",
             count(pools, "pool"),
             count(nodes, "node"),
             count(blocks, "block"),
+            count(claims, "claim"),
             if allocations == 1 {
                 "1 address".to_owned()
             } else {

@@ -134,7 +134,8 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
         _ if !state.selects(node) => false,
         AllocationMode::NodeCIDR => node.is_empty(),
         AllocationMode::Blocks => {
-            state.terms.first_immediate && !inventory.registry.blocks.has(&node.uid)
+            let has_block = inventory.plain_blocks(&node.uid).next().is_some();
+            state.terms.first_immediate && !has_block
         }
     };
     let nodes = inventory.cache.nodes.iter().filter(lacks_range);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Findings, Severity, delete_pod};
+use crate::claims::ClaimFact;
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
 use cadastre_api::{AllocationMode, block_name};
@@ -54,7 +55,10 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
     }
     let mut reported: BTreeSet<(HoldingId, HoldingId)> = BTreeSet::new();
     for cidr in cidrs {
-        let all: Vec<(HoldingId, Holding)> = registry.ledger.overlapping(&cidr).collect();
+        // Addresses of claims are holdings of no node. The check of claims compares them with ranges of nodes.
+        let is_of_node = |it: &(HoldingId, Holding)| registry.node_of(it.1.holder).is_some();
+        let all = registry.ledger.overlapping(&cidr).filter(is_of_node);
+        let all: Vec<(HoldingId, Holding)> = all.collect();
         for (at, (id, holding)) in all.iter().enumerate() {
             for (other_id, other) in &all[at + 1..] {
                 if holding.holder == other.holder
@@ -201,7 +205,20 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
         return;
     }
     let subnet = inventory.subnets.get(node);
-    if !subnet.is_some_and(|it| it.lists(&entry.cidr)) {
+    if let Some(claim) = inventory.claim_of_block(entry)
+        && !subnet.is_some_and(|it| it.lists(&entry.cidr))
+    {
+        // The NodeSubnet lists the addresses of a claim only when the node has all of them.
+        let claim = inventory.claims.get(&*claim);
+        let state = claim.map_or("the claim is gone".to_owned(), ClaimFact::words);
+        findings.add(
+            Severity::Warning,
+            "BlockNotListed",
+            object,
+            format!("node {node} has it for a claim, but the node's NodeSubnet does not list it, so the claim's pod waits ({state})"),
+            "check that a controller leads: it lists such blocks when the node has all addresses of the claim, or frees them",
+        );
+    } else if !subnet.is_some_and(|it| it.lists(&entry.cidr)) {
         findings.add(
             Severity::Warning,
             "BlockNotListed",

@@ -54,6 +54,9 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
 /// Explains why a node still has a block, and when the block will return to the pool.
 fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
+    if let Some(claim) = inventory.claim_of_block(entry) {
+        return kept_for_claim(entry, &claim, inventory);
+    }
     let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
     let is_requested = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
@@ -78,7 +81,10 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
     let (used, cooling) = (status.used, status.cooling);
     let users = users(entry, inventory);
     let family = entry.cidr.family();
-    let same = |it: &&&BlockEntry| it.pool == entry.pool && it.cidr.family() == family;
+    let same = |it: &&&BlockEntry| {
+        let is_plain = inventory.claim_of_block(it).is_none();
+        is_plain && it.pool == entry.pool && it.cidr.family() == family
+    };
     let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
     let words = match leaves {
         Some(why) if used + cooling == 0 => {
@@ -97,6 +103,25 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
         None => "it is empty, and the node's last block of this pool and family: it stays, so that the next pod need not wait, until pods on another node wait and the pool has no other block".to_owned(),
     };
     line + &words
+}
+
+/// Explains why a node still has the address of a claim.
+fn kept_for_claim(entry: &BlockEntry, claim: &str, inventory: &Inventory) -> String {
+    let node = &entry.owner.name;
+    let pods = inventory.pods_of_claim(claim).into_iter();
+    let mut here = pods.filter(|it| it.node.as_ref() == Some(node));
+    let why = match here.next() {
+        Some(pod) => format!("pod {} on this node names the claim", pod.pod),
+        None => {
+            "no pod on this node names the claim: the agent releases it once no container uses it"
+                .to_owned()
+        }
+    };
+    format!(
+        "{} (claim {claim}): {why}{}",
+        entry.cidr,
+        users(entry, inventory)
+    )
 }
 
 fn users(entry: &BlockEntry, inventory: &Inventory) -> String {

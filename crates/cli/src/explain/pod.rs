@@ -1,11 +1,11 @@
 //! Explains why a pod has or lacks addresses, and from which pools it may get them.
 
-use super::{Explanation, choice};
+use super::{Explanation, choice, claim};
 use crate::inventory::{Inventory, PodFact};
 use crate::render::some;
 use crate::show;
 use cadastre_api::choice::{PodLabels, Requester};
-use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, POOLS_ANNOTATION};
+use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, CLAIM_ANNOTATION, POOLS_ANNOTATION};
 use cadastre_controller::cluster::objects::Node;
 
 /// Explains a pod. Fails if there is no pod of this name and no agent reports an address of it.
@@ -28,6 +28,9 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
     let node = node.and_then(|node| inventory.cache.nodes.get(node));
     let choice = node.map(|node| choose(pod, node, inventory));
     let choice = choice.unwrap_or_default();
+    let claim = pod.claim.as_deref();
+    let wait = claim.map(|name| claim::wait(pod, name, inventory));
+    let may_wait = !pod.finished && has.is_empty() && pod.addresses.is_empty();
     explanation.answer = if pod.host_network {
         "it uses the network of its node, and needs no address of its own".to_owned()
     } else if pod.finished {
@@ -36,19 +39,37 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
             pod.phase
         )
     } else if !has.is_empty() {
-        format!("it has {}", has.join(" and "))
+        let has_others = claim.is_some_and(|name| {
+            let claim = inventory.claims.get(name);
+            let mut rows = report.allocations.iter();
+            claim.is_some_and(|it| rows.all(|row| !it.addresses.contains(&row.address)))
+        });
+        let but = if has_others {
+            ", and not the addresses of its claim: a running pod keeps what it has"
+        } else {
+            ""
+        };
+        format!("it has {}{but}", has.join(" and "))
     } else if !pod.addresses.is_empty() {
         format!(
             "it reports {}, but its node's list of addresses, which is published every few minutes, does not contain them",
             some(&pod.addresses, 4)
         )
+    } else if let (Some(wait), Some(_)) = (&wait, node) {
+        format!("it has no address yet: {}", wait.why)
     } else if let Some(node) = node {
         lacks(node, &choice.pools, inventory)
     } else {
         "it is not scheduled yet (kubectl describe pod shows why): addresses are assigned on a node"
             .to_owned()
     };
-    if let (Some(node), false) = (node, pod.host_network) {
+    if let (Some(name), Some(wait)) = (claim, wait) {
+        explanation.add("It asks for", choice.annotations);
+        explanation.add(&format!("Claim {name}"), claim::lines(name, inventory));
+        if node.is_some() && may_wait {
+            explanation.add("What ends the wait", vec![wait.end]);
+        }
+    } else if let (Some(node), false) = (node, pod.host_network) {
         serving(node, choice, inventory, &mut explanation);
     }
     Ok(explanation)
@@ -57,7 +78,7 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
 /// Explains why a pod has no address. Counts only blocks of `pools`, the pools that the pod may use.
 fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
     let name = &node.name;
-    let blocks = inventory.registry.blocks.of(&node.uid);
+    let blocks = inventory.plain_blocks(&node.uid);
     let blocks = blocks.filter(|entry| pools.iter().any(|pool| *entry.pool == **pool));
     let statuses = blocks.filter_map(|entry| inventory.block_status(entry));
     let free = statuses.fold(0, |sum: i64, it| sum.saturating_add(it.free));
@@ -115,12 +136,19 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
         by_name: &by_name,
     };
     let mut annotations = Vec::new();
-    for name in [POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
+    for name in [CLAIM_ANNOTATION, POOLS_ANNOTATION, ADDRESSES_ANNOTATION] {
         if let Some(value) = pod.meta.annotations.get(name) {
-            annotations.push(format!("{name}: {value}"));
+            let effect = match (name == CLAIM_ANNOTATION, pod.claim.is_some()) {
+                (true, false) => {
+                    " (no effect: mirror pods and pods on the host's network cannot use claims)"
+                }
+                (false, true) => " (no effect: the pod names a claim)",
+                _ => "",
+            };
+            annotations.push(format!("{name}: {value}{effect}"));
         }
     }
-    if let (None, Some(value)) = (own, by_namespace) {
+    if let (None, Some(value), None) = (own, by_namespace, &pod.claim) {
         annotations.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
     let (pools, lines) = choice(AllocationMode::Blocks, &requester, inventory);
@@ -136,7 +164,7 @@ fn serving(node: &Node, choice: Choice, inventory: &Inventory, explanation: &mut
     explanation.add("Pools", choice.lines);
     let mut ranges = Vec::new();
     for pool in choice.pools {
-        let blocks = inventory.registry.blocks.of(&node.uid);
+        let blocks = inventory.plain_blocks(&node.uid);
         for entry in blocks.filter(|entry| *entry.pool == *pool) {
             let status = inventory.block_status(entry);
             let counts = status.map_or("its agent has not reported it".to_owned(), |it| {

@@ -42,6 +42,20 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
         )
     };
     explanation.add("Room", room);
+    let claims = inventory.claims.values();
+    let claims = claims.filter(|it| it.status.pool.as_deref() == Some(name));
+    let claims = claims.filter(|it| !it.addresses.is_empty()).count();
+    if claims > 0 {
+        let line = format!(
+            "{} of it (kubectl cadastre claim list -A)",
+            if claims == 1 {
+                "1 claim has addresses".to_owned()
+            } else {
+                format!("{claims} claims have addresses")
+            }
+        );
+        explanation.add("Claims", vec![line]);
+    }
     let left_out = state.left_out.iter().take(10).cloned();
     explanation.add("Leaves out", left_out.collect());
     let reserved = state.reserved.len().saturating_sub(state.left_out.len());

@@ -142,7 +142,7 @@ fn raise_demand(
         }
         // For each pool and family: the addresses in use, and whether a block must leave.
         let mut sums: BTreeMap<(PoolName, Family), (u64, bool)> = BTreeMap::new();
-        for entry in registry.blocks.of(&node.uid) {
+        for entry in inventory.plain_blocks(&node.uid) {
             let pool = registry.pools.get(&entry.pool);
             let leaves = must_leave(entry, node, pool);
             let target = match pool {

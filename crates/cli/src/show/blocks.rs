@@ -38,6 +38,9 @@ pub(crate) struct BlockRow {
     /// The number of addresses that can be assigned now, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
+    /// The claim whose address the block is, as `namespace/name`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
     /// The UID of the block's IPAMBlock
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
@@ -112,6 +115,7 @@ impl BlockRow {
             used: inventory.used_in(entry),
             cooling: status.map(|it| it.cooling),
             free: status.map(|it| it.free),
+            claim: inventory.claim_of_block(entry),
             uid: entry.uid.as_ref().map(ToString::to_string),
         }
     }
@@ -122,6 +126,8 @@ impl BlockRow {
             Some(until) => format!("{:?}, {}", self.state, over(Some(until), style.now)),
             None => format!("{:?}", self.state),
         };
+        let claim = self.claim.iter().map(|it| format!(", of claim {it}"));
+        let state = state + &claim.collect::<String>();
         vec![
             self.cidr.to_string(),
             self.pool.clone(),

@@ -1,5 +1,6 @@
 //! `kubectl cadastre show`: who has which ranges and addresses.
 
+mod addresses;
 mod blocks;
 mod nodes;
 mod pods;
@@ -26,6 +27,7 @@ use cadastre_core::Addr;
   kubectl cadastre show pools
   kubectl cadastre show pool default -o wide
   kubectl cadastre show node worker-1
+  kubectl cadastre show node worker-1 --addresses
   kubectl cadastre show ip 10.244.3.7
   kubectl cadastre show pod kube-system/coredns-abc -o json
   kubectl cadastre show blocks --pool default --watch")]
@@ -53,6 +55,9 @@ enum What {
     Node {
         /// Name of the node
         name: String,
+        /// List every address of the node with its state; adjacent addresses with the same state are one row
+        #[arg(long)]
+        addresses: bool,
     },
     /// List blocks and their nodes
     Blocks {
@@ -112,7 +117,9 @@ fn print(
         What::Pools => render::print(&pools(inventory), output, now),
         What::Pool { name } => render::print(&pool(name, inventory)?, output, now),
         What::Nodes => render::print(&nodes(inventory), output, now),
-        What::Node { name } => render::print(&node(name, inventory)?, output, now),
+        What::Node { name, addresses } => {
+            render::print(&node(name, *addresses, inventory)?, output, now)
+        }
         What::Blocks { pool, node } => {
             let report = blocks(pool.as_deref(), node.as_deref(), inventory)?;
             render::print(&report, output, now)

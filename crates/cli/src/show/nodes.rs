@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
+use super::addresses::{self, SpanRow};
 use super::blocks::{BlockRow, table};
 use super::pods::{AllocationRow, allocations};
+use crate::address::AddressState;
 use crate::inventory::Inventory;
 use crate::render::{Columns, FactLines, Style, VerbReport, joined, over, some};
 use cadastre_controller::cluster::objects::Node;
@@ -150,6 +152,9 @@ pub(crate) struct NodeReport {
     /// Ranges that cannot be taken out of the node yet, because they have addresses in use or cooling
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<Cidr>,
+    /// All addresses of the node with their states, if they were asked for
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<Vec<SpanRow>>,
     /// The addresses in use that the node's agent reports
     pub allocations: Vec<AllocationRow>,
     /// When the agent made the list of these addresses
@@ -166,9 +171,13 @@ pub(crate) struct QuarantinedRange {
     pub until: jiff::Timestamp,
 }
 
-/// Returns the report about a node. If the node is deleted, the report is about its ranges in quarantine. Fails if
+/// Returns the report about a node, with the state of every address if `with_addresses`. If the node is deleted, the report is about its ranges in quarantine. Fails if
 /// there is neither.
-pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeReport> {
+pub(crate) fn node(
+    name: &str,
+    with_addresses: bool,
+    inventory: &Inventory,
+) -> anyhow::Result<NodeReport> {
     let registry = &inventory.registry;
     let blocks = registry.blocks.iter().filter(|it| *it.owner.name == *name);
     let blocks: Vec<BlockRow> = blocks.map(|it| BlockRow::of(it, inventory)).collect();
@@ -194,6 +203,7 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<NodeRepo
         withdrawn: subnet.map_or_else(Vec::new, |it| it.withdrawn.clone()),
         withdrawing: subnet.map_or_else(Vec::new, |it| it.withdrawing.clone()),
         as_of: subnet.and_then(|it| it.listed_at),
+        addresses: with_addresses.then(|| addresses::spans(name, inventory)),
         allocations: allocations(|it| *it.node == *name, inventory),
     })
 }
@@ -236,7 +246,14 @@ impl VerbReport for NodeReport {
         facts.add("Listed", super::pods::as_of(self.as_of, style));
         let blocks = table(&self.blocks, style, "It has no block.");
         let mut text = format!("{}\n{blocks}", facts.text());
-        if !self.allocations.is_empty() {
+        if let Some(all) = &self.addresses {
+            text += "\n";
+            text += &addresses::table(all, style, "It has no address.");
+            let cooling = self.node.as_ref().map_or(0, |it| it.cooling);
+            if cooling > 0 && all.iter().any(|it| it.state == AddressState::Free) {
+                text += "\nA free address may be in cooldown: only the node's agent knows which.\n";
+            }
+        } else if !self.allocations.is_empty() {
             text += "\n";
             text += &super::pods::table(&self.allocations, style, "");
         }

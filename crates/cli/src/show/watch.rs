@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::reach::ApiReach;
 use crate::render::Output;
-use cadastre_api::{IPAMBlock, IPPool, NodeSubnet};
+use cadastre_api::{IPAMBlock, IPClaim, IPPool, NodeSubnet};
 
 /// Changes often come in bursts, so changes within this time of each other are shown together.
 const CALM: Duration = Duration::from_millis(300);
@@ -22,7 +22,7 @@ const CALM: Duration = Duration::from_millis(300);
 /// A stream with one item for each change. An error in the stream ends the watch.
 type Ticks = Pin<Box<dyn Stream<Item = Result<(), String>> + Send>>;
 
-/// Watches of IPPools, IPAMBlocks, NodeSubnets, Nodes and pods.
+/// Watches of IPPools, IPAMBlocks, IPClaims, NodeSubnets, Nodes and pods.
 pub(super) struct Watch {
     ticks: SelectAll<Ticks>,
 }
@@ -34,6 +34,7 @@ impl Watch {
         let kinds = [
             follow::<IPPool>(Api::all(client.clone())),
             follow::<IPAMBlock>(Api::all(client.clone())),
+            follow::<IPClaim>(Api::all(client.clone())),
             follow::<NodeSubnet>(Api::all(client.clone())),
             follow::<Node>(Api::all(client.clone())),
             follow::<Pod>(Api::all(client.clone())),

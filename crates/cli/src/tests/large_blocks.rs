@@ -85,7 +85,7 @@ fn every_count_of_an_agent_can_be_shown() {
             show::pools(&inventory).text(&style()),
             show::pool("p", &inventory).unwrap().text(&style()),
             show::nodes(&inventory).text(&style()),
-            show::node("a", &inventory).unwrap().text(&style()),
+            show::node("a", false, &inventory).unwrap().text(&style()),
             show::blocks(None, None, &inventory).unwrap().text(&style()),
             status(&inventory).text(&style()),
             cluster.check().text(&style()),

@@ -1,5 +1,6 @@
 //! Tests of the verbs on lists of objects that are made here, without an API server.
 
+mod claims;
 mod faults;
 mod health;
 mod large_blocks;
@@ -68,6 +69,7 @@ impl Cluster {
             subnets: Vec::new(),
             addresses: Vec::new(),
             blocks: Vec::new(),
+            claims: Vec::new(),
             services: Vec::new(),
             pods: Vec::new(),
             namespaces: Vec::new(),

@@ -173,7 +173,7 @@ fn tables_of_every_kind_can_be_shown() {
         show::pools(&inventory).text(&style()),
         show::pool("p", &inventory).unwrap().text(&style()),
         show::nodes(&inventory).text(&style()),
-        show::node("a", &inventory).unwrap().text(&style()),
+        show::node("a", false, &inventory).unwrap().text(&style()),
         blocks.text(&style()),
         show::pod("shop/cart", &inventory).unwrap().text(&style()),
         handle.text(&style()),
@@ -181,7 +181,7 @@ fn tables_of_every_kind_can_be_shown() {
     for text in all {
         assert!(text.lines().count() > 1 && !text.contains("  \n"), "{text}");
     }
-    assert!(show::node("x", &inventory).is_err());
+    assert!(show::node("x", false, &inventory).is_err());
     assert!(show::pod("shop/none", &inventory).is_err());
     assert!(show::handle("nothing", &inventory).is_err());
 }

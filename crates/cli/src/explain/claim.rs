@@ -1,0 +1,223 @@
+//! Explains what a pod that names a claim waits for, and what ends the wait.
+
+use std::fmt::Write as _;
+
+use crate::claims::ClaimFact;
+use crate::inventory::{Inventory, PodFact};
+use crate::render::{age, joined, over, some};
+use cadastre_controller::allocations::blocks::BlockEntry;
+use cadastre_controller::cluster::objects::PodClaim;
+
+/// What a pod waits for.
+pub(super) struct Wait {
+    /// Why the pod has no address
+    pub why: String,
+    /// What ends the wait
+    pub end: String,
+}
+
+impl Wait {
+    fn new(why: impl Into<String>, end: impl Into<String>) -> Self {
+        Wait {
+            why: why.into(),
+            end: end.into(),
+        }
+    }
+}
+
+/// The advice if nothing but the controller can end the wait.
+const CONTROLLER: &str = "the controller, within seconds: if it does not, check that one leads (kubectl get lease -A | grep cadastre)";
+
+/// Returns what a pod without an address waits for. `name`: the claim that the pod names.
+pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
+    let (namespace, short) = name.split_once('/').unwrap_or_default();
+    let Some(claim) = inventory.claims.get(name) else {
+        return Wait::new(
+            format!("it names claim {name}, which does not exist"),
+            format!(
+                "the claim: create it (kubectl cadastre claim create {short} -n {namespace} --pool POOL), or correct the pod's annotation"
+            ),
+        );
+    };
+    let node = pod.node.as_deref().unwrap_or_default();
+    match &*inventory.blocks_of_claim(claim) {
+        [] if claim.addresses.is_empty() => Wait::new(
+            format!("claim {name} has no addresses ({})", claim.words()),
+            end_of(claim),
+        ),
+        [] if ["", "Available", "Pending"].contains(&claim.reason()) => Wait::new(
+            format!("no node has the addresses of claim {name} yet"),
+            CONTROLLER,
+        ),
+        [] => Wait::new(
+            format!(
+                "no node gets the addresses of claim {name} now ({})",
+                claim.words()
+            ),
+            end_of(claim),
+        ),
+        [first, ..] if first.owner.quarantined => in_quarantine(first, claim, inventory),
+        [first, ..] if *first.owner.name != *node => elsewhere(first, claim, inventory),
+        blocks => here(blocks, pod, claim, inventory),
+    }
+}
+
+/// Returns what ends the wait for a claim that has no addresses, or whose addresses no node gets.
+fn end_of(claim: &ClaimFact) -> String {
+    let pool = claim.pool.as_deref().unwrap_or("POOL");
+    match claim.reason() {
+        "Invalid" => "another claim: this one cannot be used".to_owned(),
+        "PoolNotFound" => "a pool of this name, or a claim of another pool".to_owned(),
+        "PoolNotSuitable" => {
+            "a claim of a pool with allocationMode Blocks and without namespaceSelector".to_owned()
+        }
+        "PoolNotReady" => {
+            format!("the pool, when it allocates again (kubectl cadastre explain pool {pool})")
+        }
+        "Exhausted" => format!(
+            "more ranges in pool \"{pool}\", or the release of another claim of it (kubectl cadastre claim list -A)"
+        ),
+        "OutsidePool" => "a range of the pool that has the address, or another claim".to_owned(),
+        "AddressReserved" => "a claim of another address".to_owned(),
+        "AddressInUse" => match claim.addresses.first().or(claim.asked.first()) {
+            Some(addr) => format!(
+                "whoever has the address, when it is released (kubectl cadastre show ip {addr}); or a claim of another address"
+            ),
+            None => "whoever has the address, when it is released".to_owned(),
+        },
+        "NodeNotSelected" => {
+            "another node for the pod: one that the pool's nodeSelector selects".to_owned()
+        }
+        _ => CONTROLLER.to_owned(),
+    }
+}
+
+fn in_quarantine(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wait {
+    let owner = &block.owner.name;
+    let until = match over(block.until, inventory.now) {
+        over if over.is_empty() => "the end of its quarantine".to_owned(),
+        over => format!("the end of its quarantine, which is {over}"),
+    };
+    let pods = inventory.pods_in(&block.cidr);
+    let pods: Vec<&str> = pods.map(|(_, pod)| pod.name.as_str()).collect();
+    let report = if pods.is_empty() {
+        String::new()
+    } else {
+        format!(", once {} no longer reports it", some(&pods, 4))
+    };
+    Wait::new(
+        format!(
+            "node {owner}, which had {} for claim {}, is deleted, and the address stays in quarantine",
+            block.cidr.first(),
+            claim.name
+        ),
+        until + &report,
+    )
+}
+
+/// Explains a wait for the node that has the addresses, which is another one than the pod's.
+fn elsewhere(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wait {
+    let (owner, addr) = (&block.owner.name, block.cidr.first());
+    let (namespace, _) = claim.split();
+    let is_there = |it: &&PodClaim| it.node.as_deref() == Some(&**owner);
+    let pods = inventory.pods_of_claim(&claim.name);
+    match pods.into_iter().find(is_there) {
+        Some(user) => Wait::new(
+            format!(
+                "node {owner} has {addr} for pod {}, which also names claim {}",
+                user.pod, claim.name
+            ),
+            format!(
+                "the end of that pod (kubectl delete pod -n {namespace} {}); then node {owner} releases the address",
+                user.pod
+            ),
+        ),
+        None => Wait::new(
+            format!("node {owner} still has {addr} of claim {}", claim.name),
+            format!(
+                "the agent of {owner}, once it has seen that no container uses the address. If that node is dead, make sure that the machine is off, and delete its Node (kubectl delete node {owner})"
+            ),
+        ),
+    }
+}
+
+/// Explains a wait for addresses that the pod's own node has.
+fn here(blocks: &[&BlockEntry], pod: &PodFact, claim: &ClaimFact, inventory: &Inventory) -> Wait {
+    let node = pod.node.as_deref().unwrap_or_default();
+    let (namespace, _) = claim.split();
+    let used = blocks
+        .iter()
+        .flat_map(|it| inventory.in_use_within(&it.cidr));
+    let mut other = used.filter(|(_, it)| it.allocation.pod_uid != pod.uid);
+    if let Some((addr, entry)) = other.next() {
+        let user = &entry.allocation.pod;
+        let lives = inventory.pod_by_uid(&entry.allocation.pod_uid);
+        let end = match lives.filter(|it| !it.finished) {
+            Some(_) => format!(
+                "the end of that pod (kubectl delete pod -n {namespace} {})",
+                user.rsplit('/').next().unwrap_or_default()
+            ),
+            None => format!("the agent of {node}, once it has seen that the container is gone"),
+        };
+        return Wait::new(
+            format!(
+                "pod {user} on the same node has {addr} of claim {}",
+                claim.name
+            ),
+            end,
+        );
+    }
+    let subnet = inventory.subnets.get(node);
+    let is_listed = |it: &&BlockEntry| subnet.is_some_and(|subnet| subnet.lists(&it.cidr));
+    if blocks.len() < claim.addresses.len() || !blocks.iter().all(is_listed) {
+        return Wait::new(
+            format!(
+                "node {node} does not have all addresses of claim {} yet",
+                claim.name
+            ),
+            CONTROLLER,
+        );
+    }
+    let addresses = joined(&claim.addresses);
+    Wait::new(
+        format!(
+            "node {node} has {addresses} of claim {} for it, and nothing uses them",
+            claim.name
+        ),
+        format!(
+            "the next try of the kubelet: if it fails, kubectl describe pod shows why, and check that the agent of {node} runs"
+        ),
+    )
+}
+
+/// Describes the claim that a pod names, one line each.
+pub(super) fn lines(name: &str, inventory: &Inventory) -> Vec<String> {
+    let Some(claim) = inventory.claims.get(name) else {
+        return vec!["there is no such claim".to_owned()];
+    };
+    let mut lines = Vec::new();
+    let pool = claim.pool.as_deref().unwrap_or("unknown");
+    lines.push(match &*claim.addresses {
+        [] if claim.asked.is_empty() => format!("it wants addresses of pool \"{pool}\""),
+        [] => format!("it asks for {}", joined(&claim.asked)),
+        all => format!("its addresses: {} of pool \"{pool}\"", joined(all)),
+    });
+    lines.push(claim.words());
+    for block in inventory.blocks_of_claim(claim) {
+        let mut line = format!("{} is on node {}", block.cidr.first(), block.owner.name);
+        if block.owner.quarantined {
+            line += ", which is deleted: it is in quarantine";
+        } else {
+            let _ = write!(line, ", for {}", age(Some(block.since), inventory.now));
+        }
+        lines.push(line);
+    }
+    let pods = inventory.pods_of_claim(name).into_iter();
+    let pods = pods.map(|it| format!("{} on {}", it.pod, it.node.as_deref().unwrap_or("no node")));
+    let pods: Vec<String> = pods.collect();
+    lines.push(format!("pods that name it: {}", some(&pods, 4)));
+    if claim.deleted_at.is_some() {
+        lines.push("it is being deleted, and goes when no node has its addresses".to_owned());
+    }
+    lines
+}
