@@ -6,6 +6,7 @@ use cadastre_e2e::fixtures::{LIMIT, gone};
 use cadastre_e2e::node_agent::{add, pod_ref};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Fixtures};
+use cadastre_core::Addr;
 use cadastre_node::{Add, OpErrorKind};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -108,18 +109,8 @@ async fn a_claim_that_is_deleted_in_use_stays_until_its_pod_is_gone() -> Result<
     });
     fixtures.block_pool("stay", spec).await?;
     node(&fixtures, &agents, "stay", "stay-1").await?;
-    let in_block = fixtures.listed("stay-1", 1).await?[0].clone();
-    let in_block = in_block
-        .replace("/28", "")
-        .replace(".0", ".5")
-        .replace(".16", ".21");
-    create(&fixtures, "taken", json!({"addresses": [in_block]})).await?;
-    let why = ready(&fixtures, "taken", "AddressInUse").await?;
-    let text = &why.conditions[0].message;
-    assert!(text.contains("of node stay-1"), "{text}");
-
-    let free = ["10.23.11.9", "10.23.11.20"];
-    let free = free[usize::from(in_block == "10.23.11.5")];
+    let in_block = fixtures.listed("stay-1", 1).await?[0] == "10.23.11.0/28";
+    let free = if in_block { "10.23.11.20" } else { "10.23.11.9" };
     create(&fixtures, "fixed", json!({"addresses": [free]})).await?;
     assert_eq!(
         run(&fixtures, &agents, "stay-1", "fixed-0", "fixed").await?,
@@ -141,6 +132,73 @@ async fn a_claim_that_is_deleted_in_use_stays_until_its_pod_is_gone() -> Result<
     fixtures.delete_pod("fixed-0").await?;
     agents.free("stay-1", "fixed-0").await?;
     gone(&claims(&fixtures), "fixed").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_claim_gets_an_address_in_the_block_of_a_node_that_no_pod_uses() -> Result<()> {
+    let (_, fixtures, agents) = shared().await?;
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.23.12.0/27"], "blockSize": 28},
+        "cooldownSeconds": 0, "maxBlocksPerNode": 1,
+    });
+    fixtures.block_pool("wide", spec).await?;
+    for name in ["wide-1", "wide-2"] {
+        node(&fixtures, &agents, "wide", name).await?;
+    }
+    let block = fixtures.listed("wide-1", 1).await?[0].clone();
+    let plain = fixtures.pod("plain", "wide-1", &[]).await?;
+    let used = agents.run(&fixtures, "wide-1", &plain).await?[0].clone();
+    create(&fixtures, "taken", json!({"addresses": [used]})).await?;
+    let text = ready(&fixtures, "taken", "AddressInUse").await?.conditions[0]
+        .message
+        .clone();
+    assert!(text.contains(&format!("in block {block} of node wide-1")), "{text}");
+
+    let free = Addr::parse_strict(&used).context("no address")?;
+    let free = Addr {
+        value: free.value + 1,
+        ..free
+    }
+    .to_string();
+    create(&fixtures, "within", json!({"addresses": [free]})).await?;
+    ready(&fixtures, "within", "Available").await?;
+    let ask = async |pod: &str| {
+        let request = Add {
+            pod: Some(pod_ref(&fixtures.pod(pod, "wide-1", &[]).await?)),
+            addresses: vec![free.parse::<std::net::IpAddr>()?.into()],
+            ..add(pod)
+        };
+        agents.add("wide-1", request).await
+    };
+    let refusal = ask("asks").await?.unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::NotInBlocks, "{refusal}");
+    // The block of one address is on the node of the wide block, too.
+    for (round, on) in ["wide-2", "wide-1", "wide-2"].into_iter().enumerate() {
+        let pod = format!("within-{round}");
+        let has = run(&fixtures, &agents, on, &pod, "within").await?;
+        assert_eq!(has, [free.as_str()]);
+        let status = ready(&fixtures, "within", "InUse").await?;
+        assert_eq!(status.node.as_deref(), Some(on));
+        fixtures.delete_pod(&pod).await?;
+        agents.free(on, &pod).await?;
+    }
+    claims(&fixtures)
+        .delete("within", &DeleteParams::default())
+        .await?;
+    gone(&claims(&fixtures), "within").await?;
+    let what = "the node has the address again";
+    fixtures
+        .subnet_until("wide-1", what, |it| {
+            let status = it.status.as_ref();
+            let is_returned = status.is_some_and(|it| it.withdrawn.is_empty());
+            is_returned && it.spec.withdraw.is_empty() && it.spec.claimed.is_empty()
+        })
+        .await?;
+    assert_eq!(ask("asks-again").await??, [free.as_str()]);
+    fixtures.delete_pod("plain").await?;
+    agents.free("wide-1", "plain").await?;
+    ready(&fixtures, "taken", "Available").await?;
     Ok(())
 }
 
