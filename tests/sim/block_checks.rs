@@ -369,7 +369,8 @@ impl Checks {
             return Ok(());
         }
         let labels = received.labels.get(&spec.owner.uid);
-        // A pool that is disabled allocates nothing new, but the addresses of its claims go from node to node.
+        // A pool that is disabled or overlaps an older pool allocates nothing new, but the addresses of its claims go
+        // from node to node.
         let mut claims = api.claims.live.values();
         let is_claim = claims.any(|it| it.addresses().any(|it| Cidr::host(it) == spec.cidr));
         let could = |model: &PoolModel| {
@@ -422,6 +423,9 @@ impl Checks {
         };
         if let Some(pod) = pods.find(reports) {
             return fail(format!("pod {} was seen there", pod.name));
+        }
+        if is_claim {
+            return Ok(());
         }
         let pools = received.pools.objects.values();
         let pools: Vec<PoolModel> = pools.filter_map(PoolModel::new).collect();

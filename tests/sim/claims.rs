@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool, Subnet};
+use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
 
@@ -92,12 +92,12 @@ impl Sim {
             return;
         }
         let pool = self.rng.pick(&pools).clone();
-        let addresses = match self.rng.below(6) {
+        let addresses = match self.rng.below(20) {
             0 => {
                 let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
                 vec![Addr::parse_strict(&text).unwrap()]
             }
-            1 | 2 => self.some_address_of_node().into_iter().collect(),
+            1..12 => self.some_address_of_node().into_iter().collect(),
             _ => Vec::new(),
         };
         let claim = Claim {
@@ -120,12 +120,15 @@ impl Sim {
 
     /// Returns an address in a block of a node.
     fn some_address_of_node(&mut self) -> Option<Addr> {
-        let subnet = self.some::<Subnet>()?;
-        let blocks = subnet.spec.iter().flat_map(|spec| &spec.blocks);
-        let blocks = blocks.filter_map(|held| Cidr::parse_strict(&held.cidr).ok());
+        let subnets = self.api.subnets.live.values();
+        let blocks = subnets.flat_map(|it| it.spec.iter().flat_map(|spec| &spec.blocks));
+        let blocks = blocks.filter(|block| block.claim.is_none());
+        let blocks = blocks.filter_map(|block| Cidr::parse_strict(&block.cidr).ok());
         let blocks: Vec<Cidr> = blocks.collect();
-        let first = blocks.get(self.rng.index(blocks.len().max(1)))?.first();
-        let value = first.value + u128::from(self.rng.below(16));
+        let block = blocks.get(self.rng.index(blocks.len().max(1)))?;
+        let first = block.first();
+        let size = u64::try_from(block.size()).unwrap_or(16).min(16);
+        let value = first.value + u128::from(self.rng.below(size));
         Some(Addr { value, ..first })
     }
 

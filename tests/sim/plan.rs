@@ -153,7 +153,11 @@ impl Plan {
             agents: plan.blocks > 0 || rng.chance(3_000),
             ..plan
         };
-        if plan.crowded { plan.crowd() } else { plan }
+        match rng.below(8) {
+            0 if plan.claims > 0 => plan.under(Scenario::Claims),
+            _ if plan.crowded => plan.crowd(),
+            _ => plan,
+        }
     }
 
     /// Returns the conditions in which late writes do the most harm: few ranges for many nodes, and leaders that stop
@@ -181,7 +185,7 @@ impl Plan {
     pub fn under(self, scenario: Scenario) -> Self {
         let plan = match scenario {
             Scenario::AsDrawn => return self,
-            Scenario::Restored | Scenario::Agents => Plan {
+            Scenario::Restored | Scenario::Agents | Scenario::Claims => Plan {
                 blocks: 10_000,
                 agents: true,
                 processes: self.processes.min(2),
@@ -235,6 +239,14 @@ impl Plan {
                 faults_for: plan.faults_for.min(150 * SECOND),
                 work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
+                ..plan
+            },
+            Scenario::Claims => Plan {
+                names: 2 + plan.names % 3,
+                pools: plan.pools.min(2),
+                work_every: plan.work_every.min(SECOND),
+                settle_for: 450 * SECOND,
+                claims: 7_000,
                 ..plan
             },
             Scenario::Behind => Plan {

@@ -37,6 +37,8 @@ pub enum Scenario {
     Unclear,
     /// Only pools of blocks, a few nodes, and many pods. Stores are lost just after an address was assigned.
     Agents,
+    /// Only pools of blocks, a few nodes, and many claims, also of addresses in blocks of nodes.
+    Claims,
 }
 
 /// What finds a mutation.

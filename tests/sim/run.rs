@@ -195,6 +195,7 @@ tally! {
     withdrawn: "ranges withdrawn",
     claims: "claims that got addresses",
     claimed: "addresses of claims given",
+    handed_over: "handed over by nodes",
 }
 
 /// A run that failed.

@@ -84,6 +84,9 @@ impl Sim {
             }
         }
         self.checks.tally.withdrawn += new.len() as u64;
+        let claimed = |subnet: &Subnet| subnet.spec.as_ref().map_or(0, |it| it.claimed.len());
+        let more = claimed(after).saturating_sub(before.map_or(0, claimed));
+        self.checks.tally.handed_over += more as u64;
         for (id, host) in self.machines.hosts.iter().enumerate() {
             let is_it = self.machines.live_node(id, &self.api).as_ref() == Some(&uid);
             for range in new.iter().filter(|_| is_it) {

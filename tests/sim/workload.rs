@@ -99,7 +99,7 @@ impl Sim {
         if self.rng.chance(500) {
             self.ask_of_node();
         }
-        if self.plan.claims > 0 && self.rng.chance(1_500) {
+        if self.rng.chance(self.plan.claims / 2) {
             self.change_claims();
         }
         for _ in 0..self.rng.below(3) {
