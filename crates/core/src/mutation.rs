@@ -270,6 +270,12 @@ mutations! {
     ClaimDeletedInUse,
     /// The address of a claim is assigned to every pod that asks for it.
     ClaimServesEveryPod,
+    /// A pod that belongs to no StatefulSet gets a claim of its own by the annotation for sticky addresses.
+    StickyClaimOfBarePod,
+    /// The claim of a StatefulSet's pod is created without its StatefulSet as owner.
+    StickyClaimNotOwned,
+    /// A claim whose time after use is over is deleted although a pod names it or a node has its addresses.
+    ClaimExpiresInUse,
 }
 
 #[cfg(not(debug_assertions))]

@@ -156,6 +156,7 @@ impl Leader {
     /// pods have changed.
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
+            self.loops.sticky.queue.add(name.clone());
             self.loops.claims.queue.add(name);
         }
         if changed {
@@ -170,6 +171,7 @@ impl Leader {
         let is_same = |it: &&Claim| after.is_some_and(|after| after.uid == it.uid);
         if let Some(gone) = before.filter(|it| !is_same(it)) {
             self.loops.claims.gone(&gone.name);
+            self.loops.sticky.queue.add(gone.name.clone());
             if self.allocations.drop_claim(&gone.name) {
                 self.requeue_waiting();
             }
