@@ -49,7 +49,7 @@ pub struct IPClaimSpec {
     /// For how many seconds the claim stays after its last use. It is deleted when no pod has named it and no node has had
     /// its addresses for this long since `status.releasedAt`. A claim that no pod has used yet stays. Absent: the claim
     /// stays until somebody deletes it. Can be changed.
-    #[schemars(range(min = 0, max = 2147483647))]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_use: Option<u32>,
 }

@@ -79,9 +79,10 @@ impl ObjectCall {
             Purpose::PoolStatus { name } if wrote => ObjectCall::SetPoolStatus(name.clone()),
             Purpose::PoolStatus { name } => ObjectCall::ReadPool(name.clone()),
             Purpose::Claim { name } if wrote => ObjectCall::WriteClaim(name.clone()),
-            Purpose::Claim { name } => ObjectCall::ReadClaim(name.clone()),
             Purpose::Sticky { name } if wrote => ObjectCall::CreateClaim(name.clone()),
-            Purpose::Sticky { name } => ObjectCall::ReadClaim(name.clone()),
+            Purpose::Claim { name } | Purpose::Sticky { name } => {
+                ObjectCall::ReadClaim(name.clone())
+            }
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }

@@ -111,7 +111,7 @@ impl StickyLoop {
                 let again = self.without_pool(name, pod, sticky, cx);
                 return KeyDecision::Later(again);
             };
-            let claim = ObjectSpec::Claim(Box::new(new_claim(pool, sticky)));
+            let claim = ObjectSpec::Claim(Box::new(new_claim(&pool, sticky)));
             ApiRequest::Create(name.clone().into(), claim)
         };
         self.without_pool.remove(name);
@@ -184,7 +184,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
         return named.find(fits).cloned();
     }
     let ledger = &cx.allocations.ledger;
-    let none_full: BTreeMap<PoolName, ()> = BTreeMap::new();
+    let none_full: BTreeMap<PoolName, bool> = BTreeMap::new();
     let ranked = pools.choices(AllocationMode::Blocks, node, ledger, &none_full);
     let open = ranked.into_iter().filter(|(_, only_by_name)| !only_by_name);
     let mut names = open.map(|(name, _)| name);
@@ -204,7 +204,7 @@ fn serves_claims(pool: &PoolState) -> bool {
         && pool.phase != PoolPhase::Terminating
 }
 
-fn new_claim(pool: PoolName, sticky: &Sticky) -> NewClaim {
+fn new_claim(pool: &PoolName, sticky: &Sticky) -> NewClaim {
     let owner = ClaimOwner {
         name: sticky.owner.clone(),
         uid: sticky.owner_uid.clone(),
