@@ -195,6 +195,8 @@ tally! {
     withdrawn: "ranges withdrawn",
     claims: "claims that got addresses",
     claimed: "addresses of claims given",
+    sticky: "of them to pods of a StatefulSet",
+    expired: "claims deleted after their use",
 }
 
 /// A run that failed.
@@ -550,7 +552,7 @@ impl Sim {
                 self.judge(verdict)?;
             }
             if let Commit::Claim(before, after) = &commit {
-                let verdict = self.check_claim(before.as_deref(), after.as_deref());
+                let verdict = self.check_claim(author, before.as_deref(), after.as_deref());
                 self.judge(verdict)?;
             }
             let received = match author {
