@@ -74,7 +74,7 @@ impl Sim {
     /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
     /// pod of that name exists.
     pub fn draw_ordinal(&mut self) -> Option<String> {
-        if self.plan.claims == 0 || !self.rng.chance(self.plan.claims / 2) {
+        if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
             return None;
         }
         let name = format!("web-{}", self.rng.below(ORDINALS));
@@ -83,7 +83,8 @@ impl Sim {
     }
 
     fn some_claim_name(&mut self) -> ClaimName {
-        let nth = self.rng.below(NAMES + ORDINALS);
+        let ordinals = if self.plan.sticky > 0 { ORDINALS } else { 0 };
+        let nth = self.rng.below(NAMES + ordinals);
         let name = match nth.checked_sub(NAMES) {
             Some(ordinal) => format!("default/web-{ordinal}"),
             None => format!("default/c{nth}"),
@@ -120,6 +121,11 @@ impl Sim {
         } else {
             Vec::new()
         };
+        let ttl = if self.plan.sticky > 0 {
+            *self.rng.pick(&[None, None, Some(0), Some(30)])
+        } else {
+            None
+        };
         let claim = Claim {
             uid: self.api.uid(),
             version: 0,
@@ -130,7 +136,7 @@ impl Sim {
             spec: Ok(ClaimSpec {
                 pool: addresses.is_empty().then_some(pool),
                 addresses,
-                ttl: *self.rng.pick(&[None, None, Some(0), Some(30)]),
+                ttl,
             }),
             status: IPClaimStatus::default(),
             name,

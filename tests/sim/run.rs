@@ -270,7 +270,15 @@ impl Sim {
             }
             _ => None,
         };
+        // Nor are there sticky pods, which no mutation needs.
+        let sticky = match trial {
+            None if plan.claims > 0 => {
+                *Rng::new(seed.rotate_left(16) ^ !0).pick(&[0, 1_500, 4_000])
+            }
+            _ => 0,
+        };
         let plan = Plan {
+            sticky,
             persistent_fault,
             ..plan
         };
