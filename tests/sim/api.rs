@@ -8,16 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadastre_agent::seen::AddressesSeen;
-use cadastre_api::{IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests, block_name};
+use cadastre_api::{
+    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests,
+    block_name,
+};
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName, TermId};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
+    AgentReport, Block, Claim, ClaimSpec, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
-    ApiRequest, KnownObject, NodeTouch, ObjectKind as Of, ObjectSpec, PodCidrAllocation, Rejection,
-    RequestOutcome,
+    ApiRequest, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec, PodCidrAllocation,
+    Rejection, RequestOutcome,
 };
 
 use jiff::Timestamp;
@@ -268,6 +271,10 @@ impl Api {
                     report: None,
                 })?)
             }
+            ApiRequest::Create(name, ObjectSpec::Claim(new)) => {
+                let claim = |uid| new_claim((**name).into(), uid, new, at);
+                RequestOutcome::Claim(self.create(name, claim)?)
+            }
             ApiRequest::Replace(as_read, ObjectSpec::Block(spec)) => {
                 RequestOutcome::Block(self.update(as_read, |block: &mut Block| {
                     block.touched |= block.spec.as_ref() != Ok(spec);
@@ -293,6 +300,14 @@ impl Api {
                     self.delete_subnet(&subnet.name);
                 }
                 RequestOutcome::Gone
+            }
+            ApiRequest::Delete(Of::Claim, as_read) => {
+                let claim = as_it_was_read(&self.claims, as_read)?;
+                self.delete::<Claim>(&claim.name);
+                let kept = self.claims.get(&claim.name).cloned();
+                kept.map_or(RequestOutcome::Gone, |it| {
+                    RequestOutcome::Claim(Arc::unwrap_or_clone(it))
+                })
             }
             ApiRequest::SetSubnetConditions(as_read, conditions) => {
                 RequestOutcome::Subnet(self.update(as_read, |subnet: &mut Subnet| {
@@ -326,8 +341,10 @@ impl Api {
                 let set = |pool: &mut Pool| pool.status = Some(status.clone());
                 RequestOutcome::Pool(self.update(as_read, set)?)
             }
-            ApiRequest::Replace(_, ObjectSpec::Pool(_))
-            | ApiRequest::Delete(Of::Node | Of::Pool | Of::Claim, _)
+            ApiRequest::List(Of::Pod)
+            | ApiRequest::Read(Of::Pod, _)
+            | ApiRequest::Replace(_, ObjectSpec::Pool(_) | ObjectSpec::Claim(_))
+            | ApiRequest::Delete(Of::Node | Of::Pool | Of::Pod, _)
             | ApiRequest::SetFinalizers(..) => {
                 panic!("no controller asks for it: {request:?}")
             }
@@ -531,6 +548,26 @@ impl Api {
         self.renewals.insert(record.resource_version.clone(), wall);
         self.lease = Some(record.clone());
         LeaseAnswer::Written(record)
+    }
+}
+
+/// A claim that a controller creates.
+fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim {
+    assert!(new.owner.is_some(), "{name} would outlive its StatefulSet");
+    Claim {
+        name,
+        uid,
+        version: 0,
+        generation: 1,
+        created: seconds(at),
+        deleting: false,
+        finalizers: vec![CLAIM_FINALIZER.to_owned()],
+        spec: Ok(ClaimSpec {
+            pool: new.spec.pool.as_deref().map(PoolName::from),
+            addresses: Vec::new(),
+            ttl: new.spec.ttl_seconds_after_use,
+        }),
+        status: IPClaimStatus::default(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
 //!
 //! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
-//! one claim, on one node or on several.
+//! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
+//! controller creates their claims, unless users have done so. It deletes some of them some time after their use.
 //!
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
@@ -19,12 +20,15 @@ use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
 
+use super::api::Author;
 use super::checks::{Verdict, wrong};
 use super::pool_model::counted;
 use super::run::Sim;
 
 /// The number of names of claims.
 const NAMES: u64 = 6;
+/// The number of pods of the StatefulSet with sticky addresses.
+const ORDINALS: u64 = 4;
 
 /// What the checks remember of claims.
 #[derive(Default)]
@@ -35,6 +39,8 @@ pub struct ClaimRecords {
     of_pod: BTreeMap<ObjectUid, ClaimName>,
     /// Addresses that a claim got although a node had them
     contested: BTreeSet<Addr>,
+    /// By UID of a claim: the addresses that pods got while the claim existed
+    given: BTreeMap<ObjectUid, BTreeSet<Addr>>,
 }
 
 impl ClaimRecords {
@@ -65,8 +71,25 @@ impl Sim {
         names.then(|| self.some_claim_name())
     }
 
+    /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
+    /// pod of that name exists.
+    pub fn draw_ordinal(&mut self) -> Option<String> {
+        if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
+            return None;
+        }
+        let name = format!("web-{}", self.rng.below(ORDINALS));
+        let earlier = self.api.pods.get(&*format!("default/{name}"));
+        earlier.is_none().then_some(name)
+    }
+
     fn some_claim_name(&mut self) -> ClaimName {
-        format!("default/c{}", self.rng.below(NAMES)).into()
+        let ordinals = if self.plan.sticky > 0 { ORDINALS } else { 0 };
+        let nth = self.rng.below(NAMES + ordinals);
+        let name = match nth.checked_sub(NAMES) {
+            Some(ordinal) => format!("default/web-{ordinal}"),
+            None => format!("default/c{nth}"),
+        };
+        name.into()
     }
 
     /// Creates or deletes a claim, as users do.
@@ -100,6 +123,11 @@ impl Sim {
             1..12 => self.some_address_of_node().into_iter().collect(),
             _ => Vec::new(),
         };
+        let ttl = if self.plan.sticky > 0 {
+            *self.rng.pick(&[None, None, Some(0), Some(30)])
+        } else {
+            None
+        };
         let claim = Claim {
             uid: self.api.uid(),
             version: 0,
@@ -110,6 +138,7 @@ impl Sim {
             spec: Ok(ClaimSpec {
                 pool: addresses.is_empty().then_some(pool),
                 addresses,
+                ttl,
             }),
             status: IPClaimStatus::default(),
             name,
@@ -145,8 +174,21 @@ impl Sim {
     }
 
     /// Checks the addresses of a claim that a controller has written.
-    pub fn check_claim(&mut self, before: Option<&Claim>, after: Option<&Claim>) -> Verdict {
+    pub fn check_claim(
+        &mut self,
+        author: Author,
+        before: Option<&Claim>,
+        after: Option<&Claim>,
+    ) -> Verdict {
         let Some(after) = after else { return Ok(()) };
+        let is_deleted = after.deleting && before.is_some_and(|it| !it.deleting);
+        if is_deleted && matches!(author, Author::Controller(_)) {
+            if let Some(node) = &after.status.node {
+                let text = format!("{} is deleted, and {node} has its addresses", text(after));
+                return wrong("claim", text, [&*after.name]);
+            }
+            self.checks.tally.expired += 1;
+        }
         let has: Vec<Addr> = after.addresses().collect();
         let had: Vec<Addr> = before.into_iter().flat_map(Claim::addresses).collect();
         let all = had.iter().chain(&has);
@@ -189,7 +231,7 @@ impl Sim {
                 .is_some_and(|it| it.contains(&addr));
             if has {
                 self.checks.tally.claimed += 1;
-                return Ok(());
+                return self.check_same(&claim, pod, addr);
             }
             if self.serves_unknown(id, &given.pool) {
                 return Ok(());
@@ -205,6 +247,32 @@ impl Sim {
             return wrong("claim", text, [&*name, &*claim.name]);
         }
         Ok(())
+    }
+
+    /// Checks that pods that name a claim one after the other get the same address, while the claim exists. This holds
+    /// for the ordinals of a StatefulSet, too.
+    fn check_same(&mut self, name: &ClaimName, pod: &ObjectUid, addr: Addr) -> Verdict {
+        let pods = self.api.pods.live.values();
+        let mut of_pod = pods.filter(|it| it.uid == *pod);
+        let claim = of_pod.next().and_then(|it| it.claim.as_ref());
+        let is_sticky = claim.is_some_and(|it| it.sticky.is_some());
+        self.checks.tally.sticky += u64::from(is_sticky);
+        let Some(claim) = self.api.claims.get(&**name).cloned() else {
+            return Ok(());
+        };
+        let before = self.claims.given.entry(claim.uid.clone()).or_default();
+        let other = before
+            .iter()
+            .find(|it| it.family == addr.family && **it != addr);
+        let other = other.copied();
+        before.insert(addr);
+        match other {
+            Some(other) if !self.was_restored() && !self.claims.contested.contains(&other) => {
+                let text = format!("pod {pod} gets {addr} of {}, not {other}", text(&claim));
+                wrong("claim", text, [&**name])
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether pods that the host's store does not know get addresses of the pool. Such a pod may name a claim.

@@ -155,6 +155,7 @@ fn of_spec(spec: &ObjectSpec) -> String {
         ObjectSpec::Subnet(spec) => subnet_spec(spec),
         ObjectSpec::Block(spec) => block_spec(spec),
         ObjectSpec::Pool(spec) => format!("{spec:?}"),
+        ObjectSpec::Claim(new) => format!("{:?}", new.spec),
     }
 }
 

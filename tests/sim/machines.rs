@@ -160,8 +160,12 @@ impl Sim {
         let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
             return;
         };
-        let claim = self.draw_claim();
-        let (uid, name) = self.put_new_pod(node, "pod", [].into(), claim);
+        let (uid, name) = if let Some(name) = self.draw_ordinal() {
+            self.put_sticky_pod(node, &name)
+        } else {
+            let claim = self.draw_claim();
+            self.put_new_pod(node, "pod", [].into(), claim)
+        };
         self.machines
             .of_pod
             .insert(uid.clone(), (id, node.uid.clone()));

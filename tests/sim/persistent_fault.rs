@@ -20,7 +20,7 @@ const BY_POLICY: &str = "a policy forbids it";
 pub enum Subject {
     /// Changes of the finalizers of pools.
     PoolFinalizers,
-    /// Finalizers and statuses of claims.
+    /// Finalizers and statuses of claims, and creations and deletions by the controller.
     Claims,
     PoolStatus,
     BlockCreations,
@@ -117,7 +117,9 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
             (Subject::PoolFinalizers, &pool.name)
         }
         ApiRequest::SetFinalizers(ObjectKind::Claim, claim, _)
+        | ApiRequest::Delete(ObjectKind::Claim, claim)
         | ApiRequest::SetClaimStatus(claim, _) => (Subject::Claims, &claim.name),
+        ApiRequest::Create(name, ObjectSpec::Claim(_)) => (Subject::Claims, name),
         ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
         ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
         ApiRequest::Replace(it, ObjectSpec::Block(_))

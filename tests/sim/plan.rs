@@ -47,6 +47,9 @@ pub struct Plan {
     pub lost_stores: u32,
     /// The chance that a new pod names a claim. If 0, there are no claims.
     pub claims: u32,
+    /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is no
+    /// StatefulSet, and claims have no time after use.
+    pub sticky: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
@@ -144,6 +147,7 @@ impl Plan {
             strangers: 0,
             lost_stores: 0,
             claims: *rng.pick(&[0, 3_000, 7_000]),
+            sticky: 0,
             restore: None,
             agents: true,
             persistent_fault: None,

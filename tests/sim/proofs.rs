@@ -331,6 +331,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReturnedInUse => unit(
             "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
         ),
+        StickyClaimOfBarePod => {
+            unit("api::sticky::tests::a_pod_without_stateful_set_names_no_claim_by_being_sticky")
+        }
+        StickyClaimNotOwned => unit(
+            "controller::sticky::tests::a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns",
+        ),
+        ClaimExpiresInUse => unit(
+            "controller::claim::retention::tests::a_claim_in_use_stays_however_old_its_last_release_is",
+        ),
         DemandNotReported => unit(
             "agent::service::adding::tests::an_add_asks_for_a_block_of_its_best_pool_and_when_half_its_time_is_over_of_all",
         ),

@@ -195,7 +195,9 @@ tally! {
     withdrawn: "ranges withdrawn",
     claims: "claims that got addresses",
     claimed: "addresses of claims given",
-    handed_over: "handed over by nodes",
+    sticky: "of them to pods of a StatefulSet",
+    handed_over: "addresses handed over to claims",
+    expired: "claims deleted after their use",
 }
 
 /// A run that failed.
@@ -269,7 +271,15 @@ impl Sim {
             }
             _ => None,
         };
+        // Nor are there sticky pods, which no mutation needs.
+        let sticky = match trial {
+            None if plan.claims > 0 => {
+                *Rng::new(seed.rotate_left(16) ^ !0).pick(&[0, 1_500, 4_000])
+            }
+            _ => 0,
+        };
         let plan = Plan {
+            sticky,
             persistent_fault,
             ..plan
         };
@@ -551,7 +561,7 @@ impl Sim {
                 self.judge(verdict)?;
             }
             if let Commit::Claim(before, after) = &commit {
-                let verdict = self.check_claim(before.as_deref(), after.as_deref());
+                let verdict = self.check_claim(author, before.as_deref(), after.as_deref());
                 self.judge(verdict)?;
             }
             let received = match author {

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cadastre_api::{IPPoolSpec, Requests};
-use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
-    Block, MachineIdentity, Node, Pod, PodClaim, Subnet, Text,
+    Block, MachineIdentity, Node, Pod, PodClaim, Sticky, Subnet, Text,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -401,14 +401,48 @@ impl Sim {
         claim: Option<ClaimName>,
     ) -> (ObjectUid, Text) {
         let uid = self.api.uid();
-        let name: Text = format!("default/{kind}-{uid}").into();
-        let claim = claim.map(|claim| {
+        let name = format!("{kind}-{uid}");
+        self.put_pod(node, uid, &name, addresses, claim.map(|it| (it, None)))
+    }
+
+    /// Creates the next pod of an ordinal of a StatefulSet with sticky addresses. Returns its UID and its name.
+    pub fn put_sticky_pod(&mut self, node: &Node, name: &str) -> (ObjectUid, Text) {
+        let uid = self.api.uid();
+        let pools: Vec<PoolName> = self.api.pools.live.keys().cloned().collect();
+        let names_pool = !pools.is_empty() && self.rng.chance(2_000);
+        let sticky = Sticky {
+            pod_uid: uid.clone(),
+            owner: "web".into(),
+            owner_uid: "of-web".into(),
+            pools: if names_pool {
+                [self.rng.pick(&pools).clone()].into()
+            } else {
+                [].into()
+            },
+            ttl: *self.rng.pick(&[None, None, Some(0), Some(5), Some(90)]),
+        };
+        let claim = format!("default/{name}").as_str().into();
+        let claim = Some((claim, Some(Box::new(sticky))));
+        self.put_pod(node, uid, name, [].into(), claim)
+    }
+
+    fn put_pod(
+        &mut self,
+        node: &Node,
+        uid: ObjectUid,
+        own_name: &str,
+        addresses: Box<[Addr]>,
+        claim: Option<(ClaimName, Option<Box<Sticky>>)>,
+    ) -> (ObjectUid, Text) {
+        let name: Text = format!("default/{own_name}").into();
+        let claim = claim.map(|(claim, sticky)| {
             self.claims.note_pod(&uid, &claim);
             Box::new(PodClaim {
                 claim,
-                pod: format!("{kind}-{uid}").into(),
+                pod: own_name.into(),
                 node: Some(node.name.clone()),
                 created: i64::try_from(self.now / SECOND).unwrap(),
+                sticky,
             })
         });
         self.log(Some(&node.name), || {

@@ -2,7 +2,7 @@
 //!
 //! | what | comes from |
 //! |---|---|
-//! | both | the IPClaim that the pod's annotation `cadastre.dev/claim` names |
+//! | both | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim of the pod's own name (`cadastre.dev/sticky`) |
 //! | pools | else the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
 //! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
@@ -22,10 +22,14 @@ use super::pods::Pod;
 use cadastre_api::choice::{PodLabels, PoolCandidate, PoolStanding, Requester, Selector, choose};
 use cadastre_api::{
     ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, CLAIM_ANNOTATION as CLAIM, NodePool,
-    POOLS_ANNOTATION as POOLS,
+    POOLS_ANNOTATION as POOLS, STICKY_ANNOTATION as STICKY, STICKY_TTL_ANNOTATION as STICKY_TTL,
+    sticky,
 };
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
+
+/// The annotations that a pod may have.
+const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
 
 /// An annotation with more pools than this is rejected as a mistake.
 const MOST_POOLS: usize = 16;
@@ -120,20 +124,31 @@ pub(crate) fn decide(
     let pod = request.pod.filter(|_| request.ifname == OWN_INTERFACE);
     let of_pod = |name| pod.and_then(|pod| pod.annotations.get(name));
     let keys = pod.into_iter().flat_map(|pod| pod.annotations.keys());
-    let unknown = keys.filter(|key| ![POOLS, ADDRESSES, CLAIM].contains(&key.as_str()));
+    let unknown = keys.filter(|key| !KNOWN.contains(&key.as_str()));
     errors.extend(unknown.map(|key| {
         let key: String = key.chars().take(QUOTED).collect();
-        format!("annotation {key} means nothing: pods may have {POOLS}, {ADDRESSES} and {CLAIM}")
+        let known = KNOWN.join(", ");
+        format!("annotation {key} means nothing: pods may have {known}")
     }));
-    if let Some(pod) = pod
-        && let Some(name) = pod.annotations.get(CLAIM)
-    {
-        let besides = [POOLS, ADDRESSES].into_iter();
-        let besides = besides.filter(|it| pod.annotations.contains_key(*it));
-        errors.extend(besides.map(|it| {
-            format!("annotation {it} is left out of account: {CLAIM} decides. Remove one of them")
-        }));
-        return (by_claim(&pod.namespace, name.trim(), &mut errors), errors);
+    if let Some(pod) = pod {
+        let (annotations, is_of_stateful_set) = (&pod.annotations, pod.is_of_stateful_set);
+        errors.extend(sticky::sticky_errors(annotations, is_of_stateful_set));
+        if let Some(named) = sticky::named_claim(&pod.name, annotations, is_of_stateful_set) {
+            // The claim of a sticky pod is created from the pools that the pod names.
+            let (decides, besides): (_, &[&str]) = if named.is_sticky() {
+                (STICKY, &[ADDRESSES])
+            } else {
+                (CLAIM, &[POOLS, ADDRESSES])
+            };
+            let besides = besides.iter().filter(|it| annotations.contains_key(**it));
+            errors.extend(besides.map(|it| {
+                format!(
+                    "annotation {it} is left out of account: {decides} decides. Remove one of them"
+                )
+            }));
+            let choice = by_claim(&pod.namespace, named.name(), &mut errors);
+            return (choice, errors);
+        }
     }
     let of_namespace = request.namespace.filter(|_| pod.is_some());
     let by_pod = of_pod(POOLS).map(|text| (text, "annotation"));

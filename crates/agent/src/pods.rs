@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::attached::{self, SecondNetworks};
 use cadastre_api::choice::Label;
-use cadastre_api::{MIRROR_ANNOTATION, PodLite};
+use cadastre_api::{MIRROR_ANNOTATION, PodLite, sticky};
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::PodRef;
@@ -30,6 +30,8 @@ pub struct Pod {
     pub labels: Vec<Label>,
     /// The annotations in the domain `cadastre.dev`
     pub annotations: BTreeMap<String, String>,
+    /// Whether a StatefulSet controls the pod
+    pub is_of_stateful_set: bool,
     /// Whether the pod's phase is Succeeded or Failed
     pub finished: bool,
     /// The addresses in the pod's status; empty for a pod on the host network
@@ -156,6 +158,7 @@ pub fn read(pod: PodLite) -> Pod {
         addresses.clear();
         second_networks = SecondNetworks::None;
     }
+    let owners = metadata.owner_references.unwrap_or_default();
     let labels = metadata.labels.unwrap_or_default().into_iter();
     let labels = labels.map(|(key, value)| (key.into(), value.into()));
     let mirrors = annotations.remove(MIRROR_ANNOTATION);
@@ -167,6 +170,7 @@ pub fn read(pod: PodLite) -> Pod {
         mirrors,
         labels: labels.collect(),
         annotations,
+        is_of_stateful_set: sticky::stateful_set(&owners).is_some(),
         finished,
         addresses,
         second_networks,
@@ -265,6 +269,9 @@ mod tests {
         let lite: PodLite = serde_json::from_value(json!({
             "metadata": {
                 "name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "1"},
+                "ownerReferences": [
+                    {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "uid": "s", "controller": true},
+                ],
                 "annotations": {"cadastre.dev/pools": "x", "other": "y", MIRROR_ANNOTATION: "m"},
             },
             "spec": {"nodeName": "n1"},
@@ -283,6 +290,7 @@ mod tests {
         assert_eq!(seen.mirrors.as_deref(), Some("m"));
         assert!(seen.finished && seen.addresses.len() == 2 && &*seen.labels[0].0 == "a");
         assert_eq!(seen.annotations.len(), 1);
+        assert!(seen.is_of_stateful_set);
         let mut own_address = lite;
         own_address.spec.as_mut().unwrap().host_network = Some(true);
         assert!(read(own_address).addresses.is_empty());

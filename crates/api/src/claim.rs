@@ -4,7 +4,8 @@
 //! and records them in `status.addresses`. While the claim exists, these addresses are allocated to nothing else,
 //! whether or not a pod uses them.
 //!
-//! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`. When the pod is bound to a node,
+//! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`, or by its own name if it belongs to
+//! a StatefulSet with sticky addresses ([`sticky`](super::sticky)). When the pod is bound to a node,
 //! the controller allocates each address of the claim to that node as a block of one address. From then on it has the
 //! life of every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can
 //! another node get it. So the guarantees about blocks are the guarantees about claims.
@@ -44,6 +45,13 @@ pub struct IPClaimSpec {
     #[schemars(schema_with = "rules::addresses")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
+
+    /// For how many seconds the claim stays after its last use. It is deleted when no pod has named it and no node has had
+    /// its addresses for this long since `status.releasedAt`. A claim that no pod has used yet stays. Absent: the claim
+    /// stays until somebody deletes it. Can be changed.
+    #[schemars(range(min = 0, max = 2_147_483_647))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds_after_use: Option<u32>,
 }
 
 /// Which addresses a claim has, and which pod uses them.

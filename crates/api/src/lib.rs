@@ -6,6 +6,7 @@
 //! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
 //! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
 //! | [`claim`] | IPClaim: addresses that stay with a workload |
+//! | [`sticky`] | which IPClaim a pod names; sticky addresses of StatefulSets |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`requests`] | annotations by which users request the release of addresses and blocks |
@@ -33,6 +34,7 @@ pub mod node_allocation;
 pub mod pool;
 pub mod requests;
 mod rules;
+pub mod sticky;
 pub mod subnet;
 pub mod terms;
 pub mod watched;
@@ -52,8 +54,8 @@ pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
     FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME,
-    POOLS_ANNOTATION, RELEASE_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION,
-    WITHDRAW_ANNOTATION,
+    POOLS_ANNOTATION, RELEASE_ANNOTATION, STICKY_ANNOTATION, STICKY_TTL_ANNOTATION,
+    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
     AddressStatus, AllocationMode, AssignmentMode, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,

@@ -49,6 +49,13 @@ pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 /// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
+/// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod, and the
+/// controller creates this claim if it does not exist. So each ordinal keeps its addresses.
+pub const STICKY_ANNOTATION: &str = "cadastre.dev/sticky";
+
+/// Annotation of a pod with `cadastre.dev/sticky`: `spec.ttlSecondsAfterUse` of the claim that the controller creates.
+pub const STICKY_TTL_ANNOTATION: &str = "cadastre.dev/sticky-ttl-seconds";
+
 /// Finalizer of an IPClaim. It is removed once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 

@@ -118,7 +118,7 @@ pub(super) fn claim_stays() -> Rule {
     Rule::new(
         "has(self.pool) == has(oldSelf.pool) && (!has(self.pool) || self.pool == oldSelf.pool) && has(self.addresses) == has(oldSelf.addresses) && (!has(self.addresses) || self.addresses == oldSelf.addresses)",
     )
-    .message("a claim cannot be changed, because its addresses never change: delete it, and create another")
+    .message("the pool and the addresses of a claim cannot be changed, because its addresses never change: delete it, and create another")
 }
 
 /// Accepts a list of addresses with at most one of each family.

@@ -9,7 +9,7 @@
 //!    follow for another node.
 //!
 //! This loop does steps 1 and 2 and the recall. All else is done for every block, so an address has two holders only
-//! if a block can have two owners.
+//! if a block can have two owners. The loop also deletes claims some time after their last use (`retention`).
 //!
 //! # Guarantees
 //! - No address becomes a block before the API server has stored it in the claim's status.
@@ -23,6 +23,7 @@
 
 mod addresses;
 mod place;
+mod retention;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::place::place;
+use self::retention::Expiry;
 use self::status::status;
 use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
@@ -84,6 +86,8 @@ pub struct ClaimLoop {
     requests: InFlight<ClaimName>,
     /// Deleted claims whose addresses are released, and when their cooldown is over, by the monotonic clock
     cooling: BTreeMap<ClaimName, Duration>,
+    /// Claims that are deleted some time after their last use, and are unused now
+    expiring: BTreeMap<ClaimName, Expiry>,
     /// Claims that wait for something to change in the ledger
     problems: BTreeMap<ClaimName, ClaimProblem>,
     /// Pools that had no free address for a claim, with the reason. An entry stays until a range becomes free
@@ -95,7 +99,7 @@ impl Loop for ClaimLoop {
         self.queue.load() + self.writes.load()
     }
 
-    /// Returns the next request for a claim's finalizers or status.
+    /// Returns the next request for a claim's finalizers or status, or the deletion of a claim.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         work_off(self, |it| &mut it.writes, Self::look, cx)
     }
@@ -140,6 +144,7 @@ impl ClaimLoop {
     pub(crate) fn gone(&mut self, name: &ClaimName) {
         self.problems.remove(name);
         self.cooling.remove(name);
+        self.expiring.remove(name);
         self.requests.forget(name);
     }
 
@@ -263,8 +268,13 @@ impl ClaimLoop {
             return set(others.cloned().collect());
         }
         let status = status(claim, self.problems.get(name), cx);
-        (claim.status != status)
-            .then(|| ApiRequest::SetClaimStatus(KnownObject::of(&**claim), status))
+        if claim.status != status {
+            return Some(ApiRequest::SetClaimStatus(
+                KnownObject::of(&**claim),
+                status,
+            ));
+        }
+        self.expire(claim, cx)
     }
 }
 

@@ -23,16 +23,26 @@ pub fn log(report: &EventRecord) {
         (ObjectKind::Block, false) => {
             info!(block.name = %name, reason = report.reason, "{}", report.note);
         }
+        (ObjectKind::Pod, true) => {
+            warn!(pod.name = %name, reason = report.reason, "{}", report.note);
+        }
+        (ObjectKind::Pod, false) => {
+            info!(pod.name = %name, reason = report.reason, "{}", report.note);
+        }
         (_, true) => warn!(pool.name = %name, reason = report.reason, "{}", report.note),
         (_, false) => info!(pool.name = %name, reason = report.reason, "{}", report.note),
     }
 }
 
-/// Converts a report to a note, from which a Kubernetes event is made.
+/// Converts a report to a note, from which a Kubernetes event is made. The name of a pod contains its namespace.
 pub fn note(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
+    let (namespace, name) = match name.split_once('/') {
+        Some((namespace, name)) => (Some(namespace.to_owned()), name),
+        None => (None, &*name),
+    };
     let version = match kind {
-        ObjectKind::Node => "v1",
+        ObjectKind::Node | ObjectKind::Pod => "v1",
         ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool | ObjectKind::Claim => {
             "cadastre.dev/v1alpha1"
         }
@@ -41,7 +51,8 @@ pub fn note(report: EventRecord) -> EventNote {
         about: ObjectReference {
             api_version: Some(version.to_owned()),
             kind: Some(kind.name().to_owned()),
-            name: Some(name.to_string()),
+            namespace,
+            name: Some(name.to_owned()),
             uid: Some(uid.to_string()),
             ..ObjectReference::default()
         },

@@ -52,10 +52,12 @@ pub enum ObjectCall {
     SetPoolStatus(PoolName),
     /// Read of a pool
     ReadPool(PoolName),
-    /// Write of a claim's status or finalizers
+    /// Write of a claim's status or finalizers, or its deletion
     WriteClaim(ClaimName),
     /// Read of a claim
     ReadClaim(ClaimName),
+    /// Creation of the claim of a StatefulSet's pod
+    CreateClaim(ClaimName),
 }
 
 impl ObjectCall {
@@ -77,7 +79,10 @@ impl ObjectCall {
             Purpose::PoolStatus { name } if wrote => ObjectCall::SetPoolStatus(name.clone()),
             Purpose::PoolStatus { name } => ObjectCall::ReadPool(name.clone()),
             Purpose::Claim { name } if wrote => ObjectCall::WriteClaim(name.clone()),
-            Purpose::Claim { name } => ObjectCall::ReadClaim(name.clone()),
+            Purpose::Sticky { name } if wrote => ObjectCall::CreateClaim(name.clone()),
+            Purpose::Claim { name } | Purpose::Sticky { name } => {
+                ObjectCall::ReadClaim(name.clone())
+            }
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
@@ -110,7 +115,9 @@ impl ObjectCall {
             ObjectCall::SetPoolFinalizers(_)
             | ObjectCall::SetPoolStatus(_)
             | ObjectCall::ReadPool(_) => ObjectKind::Pool,
-            ObjectCall::WriteClaim(_) | ObjectCall::ReadClaim(_) => ObjectKind::Claim,
+            ObjectCall::WriteClaim(_) | ObjectCall::ReadClaim(_) | ObjectCall::CreateClaim(_) => {
+                ObjectKind::Claim
+            }
         }
     }
 }

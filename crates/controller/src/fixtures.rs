@@ -216,6 +216,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
         spec: Ok(ClaimSpec {
             pool: (!pool.is_empty()).then(|| pool.into()),
             addresses: addresses.iter().map(addr).collect(),
+            ttl: None,
         }),
         status: IPClaimStatus::default(),
     }
@@ -231,6 +232,7 @@ pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
             pod: name.into(),
             node: node.map(NodeName::from),
             created: 0,
+            sticky: None,
         })),
         ..pod(1, &[])
     }

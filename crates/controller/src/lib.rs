@@ -21,7 +21,7 @@
 //! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
-//! | [`claim`] | IPClaims: their addresses, and the nodes that get them |
+//! | [`claim`], [`sticky`] | IPClaims: their addresses, and the nodes that get them; the claims of StatefulSets |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
@@ -73,6 +73,7 @@ pub mod reconcile;
 pub mod report;
 pub mod run;
 mod settings;
+pub mod sticky;
 pub mod subnet;
 pub mod telemetry;
 pub mod totals;

@@ -67,9 +67,12 @@ pub enum Purpose {
     /// A write of a pool's status; or the read of a pool after a write of its status or finalizers that conflicted or
     /// is indeterminate
     PoolStatus { name: PoolName },
-    /// A write of a claim's status or finalizers, or the read of the claim after a write that conflicted or is
+    /// A write of a claim's status or finalizers, its deletion, or the read of the claim after a write that conflicted or is
     /// indeterminate
     Claim { name: ClaimName },
+    /// The creation of the claim of a StatefulSet's pod, or the read of the claim after a creation that conflicted or is
+    /// indeterminate
+    Sticky { name: ClaimName },
 }
 
 impl Purpose {
@@ -84,6 +87,7 @@ impl Purpose {
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::PoolFinalizers { .. } | Purpose::PoolStatus { .. } => "pool",
             Purpose::Claim { .. } => "claim",
+            Purpose::Sticky { .. } => "sticky",
             Purpose::DefaultPool => "default_pool",
             Purpose::Listening => "listening",
         }

@@ -141,5 +141,7 @@ pub(crate) const KEPT: &str = "KeptInQuarantine";
 pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// A node demands more blocks than `maxBlocksPerNode` allows.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
+/// No pool can serve the claim of a StatefulSet's pod, so the claim is not created.
+pub(crate) const NO_POOL_FOR_CLAIM: &str = "NoPoolForClaim";
 /// An agent uses a block that the API had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

@@ -280,6 +280,12 @@ mutations! {
     ReturnTakenBack,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
+    /// A pod that belongs to no StatefulSet gets a claim of its own by the annotation for sticky addresses.
+    StickyClaimOfBarePod,
+    /// The claim of a StatefulSet's pod is created without its StatefulSet as owner.
+    StickyClaimNotOwned,
+    /// A claim whose time after use is over is deleted although a pod names it or a node has its addresses.
+    ClaimExpiresInUse,
 }
 
 #[cfg(not(debug_assertions))]

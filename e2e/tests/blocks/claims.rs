@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use crate::{node, shared};
 
-fn claims(fixtures: &Fixtures) -> Api<IPClaim> {
+pub(crate) fn claims(fixtures: &Fixtures) -> Api<IPClaim> {
     Api::default_namespaced(fixtures.client.clone())
 }
 
-async fn create(fixtures: &Fixtures, name: &str, spec: Value) -> Result<IPClaim> {
+pub(crate) async fn create(fixtures: &Fixtures, name: &str, spec: Value) -> Result<IPClaim> {
     let claim = serde_json::from_value(json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPClaim",
         "metadata": {"name": name}, "spec": spec,
@@ -28,7 +28,7 @@ async fn create(fixtures: &Fixtures, name: &str, spec: Value) -> Result<IPClaim>
 }
 
 /// Waits until the condition Ready of a claim has this reason. Returns the claim's status.
-async fn ready(fixtures: &Fixtures, name: &str, reason: &str) -> Result<IPClaimStatus> {
+pub(crate) async fn ready(fixtures: &Fixtures, name: &str, reason: &str) -> Result<IPClaimStatus> {
     let what = format!("claim {name} is {reason}");
     until(&what, LIMIT, async || {
         let claim = claims(fixtures).get(name).await?;
@@ -218,6 +218,12 @@ async fn the_api_server_rejects_claims_that_cannot_be_served() -> Result<()> {
     assert!(text.contains("at most one IPv4 and one IPv6"), "{text}");
     let text = refusal("bad", json!({"addresses": ["10.0.0.300"]})).await;
     assert!(text.contains("is not an address"), "{text}");
+    let text = refusal(
+        "late",
+        json!({"pool": "a", "ttlSecondsAfterUse": 2_147_483_648_u32}),
+    )
+    .await;
+    assert!(text.contains("ttlSecondsAfterUse"), "{text}");
     let mut claim = create(&fixtures, "kept", json!({"pool": "a"})).await?;
     claim.spec.pool = Some("b".to_owned());
     let error = claims(&fixtures)

@@ -13,6 +13,7 @@
 //! | `deleted_nodes` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
 //! | `claims` | addresses that stay with a workload |
+//! | `sticky` | addresses that stay with the ordinals of a StatefulSet |
 //! | `requests` | requests that people make by annotations |
 //! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
@@ -32,6 +33,7 @@ mod manual_edits;
 mod pools;
 mod releasing;
 mod requests;
+mod sticky;
 
 use anyhow::Result;
 use cadastre_api::{NodeSubnet, Recall};

@@ -7,7 +7,9 @@ use std::time::Duration;
 use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
-use cadastre_api::{AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall};
+use cadastre_api::{
+    AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall, STICKY_ANNOTATION,
+};
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, PodClaim, Subnet};
 use cadastre_core::Cidr;
@@ -95,6 +97,9 @@ fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
 }
 
 fn claim_annotation(claim: &PodClaim) -> (String, String) {
+    if claim.sticky.is_some() {
+        return (STICKY_ANNOTATION.to_owned(), "true".to_owned());
+    }
     let (_, name) = claim.claim.split_once('/').unwrap();
     (CLAIM_ANNOTATION.to_owned(), name.to_owned())
 }
@@ -115,6 +120,7 @@ fn seen_pod(pod: &ApiPod) -> Pod {
             .map(claim_annotation)
             .into_iter()
             .collect(),
+        is_of_stateful_set: pod.claim.as_ref().is_some_and(|it| it.sticky.is_some()),
         ..Pod::default()
     }
 }

@@ -280,6 +280,48 @@ fn a_pod_whose_annotation_names_no_claim_gets_no_address() {
 }
 
 #[test]
+fn a_sticky_pod_of_a_stateful_set_gets_the_claim_of_its_name_or_no_address() {
+    let of_set = |annotations: &[(&str, &str)]| Pod {
+        is_of_stateful_set: true,
+        ..pod("0", &[], annotations)
+    };
+    let claims = |pod: &Pod, ifname| {
+        let request = PodRequest {
+            ifname,
+            ..of(Some(pod), &[])
+        };
+        let (choice, errors) = decide(&request, &[serving("a", &[], &[])], &[]);
+        (choice.pools, choice.strict, errors)
+    };
+    let sticky = of_set(&[(STICKY, "true"), (POOLS, "a"), (STICKY_TTL, "60")]);
+    let claim = PoolOrder::Named(names(&["default/pod-0"]));
+    assert_eq!(claims(&sticky, "eth0"), (claim.clone(), true, Vec::new()));
+    assert_eq!(claims(&sticky, "net1").0, PoolOrder::All);
+    let other = of_set(&[(STICKY, "true"), (CLAIM, "db")]);
+    let (pools, _, errors) = claims(&other, "eth0");
+    assert_eq!(pools, PoolOrder::Named(names(&["default/db"])));
+    assert!(
+        errors[0].contains("cadastre.dev/claim decides"),
+        "{errors:?}"
+    );
+    let asks = of_set(&[(STICKY, "true"), (ADDRESSES, "10.0.0.7")]);
+    let (pools, _, errors) = claims(&asks, "eth0");
+    assert_eq!(pools, claim);
+    assert!(
+        errors[0].contains("cadastre.dev/sticky decides"),
+        "{errors:?}"
+    );
+    // Without a StatefulSet the annotation is ignored, and reported.
+    let bare = pod("0", &[], &[(STICKY, "true")]);
+    let (pools, strict, errors) = claims(&bare, "eth0");
+    assert_eq!((pools, strict), (PoolOrder::All, false));
+    assert!(
+        errors[0].contains("belongs to no StatefulSet"),
+        "{errors:?}"
+    );
+}
+
+#[test]
 fn addresses_of_the_attachment_precede_those_of_the_pod() {
     let annotated = pod("u", &[], &[(ADDRESSES, "fd00::7, 10.0.0.7")]);
     let addresses = |request: &PodRequest| decide(request, &[], &[]).0.addresses;

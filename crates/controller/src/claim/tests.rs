@@ -16,21 +16,21 @@ use cadastre_api::{ClaimedAddress, IPClaimStatus, Recall};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
 
-const CLAIM: &str = "default/web-0";
+pub(super) const CLAIM: &str = "default/web-0";
 
 /// The address that the first claim of the pool 10.0.0.0/24 gets: claims are allocated from the end of a pool.
-const ADDRESS: &str = "10.0.0.254/32";
+pub(super) const ADDRESS: &str = "10.0.0.254/32";
 
 /// A cluster with the loop of claims. Writes take effect at once.
-struct Fixture {
-    cache: ClusterCache,
-    allocations: AllocationState,
-    claims: ClaimLoop,
-    now: Now,
+pub(super) struct Fixture {
+    pub(super) cache: ClusterCache,
+    pub(super) allocations: AllocationState,
+    pub(super) claims: ClaimLoop,
+    pub(super) now: Now,
 }
 
 impl Fixture {
-    fn new(pools: Vec<Pool>, claims: Vec<Claim>, pods: Vec<Pod>) -> Self {
+    pub(super) fn new(pools: Vec<Pool>, claims: Vec<Claim>, pods: Vec<Pod>) -> Self {
         let mut cache = cluster(pools, vec![node("a"), node("b")]);
         let mut queue = ClaimLoop::default();
         for it in &claims {
@@ -53,16 +53,16 @@ impl Fixture {
         fixture
     }
 
-    fn of(claim: Claim) -> Self {
+    pub(super) fn of(claim: Claim) -> Self {
         Fixture::new(vec![pool("p", "10.0.0.0/24")], vec![claim], Vec::new())
     }
 
-    fn applied(&mut self, pod: Pod) {
+    pub(super) fn applied(&mut self, pod: Pod) {
         self.cache.pods.change(ObjectEvent::Applied(pod));
         self.look_at_changed();
     }
 
-    fn gone(&mut self, pod: Pod) {
+    pub(super) fn gone(&mut self, pod: Pod) {
         self.cache.pods.change(ObjectEvent::Deleted(pod));
         self.look_at_changed();
     }
@@ -83,7 +83,7 @@ impl Fixture {
         in_step(cache, allocations, *now, |cx| step(claims, cx))
     }
 
-    fn requests(&mut self) -> Vec<ApiRequest> {
+    pub(super) fn requests(&mut self) -> Vec<ApiRequest> {
         self.step(|claims, cx| {
             claims.work(cx);
             let requests = std::iter::from_fn(|| claims.next(cx));
@@ -92,7 +92,7 @@ impl Fixture {
     }
 
     /// Decides and writes until nothing is left to write. Returns the addresses, the reason and the text of the claim.
-    fn settle(&mut self, name: &str) -> (Vec<String>, String, String) {
+    pub(super) fn settle(&mut self, name: &str) -> (Vec<String>, String, String) {
         for _ in 0..10 {
             let requests = self.requests();
             if requests.is_empty() {
@@ -112,15 +112,18 @@ impl Fixture {
         )
     }
 
-    fn write(&mut self, request: ApiRequest) {
+    pub(super) fn write(&mut self, request: ApiRequest) {
         let known = match &request {
-            ApiRequest::SetClaimStatus(known, _) | ApiRequest::SetFinalizers(_, known, _) => known,
+            ApiRequest::SetClaimStatus(known, _)
+            | ApiRequest::SetFinalizers(_, known, _)
+            | ApiRequest::Delete(_, known) => known,
             other => panic!("{other:?}"),
         };
         let mut claim = Claim::clone(self.cache.claims.get(&*known.name).unwrap());
         match request {
             ApiRequest::SetClaimStatus(_, status) => claim.status = status,
             ApiRequest::SetFinalizers(_, _, finalizers) => claim.finalizers = finalizers,
+            ApiRequest::Delete(..) => claim.deleting = true,
             _ => {}
         }
         claim.version += 1;
@@ -143,7 +146,7 @@ impl Fixture {
     }
 
     /// Deletes the block, as the loop of blocks does when the agent has released it.
-    fn release(&mut self, address: &str) {
+    pub(super) fn release(&mut self, address: &str) {
         self.allocations.drop_block(&cidr(address));
         self.claims.queue.add(CLAIM.into());
     }

@@ -73,6 +73,7 @@ impl ClusterCache {
             ObjectKind::Block => about(&self.blocks, name),
             ObjectKind::Pool => about(&self.pools, name),
             ObjectKind::Claim => about(&self.claims, name),
+            ObjectKind::Pod => (CacheMark::default(), None),
         }
     }
 

@@ -2,22 +2,23 @@
 //! the API server may stop the controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::agent_report;
-use super::names::NodeName;
+use super::names::{NodeName, PoolName};
 use super::objects::{
     Block, BlockSpec, Claim, ClaimSpec, MachineIdentity, Node, Owner, Pod, PodClaim, Pool,
-    ServiceRange, Subnet, Text,
+    ServiceRange, Sticky, Subnet, Text,
 };
+use super::request::NewClaim;
 use cadastre_api::{
-    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_ANNOTATION, IPAMBlock, IPAMBlockLite,
-    IPAMBlockSpec, IPClaimLite, IPClaimSpec, IPPoolLite, LeakCandidate, MIRROR_ANNOTATION,
+    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
+    IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPPoolLite, LeakCandidate, MIRROR_ANNOTATION,
     NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode,
-    Requests, TERM_ANNOTATION,
+    Requests, TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -111,16 +112,26 @@ pub fn pod(pod: PodLite) -> Pod {
     let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
     let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
     // A kubelet can create mirror pods in any namespace, so they can claim nothing.
-    let claim = annotations
-        .get(CLAIM_ANNOTATION)
-        .filter(|_| !is_mirror && !is_host);
-    let claim = claim.map(|claim| {
+    let own_name = meta.name.as_deref().unwrap_or_default();
+    let owner = sticky::stateful_set(meta.owner_references.as_deref().unwrap_or_default());
+    let claim = sticky::named_claim(own_name, &annotations, owner.is_some());
+    let claim = claim.filter(|_| !is_mirror && !is_host).map(|claim| {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let sticky = |owner: &OwnerReference| Sticky {
+            pod_uid: meta.uid.as_deref().unwrap_or_default().into(),
+            owner: owner.name.as_str().into(),
+            owner_uid: owner.uid.as_str().into(),
+            pools: sticky::pools(&annotations).map(PoolName::from).collect(),
+            ttl: sticky::ttl(&annotations),
+        };
         Box::new(PodClaim {
-            claim: format!("{namespace}/{}", claim.trim()).into(),
-            pod: meta.name.as_deref().unwrap_or_default().into(),
+            claim: format!("{namespace}/{}", claim.name()).into(),
+            pod: own_name.into(),
             node: spec.node_name.map(NodeName::from),
             created: seconds(meta.creation_timestamp.as_ref()),
+            sticky: owner
+                .filter(|_| claim.is_sticky())
+                .map(|it| Box::new(sticky(it))),
         })
     });
     Pod {
@@ -320,7 +331,26 @@ fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
     Ok(ClaimSpec {
         pool: spec.pool.map(Into::into),
         addresses,
+        ttl: spec.ttl_seconds_after_use,
     })
+}
+
+/// Builds the IPClaim to create for a pod of a StatefulSet. The garbage collector deletes it with the StatefulSet.
+pub(crate) fn claim_object(name: &str, new: NewClaim) -> IPClaim {
+    let (namespace, name) = name.split_once('/').unwrap_or(("", name));
+    let owner = new.owner.map(|owner| OwnerReference {
+        api_version: "apps/v1".to_owned(),
+        kind: "StatefulSet".to_owned(),
+        name: owner.name.to_string(),
+        uid: owner.uid.to_string(),
+        ..OwnerReference::default()
+    });
+    let mut claim = IPClaim::new(name, new.spec);
+    claim.metadata.namespace = Some(namespace.to_owned());
+    claim.metadata.owner_references = owner.map(|it| vec![it]);
+    // With the finalizer, the claim can get its addresses at once.
+    claim.metadata.finalizers = Some(vec![CLAIM_FINALIZER.to_owned()]);
+    claim
 }
 
 /// Returns `namespace/name` of a namespaced object.
@@ -350,6 +380,7 @@ fn version(text: Option<&str>) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use cadastre_api::{CLAIM_ANNOTATION, STICKY_ANNOTATION};
     use serde_json::json;
 
     use super::*;
@@ -389,6 +420,42 @@ mod tests {
         assert_eq!(claim(names(), true), None, "it has its node's addresses");
         let mirror = json!({CLAIM_ANNOTATION: "db", MIRROR_ANNOTATION: "hash"});
         assert_eq!(claim(mirror, false), None, "a kubelet writes what it likes");
+    }
+
+    #[test]
+    fn a_sticky_pod_of_a_stateful_set_names_the_claim_of_its_own_name() {
+        let claim = |annotations: Value, owner: &str| {
+            let of_set = json!({
+                "metadata": {
+                    "name": "web-0", "namespace": "d", "uid": "u", "annotations": annotations,
+                    "ownerReferences": [
+                        {"apiVersion": "apps/v1", "kind": owner, "name": "web", "uid": "w", "controller": true},
+                    ],
+                },
+                "spec": {"nodeName": "n"},
+            });
+            pod(serde_json::from_value(of_set).unwrap()).claim
+        };
+        let annotations = json!({
+            STICKY_ANNOTATION: "true", "cadastre.dev/pools": "a, b",
+            "cadastre.dev/sticky-ttl-seconds": "60",
+        });
+        let named = claim(annotations.clone(), "StatefulSet").unwrap();
+        assert_eq!((&*named.claim, &*named.pod), ("d/web-0", "web-0"));
+        let expected = Sticky {
+            pod_uid: "u".into(),
+            owner: "web".into(),
+            owner_uid: "w".into(),
+            pools: ["a".into(), "b".into()].into(),
+            ttl: Some(60),
+        };
+        assert_eq!(named.sticky.as_deref(), Some(&expected));
+        assert_eq!(claim(annotations, "ReplicaSet"), None);
+        let both = json!({STICKY_ANNOTATION: "true", CLAIM_ANNOTATION: "db"});
+        let named = claim(both, "StatefulSet").unwrap();
+        assert_eq!((&*named.claim, &named.sticky), ("d/db", &None));
+        let mirror = json!({STICKY_ANNOTATION: "true", MIRROR_ANNOTATION: "hash"});
+        assert_eq!(claim(mirror, "StatefulSet"), None);
     }
 
     #[test]

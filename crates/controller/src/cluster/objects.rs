@@ -370,6 +370,8 @@ pub struct ClaimSpec {
     pub pool: Option<PoolName>,
     /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
     pub addresses: Vec<Addr>,
+    /// For how many seconds the claim stays after its last use; `None` if it stays until somebody deletes it
+    pub ttl: Option<u32>,
 }
 
 /// A ServiceCIDR.
@@ -416,4 +418,21 @@ pub struct PodClaim {
     pub node: Option<NodeName>,
     /// `metadata.creationTimestamp`, seconds since 1970
     pub created: i64,
+    /// Set if the controller creates the claim, because the pod's StatefulSet has sticky addresses
+    pub sticky: Option<Box<Sticky>>,
+}
+
+/// What the controller needs to create the claim of a pod of a StatefulSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sticky {
+    /// UID of the pod
+    pub pod_uid: ObjectUid,
+    /// Name of the StatefulSet
+    pub owner: Text,
+    /// UID of the StatefulSet
+    pub owner_uid: ObjectUid,
+    /// The pools that the pod names, best first; if empty, the pools that serve every pod
+    pub pools: Box<[PoolName]>,
+    /// `spec.ttlSecondsAfterUse` of the claim
+    pub ttl: Option<u32>,
 }

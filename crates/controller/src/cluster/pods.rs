@@ -142,6 +142,11 @@ impl PodIndex {
         pods.into_iter().map(|(_, _, pod)| pod).collect()
     }
 
+    /// Returns the claims that pods name.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &ClaimName> {
+        self.claiming.keys()
+    }
+
     /// Returns the claims whose pods have changed since the last call.
     pub(crate) fn take_claims(&mut self) -> BTreeSet<ClaimName> {
         std::mem::take(&mut self.changed_claims)

@@ -9,7 +9,7 @@ use super::names::{NodeName, ObjectUid, TermId};
 use super::objects::{
     Block, BlockSpec, Claim, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text,
 };
-use cadastre_api::{IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
+use cadastre_api::{IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
 /// Number of a request. A process uses each number once.
@@ -25,10 +25,11 @@ pub enum ObjectKind {
     Block,
     Pool,
     Claim,
+    Pod,
 }
 
 impl ObjectKind {
-    /// All kinds.
+    /// All kinds that the controller writes.
     pub const ALL: [ObjectKind; 5] = [
         ObjectKind::Node,
         ObjectKind::Subnet,
@@ -45,6 +46,7 @@ impl ObjectKind {
             ObjectKind::Block => "IPAMBlock",
             ObjectKind::Pool => "IPPool",
             ObjectKind::Claim => "IPClaim",
+            ObjectKind::Pod => "Pod",
         }
     }
 }
@@ -95,6 +97,24 @@ pub enum ObjectSpec {
     Subnet(NodeSubnetSpec),
     Block(BlockSpec),
     Pool(Box<IPPoolSpec>),
+    Claim(Box<NewClaim>),
+}
+
+/// An IPClaim to create for a pod of a StatefulSet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewClaim {
+    /// The spec of the claim
+    pub spec: IPClaimSpec,
+    /// The StatefulSet of the pod
+    pub owner: Option<ClaimOwner>,
+}
+
+/// A StatefulSet that owns a claim, so that Kubernetes deletes the claim with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub struct ClaimOwner {
+    pub name: Text,
+    pub uid: ObjectUid,
 }
 
 impl ObjectSpec {
@@ -104,6 +124,7 @@ impl ObjectSpec {
             ObjectSpec::Subnet(_) => ObjectKind::Subnet,
             ObjectSpec::Block(_) => ObjectKind::Block,
             ObjectSpec::Pool(_) => ObjectKind::Pool,
+            ObjectSpec::Claim(_) => ObjectKind::Claim,
         }
     }
 }

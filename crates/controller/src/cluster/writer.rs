@@ -27,7 +27,7 @@ use super::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, OutgoingRequest, Rejection, RequestOutcome,
 };
 use crate::bootstrap::KUBEADM;
-use cadastre_api::{FIELD_MANAGER, GROUP, IPPool, NodeSubnet, PodLite, VERSION};
+use cadastre_api::{FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeSubnet, PodLite, VERSION};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
@@ -106,8 +106,8 @@ impl Writer {
             ApiRequest::Create(name, spec) => {
                 let kind = spec.kind();
                 let object = object(&name, spec).map_err(Error::SerdeError)?;
-                self.object(kind, RequestMethod::Post(object), &collection(kind))
-                    .await
+                let path = collection_of(kind, &name);
+                self.object(kind, RequestMethod::Post(object), &path).await
             }
             ApiRequest::Replace(known, spec) => {
                 let kind = spec.kind();
@@ -121,6 +121,12 @@ impl Writer {
                 }});
                 let request =
                     RequestMethod::Delete(precondition).request(&path(kind, &known.name))?;
+                if kind == ObjectKind::Claim {
+                    // Its finalizer keeps a claim. The answer then shows that it is being deleted.
+                    let answer = self.client.request_status::<IPClaimLite>(request).await?;
+                    let kept = answer.left().map(convert::claim);
+                    return Ok(kept.map_or(RequestOutcome::Gone, RequestOutcome::Claim));
+                }
                 let answer = self.client.request_status::<IgnoredAny>(request).await?;
                 Ok(deleted(answer.left()))
             }
@@ -162,6 +168,7 @@ impl Writer {
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
             ObjectKind::Claim => listed(self.all(convert::claim).await, RequestOutcome::Claims),
+            ObjectKind::Pod => listed(self.all(convert::pod).await, RequestOutcome::Pods),
         }
     }
 
@@ -216,6 +223,9 @@ impl Writer {
             ObjectKind::Claim => {
                 RequestOutcome::Claim(convert::claim(client.request(request).await?))
             }
+            ObjectKind::Pod => {
+                RequestOutcome::Pods(vec![convert::pod(client.request(request).await?)])
+            }
         })
     }
 }
@@ -254,6 +264,7 @@ impl RequestMethod {
 fn collection(kind: ObjectKind) -> String {
     let plural = match kind {
         ObjectKind::Node => return "/api/v1/nodes".to_owned(),
+        ObjectKind::Pod => return "/api/v1/pods".to_owned(),
         ObjectKind::Subnet => "nodesubnets",
         ObjectKind::Block => "ipamblocks",
         ObjectKind::Pool => "ippools",
@@ -262,14 +273,21 @@ fn collection(kind: ObjectKind) -> String {
     format!("/apis/{GROUP}/{VERSION}/{plural}")
 }
 
+/// Returns the path of the collection in which an object is created. The name of a claim contains its namespace.
+fn collection_of(kind: ObjectKind, name: &str) -> String {
+    match name.split_once('/') {
+        Some((namespace, _)) if kind == ObjectKind::Claim => {
+            format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/ipclaims")
+        }
+        _ => collection(kind),
+    }
+}
+
 /// Returns the path of an object. The name of a claim contains its namespace.
 fn path(kind: ObjectKind, name: &str) -> String {
-    match name.split_once('/') {
-        Some((namespace, name)) if kind == ObjectKind::Claim => {
-            format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/ipclaims/{name}")
-        }
-        _ => format!("{}/{name}", collection(kind)),
-    }
+    let collection = collection_of(kind, name);
+    let own_name = name.split_once('/').map_or(name, |(_, name)| name);
+    format!("{collection}/{own_name}")
 }
 
 /// Returns a new object as JSON.
@@ -278,6 +296,7 @@ fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
         ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
         ObjectSpec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
         ObjectSpec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
+        ObjectSpec::Claim(new) => serde_json::to_value(convert::claim_object(name, *new)),
     }
 }
 

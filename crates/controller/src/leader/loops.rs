@@ -17,6 +17,7 @@ use crate::pool::PoolLoop;
 use crate::quarantine::Quarantine;
 use crate::reconcile::Loop;
 use crate::settings::ControllerSettings;
+use crate::sticky::StickyLoop;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
 
@@ -99,5 +100,6 @@ loops! {
     "quarantine" quarantine: Quarantine = Quarantine::default(),
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
     "claim" claims: ClaimLoop = ClaimLoop::default(),
+    "sticky" sticky: StickyLoop = StickyLoop::default(),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

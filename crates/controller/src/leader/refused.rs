@@ -9,7 +9,7 @@ use crate::failing_calls::{CallReport, ObjectCall};
 use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
-use crate::{Now, Purpose};
+use crate::{Now, Purpose, sticky};
 use cadastre_api::FINALIZER;
 
 impl Leader {
@@ -138,6 +138,11 @@ impl Leader {
                 let about =
                     Regarding::new(ObjectKind::Pool, name.clone(), &cache.pools.get(name)?.uid);
                 (about, "the status of this pool".to_owned())
+            }
+            (ObjectCall::CreateClaim(name), _) => {
+                let (pod, sticky) = sticky::pod_of(name, cache)?;
+                let what = format!("IPClaim {name}, which this pod needs for its address");
+                (sticky::regarding(name, pod, sticky), what)
             }
             _ => return None,
         })

@@ -61,7 +61,7 @@ impl Controller {
                     Some((ObjectKind::Block, known)) => self.missing::<Block>(known, now),
                     Some((ObjectKind::Pool, known)) => self.missing::<Pool>(known, now),
                     Some((ObjectKind::Claim, known)) => self.missing::<Claim>(known, now),
-                    None => {}
+                    Some((ObjectKind::Pod, _)) | None => {}
                 }
             }
             _ => {}

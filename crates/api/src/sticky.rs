@@ -1,0 +1,223 @@
+//! Which IPClaim a pod names: by an annotation, or as a pod of a StatefulSet with sticky addresses.
+//!
+//! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
+//! ask [`named_claim`], so they always mean the same claim.
+//!
+//! The names of a StatefulSet's pods are stable: `web-0`, `web-1` and so on. So a claim with the name of such a pod is
+//! the claim of the ordinal: the next pod of this ordinal gets the same addresses.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+use super::names::{
+    CLAIM_ANNOTATION as CLAIM, POOLS_ANNOTATION, STICKY_ANNOTATION as STICKY,
+    STICKY_TTL_ANNOTATION as TTL,
+};
+use cadastre_core::mutation::Mutation;
+
+/// The longest time that a claim can stay after its use, in seconds.
+pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
+
+/// At most this many characters of a wrong annotation are quoted.
+const QUOTED: usize = 100;
+
+/// The claim that a pod names. The claim is in the pod's namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedClaim<'a> {
+    /// The claim that the annotation `cadastre.dev/claim` names. The text may be no valid name
+    Annotated(&'a str),
+    /// The claim with the name of the pod, because the pod's StatefulSet has sticky addresses. The controller creates
+    /// the claim if it does not exist
+    Sticky(&'a str),
+}
+
+impl<'a> NamedClaim<'a> {
+    /// Returns the name of the claim.
+    pub fn name(self) -> &'a str {
+        match self {
+            NamedClaim::Annotated(name) | NamedClaim::Sticky(name) => name,
+        }
+    }
+
+    /// Returns whether the pod names the claim by belonging to a StatefulSet with sticky addresses.
+    pub fn is_sticky(self) -> bool {
+        matches!(self, NamedClaim::Sticky(_))
+    }
+}
+
+/// Returns the claim that a pod names, if it names one. `pod` is the name of the pod.
+pub fn named_claim<'a>(
+    pod: &'a str,
+    annotations: &'a BTreeMap<String, String>,
+    is_of_stateful_set: bool,
+) -> Option<NamedClaim<'a>> {
+    if let Some(name) = annotations.get(CLAIM) {
+        return Some(NamedClaim::Annotated(name.trim()));
+    }
+    let asks = annotations
+        .get(STICKY)
+        .is_some_and(|it| it.trim() == "true");
+    let is_entitled = is_of_stateful_set || Mutation::StickyClaimOfBarePod.is_on();
+    (asks && is_entitled).then_some(NamedClaim::Sticky(pod))
+}
+
+/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. These annotations
+/// are ignored.
+pub fn sticky_errors(
+    annotations: &BTreeMap<String, String>,
+    is_of_stateful_set: bool,
+) -> Vec<String> {
+    let mut errors = Vec::new();
+    let ignored = |name: &str, text: &str, what: &str| {
+        let text: String = text.chars().take(QUOTED).collect();
+        format!("annotation {name} (\"{text}\") is left out of account: {what}")
+    };
+    let asked = annotations.get(STICKY).map(|it| it.trim());
+    match asked {
+        None | Some("false") => {}
+        Some("true") if annotations.contains_key(CLAIM) => {
+            let what = format!("{CLAIM} decides. Remove one of them");
+            errors.push(ignored(STICKY, "true", &what));
+        }
+        Some("true") if is_of_stateful_set => {}
+        Some("true") => {
+            let what = format!(
+                "the pod belongs to no StatefulSet, so no later pod has its name. Create an IPClaim, and name it in the annotation {CLAIM}"
+            );
+            errors.push(ignored(STICKY, "true", &what));
+        }
+        Some(text) => errors.push(ignored(STICKY, text, "write \"true\" or \"false\"")),
+    }
+    let Some(text) = annotations.get(TTL) else {
+        return errors;
+    };
+    if ttl(annotations).is_none() {
+        let what = format!("write a number of seconds, at most {LONGEST_TTL}");
+        errors.push(ignored(TTL, text, &what));
+    } else if asked.is_none() {
+        let what = format!("it belongs to {STICKY}: \"true\", which the pod does not have");
+        errors.push(ignored(TTL, text, &what));
+    }
+    errors
+}
+
+/// Returns `spec.ttlSecondsAfterUse` of the claim that the controller creates for a pod. Returns `None` if the annotation
+/// is absent or wrong.
+pub fn ttl(annotations: &BTreeMap<String, String>) -> Option<u32> {
+    let seconds = annotations.get(TTL)?.trim().parse().ok()?;
+    (seconds <= LONGEST_TTL).then_some(seconds)
+}
+
+/// Returns the names of the pools from which the controller may create the claim of a pod, best first, as the pod's
+/// annotation `cadastre.dev/pools` lists them.
+pub fn pools(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
+    let lists = annotations.get(POOLS_ANNOTATION).into_iter();
+    let names = lists.flat_map(|it| it.split(',')).map(str::trim);
+    names.filter(|name| !name.is_empty())
+}
+
+/// Returns the StatefulSet that controls a pod, if one does.
+pub fn stateful_set(owners: &[OwnerReference]) -> Option<&OwnerReference> {
+    let group = |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0 == "apps");
+    owners.iter().find(|it| {
+        it.controller == Some(true) && it.kind == "StatefulSet" && group(it) == Some(true)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn annotations(all: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let all = all.iter();
+        all.map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_pod_of_a_stateful_set_names_the_claim_of_its_own_name() {
+        let sticky = annotations(&[(STICKY, " true ")]);
+        let named = named_claim("web-0", &sticky, true).unwrap();
+        assert_eq!((named.name(), named.is_sticky()), ("web-0", true));
+        for other in ["false", "TRUE", "yes", "1", ""] {
+            let other = annotations(&[(STICKY, other)]);
+            assert_eq!(named_claim("web-0", &other, true), None);
+        }
+        assert_eq!(named_claim("web-0", &annotations(&[]), true), None);
+    }
+
+    #[test]
+    fn the_annotation_with_a_claim_s_name_decides() {
+        let both = annotations(&[(STICKY, "true"), (CLAIM, " db ")]);
+        let expected = Some(NamedClaim::Annotated("db"));
+        assert_eq!(named_claim("web-0", &both, true), expected);
+        assert_eq!(named_claim("web-0", &both, false), expected);
+    }
+
+    #[test]
+    fn a_pod_without_stateful_set_names_no_claim_by_being_sticky() {
+        let sticky = annotations(&[(STICKY, "true")]);
+        assert_eq!(named_claim("web-5d8f-x7k2p", &sticky, false), None);
+        let errors = sticky_errors(&sticky, false);
+        assert_eq!(errors.len(), 1);
+        assert!(
+            errors[0].contains("belongs to no StatefulSet"),
+            "{errors:?}"
+        );
+    }
+
+    #[test]
+    fn wrong_annotations_are_reported_with_what_to_do() {
+        let errors = |all: &[(&str, &str)]| sticky_errors(&annotations(all), true);
+        let none: [String; 0] = [];
+        assert_eq!(errors(&[(STICKY, "true"), (TTL, "0")]), none);
+        assert_eq!(errors(&[(STICKY, "false"), (TTL, "60")]), none);
+        let reported = |all: &[(&str, &str)], part: &str| {
+            let errors = errors(all);
+            assert!(errors.len() == 1 && errors[0].contains(part), "{errors:?}");
+        };
+        reported(
+            &[(STICKY, "yes")],
+            r#"("yes") is left out of account: write "true""#,
+        );
+        reported(
+            &[(STICKY, "true"), (CLAIM, "db")],
+            "cadastre.dev/claim decides",
+        );
+        reported(&[(TTL, "60")], r#"belongs to cadastre.dev/sticky: "true""#);
+        for wrong in ["1h", "-1", "2147483648", ""] {
+            let part = "write a number of seconds, at most 2147483647";
+            reported(&[(STICKY, "true"), (TTL, wrong)], part);
+            assert_eq!(ttl(&annotations(&[(TTL, wrong)])), None);
+        }
+        assert_eq!(ttl(&annotations(&[(TTL, " 3600 ")])), Some(3600));
+    }
+
+    #[test]
+    fn only_the_controlling_stateful_set_counts() {
+        let owner = |version: &str, kind: &str, controller: Option<bool>| OwnerReference {
+            api_version: version.to_owned(),
+            kind: kind.to_owned(),
+            controller,
+            ..OwnerReference::default()
+        };
+        let is_one = |it: OwnerReference| stateful_set(&[it]).is_some();
+        assert!(is_one(owner("apps/v1", "StatefulSet", Some(true))));
+        assert!(!is_one(owner("apps/v1", "StatefulSet", None)));
+        assert!(!is_one(owner("apps/v1", "ReplicaSet", Some(true))));
+        assert!(!is_one(owner(
+            "apps.kruise.io/v1",
+            "StatefulSet",
+            Some(true)
+        )));
+        assert!(!is_one(owner("v1", "StatefulSet", Some(true))));
+    }
+
+    #[test]
+    fn the_pools_of_the_claim_are_those_of_the_pod_s_annotation() {
+        let named = annotations(&[(POOLS_ANNOTATION, " a ,, b")]);
+        assert_eq!(pools(&named).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(pools(&annotations(&[])).next(), None);
+    }
+}

@@ -1,0 +1,91 @@
+//! Claims that are deleted some time after their last use (`spec.ttlSecondsAfterUse`).
+//!
+//! # Guarantees
+//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion fails
+//!   if the claim's object has changed since.
+//! - The time counts from `status.releasedAt`, by the wall clock. So it goes on when another controller leads. Clocks that
+//!   differ delay the deletion by at most the time itself.
+//! - A claim that a pod has just stopped naming stays for [`SETTLE`] or the whole time, whichever is shorter, however
+//!   old its last release is. A pod that waited long without ever having the addresses can thus be replaced by another.
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::ClaimLoop;
+use crate::Context;
+use crate::allocations::claims::ClaimEntry;
+use crate::cluster::objects::Claim;
+use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
+use crate::context::IN_USE_PAUSE;
+use cadastre_core::mutation::Mutation;
+
+/// How long a claim without pods stays at least, unless its whole time after use is shorter.
+const SETTLE: Duration = Duration::from_secs(60);
+
+/// When an unused claim is to be deleted.
+#[derive(Debug)]
+pub(super) struct Expiry {
+    /// The release and the time after use from which `at` was computed
+    of: (Timestamp, u32),
+    /// When to delete the claim, by the monotonic clock
+    at: Duration,
+}
+
+impl ClaimLoop {
+    /// Returns the deletion of the claim if its time after use is over. Otherwise the claim is looked at again when the
+    /// time is over, or when something changes.
+    pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
+        let ttl = claim.spec.as_ref().ok().and_then(|spec| spec.ttl);
+        let released_at = claim.status.released_at.as_ref().map(|it| it.0);
+        let since = ttl.zip(released_at).filter(|_| !claim.deleting);
+        let Some((ttl, released_at)) = since.filter(|_| is_unused(claim, cx)) else {
+            self.expiring.remove(&claim.name);
+            return None;
+        };
+        let now = cx.now.mono;
+        let of = (released_at, ttl);
+        let known = self.expiring.get(&claim.name).filter(|it| it.of == of);
+        let at = known.map_or_else(|| now + time_left(released_at, ttl, cx), |it| it.at);
+        self.expiring.insert(claim.name.clone(), Expiry { of, at });
+        // A pod that the cache does not show yet may name the claim.
+        let again = if cx.cache.pods.is_complete() {
+            at
+        } else {
+            at.max(now + IN_USE_PAUSE)
+        };
+        if again > now {
+            self.writes.add_at(claim.name.clone(), again);
+            return None;
+        }
+        Some(ApiRequest::Delete(
+            ObjectKind::Claim,
+            KnownObject::of(claim),
+        ))
+    }
+}
+
+/// Returns whether no pod names the claim and no node has an address of it.
+fn is_unused(claim: &Claim, cx: &Context) -> bool {
+    if Mutation::ClaimExpiresInUse.is_on() {
+        return true;
+    }
+    let entry = cx.allocations.claims.get(&claim.name);
+    let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
+    claim.status.node.is_none()
+        && !cidrs.any(|cidr| cx.allocations.blocks.get(&cidr).is_some())
+        && cx.cache.pods.of_claim(&claim.name).is_empty()
+}
+
+/// Returns how long a claim that is unused from now on stays.
+fn time_left(released_at: Timestamp, ttl: u32, cx: &Context) -> Duration {
+    let until = released_at.as_second().saturating_add(i64::from(ttl));
+    let left = until.saturating_sub(cx.now.wall.as_second());
+    // The clock may have been set back since, or the clock of the leader that wrote the time was ahead.
+    let left = left.clamp(0, i64::from(ttl)).unsigned_abs();
+    let least = SETTLE.min(Duration::from_secs(ttl.into()));
+    Duration::from_secs(left).max(least)
+}

@@ -1,0 +1,252 @@
+use super::*;
+use crate::Now;
+use crate::allocations::AllocationState;
+use crate::cluster::objects::{Pod, Pool};
+use crate::cluster::request::{Rejection, RequestOutcome};
+use crate::fixtures::{at, claim, claiming_pod, cluster, list, node, pool, pool_with, rebuilt};
+use cadastre_daemon::watch::ObjectEvent;
+
+const CLAIM: &str = "default/web-0";
+
+/// A cluster with the loop of sticky addresses.
+struct Fixture {
+    cache: ClusterCache,
+    allocations: AllocationState,
+    sticky: StickyLoop,
+    reports: Vec<EventRecord>,
+    now: Now,
+}
+
+/// Returns the pod web-0 of StatefulSet web, which names these pools.
+fn sticky_pod(uid: &str, node: Option<&str>, pools: &[&str]) -> Pod {
+    let mut pod = claiming_pod("web-0", CLAIM, node);
+    pod.uid = uid.into();
+    let sticky = Sticky {
+        pod_uid: uid.into(),
+        owner: "web".into(),
+        owner_uid: "of-web".into(),
+        pools: pools.iter().map(|it| (*it).into()).collect(),
+        ttl: Some(60),
+    };
+    pod.claim.as_mut().unwrap().sticky = Some(Box::new(sticky));
+    pod
+}
+
+impl Fixture {
+    fn new(pools: Vec<Pool>) -> Self {
+        let mut cache = cluster(pools, vec![node("a")]);
+        list(&mut cache.claims, Vec::new());
+        Fixture {
+            allocations: rebuilt(&cache),
+            cache,
+            sticky: StickyLoop::default(),
+            reports: Vec::new(),
+            now: at(0),
+        }
+    }
+
+    fn applied(&mut self, pod: Pod) {
+        self.cache.pods.change(ObjectEvent::Applied(pod));
+        for name in self.cache.pods.take_claims() {
+            self.sticky.queue.add(name);
+        }
+    }
+
+    fn step<T>(&mut self, step: impl FnOnce(&mut StickyLoop, &mut Context) -> T) -> T {
+        let (cache, allocations) = (&self.cache, &mut self.allocations);
+        let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
+        step(&mut self.sticky, &mut cx)
+    }
+
+    fn request(&mut self) -> Option<ApiRequest> {
+        self.step(|sticky, cx| Some(sticky.next(cx)?.0))
+    }
+
+    fn answered(&mut self, wrote: bool, outcome: &RequestOutcome) {
+        let purpose = Purpose::Sticky { name: CLAIM.into() };
+        let answer = RequestAnswer {
+            wrote,
+            ..RequestAnswer::to_write(&purpose, outcome)
+        };
+        let call = ObjectCall::of(&purpose, wrote).unwrap();
+        let now = self.now.mono;
+        self.allocations.refusals.note(&call, outcome, true, now);
+        self.step(|sticky, cx| _ = sticky.answered(&answer, cx));
+    }
+
+    /// Returns the pool of the claim that is created now.
+    fn pool_of_created(&mut self) -> Option<String> {
+        match self.request()? {
+            ApiRequest::Create(name, ObjectSpec::Claim(claim)) if *name == *CLAIM => {
+                claim.spec.pool
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn one_pool() -> Vec<Pool> {
+    vec![pool("p", "10.0.0.0/24")]
+}
+
+#[test]
+fn a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns() {
+    let mut fixture = Fixture::new(one_pool());
+    fixture.applied(sticky_pod("u1", None, &[]));
+    assert_eq!(fixture.request(), None, "it is bound to no node");
+    fixture.applied(sticky_pod("u1", Some("a"), &[]));
+    let expected = NewClaim {
+        spec: IPClaimSpec {
+            pool: Some("p".to_owned()),
+            addresses: Vec::new(),
+            ttl_seconds_after_use: Some(60),
+        },
+        owner: Some(ClaimOwner {
+            name: "web".into(),
+            uid: "of-web".into(),
+        }),
+    };
+    let expected = ApiRequest::Create(CLAIM.into(), ObjectSpec::Claim(Box::new(expected)));
+    assert_eq!(fixture.request(), Some(expected));
+    fixture.sticky.queue.add(CLAIM.into());
+    assert_eq!(fixture.request(), None, "one request at a time");
+}
+
+#[test]
+fn a_claim_that_exists_stays_as_it_is_and_one_that_is_gone_is_created_again() {
+    let mut fixture = Fixture::new(one_pool());
+    let of_user = claim(CLAIM, "", &["10.0.0.7"]);
+    list(&mut fixture.cache.claims, vec![of_user.clone()]);
+    fixture.applied(sticky_pod("u1", Some("a"), &[]));
+    assert_eq!(fixture.request(), None);
+    fixture.cache.claims.change(ObjectEvent::Deleted(of_user));
+    fixture.sticky.queue.add(CLAIM.into());
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
+}
+
+#[test]
+fn a_pod_that_names_a_claim_by_annotation_gets_none_created() {
+    let mut fixture = Fixture::new(one_pool());
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
+    assert_eq!(fixture.request(), None);
+}
+
+#[test]
+fn the_claim_is_of_the_best_pool_that_serves_every_pod_of_the_node() {
+    let selector = |key: &str| {
+        let selector = serde_json::json!({"matchLabels": {key: "x"}});
+        serde_json::from_value(selector).unwrap()
+    };
+    let pools = vec![
+        pool_with("namespaced", "10.1.0.0/24", |it| {
+            it.namespace_selector = selector("team");
+            it.priority = 9;
+        }),
+        pool_with("pods", "10.2.0.0/24", |it| {
+            it.pod_selector = selector("app");
+            it.priority = 8;
+        }),
+        pool_with("nodes", "10.3.0.0/24", |it| {
+            it.node_selector = selector("rack");
+            it.priority = 7;
+        }),
+        pool_with("manual", "10.4.0.0/24", |it| {
+            it.assignment = AssignmentMode::Manual;
+            it.priority = 6;
+        }),
+        pool_with("cidrs", "10.5.0.0/16", |it| {
+            it.allocation_mode = AllocationMode::NodeCIDR;
+            it.priority = 5;
+        }),
+        pool_with("second", "10.6.0.0/24", |it| it.priority = 3),
+        pool_with("first", "10.7.0.0/24", |it| it.priority = 4),
+    ];
+    let created = |named: &[&str]| {
+        let mut fixture = Fixture::new(pools.clone());
+        fixture.applied(sticky_pod("u1", Some("a"), named));
+        fixture.pool_of_created()
+    };
+    assert_eq!(created(&[]).as_deref(), Some("first"));
+    assert_eq!(created(&["second", "first"]).as_deref(), Some("second"));
+    assert_eq!(created(&["manual"]).as_deref(), Some("manual"));
+    assert_eq!(created(&["pods"]).as_deref(), Some("pods"));
+    let unfit = ["gone", "cidrs", "namespaced", "second"];
+    assert_eq!(created(&unfit).as_deref(), Some("second"));
+    assert_eq!(created(&unfit[..3]), None);
+}
+
+#[test]
+fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
+    let mut fixture = Fixture::new(Vec::new());
+    fixture.applied(sticky_pod("u1", Some("a"), &[]));
+    for second in [0, 1, 100, 500] {
+        fixture.now = at(second);
+        fixture.sticky.requeue();
+        assert_eq!(fixture.request(), None);
+    }
+    let [report] = &fixture.reports[..] else {
+        panic!("{:?}", fixture.reports);
+    };
+    assert_eq!(report.reason, NO_POOL_FOR_CLAIM);
+    assert_eq!((&*report.about.name, &*report.about.uid), (CLAIM, "u1"));
+    let part = "serves all pods of node a. Create such a pool";
+    assert!(report.note.contains(part), "{}", report.note);
+    assert!(fixture.sticky.load().next_at.is_some());
+    // A later pod of the same name hears of it, too.
+    fixture.cache.pods = crate::cluster::pods::PodIndex::default();
+    fixture.applied(sticky_pod("u2", Some("a"), &["nowhere"]));
+    assert_eq!(fixture.request(), None);
+    let note = &fixture.reports[1].note;
+    assert!(note.contains("(nowhere) names no pool"), "{note}");
+    fixture.applied(sticky_pod("u2", Some("a"), &[]));
+    list(&mut fixture.cache.pools, one_pool());
+    let (cache, pools) = (&fixture.cache, &mut fixture.allocations.pools);
+    pools.evaluate(cache, &[], Duration::ZERO);
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
+    assert!(fixture.sticky.without_pool.is_empty());
+}
+
+#[test]
+fn a_pod_on_an_unknown_node_waits_without_a_report() {
+    let mut fixture = Fixture::new(one_pool());
+    fixture.applied(sticky_pod("u1", Some("new"), &[]));
+    assert_eq!(fixture.request(), None);
+    assert!(fixture.reports.is_empty());
+    fixture
+        .cache
+        .nodes
+        .change(ObjectEvent::Applied(node("new")));
+    fixture.now = at(5);
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
+}
+
+#[test]
+fn a_refused_creation_is_tried_again_later_and_delays_no_other() {
+    let mut fixture = Fixture::new(one_pool());
+    fixture.applied(sticky_pod("u1", Some("a"), &[]));
+    assert!(fixture.request().is_some());
+    let quota = RequestOutcome::Rejected(Rejection::Rejected("exceeded quota".to_owned()));
+    fixture.answered(true, &quota);
+    assert_eq!(fixture.request(), None, "its back-off");
+    let mut other = sticky_pod("u2", Some("a"), &[]);
+    other.claim.as_mut().unwrap().claim = "default/web-1".into();
+    fixture.applied(other);
+    assert!(fixture.request().is_some());
+    fixture.now = at(1);
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
+}
+
+#[test]
+fn after_a_conflict_the_claim_is_read() {
+    let mut fixture = Fixture::new(one_pool());
+    fixture.applied(sticky_pod("u1", Some("a"), &[]));
+    assert!(fixture.request().is_some());
+    let exists = RequestOutcome::Rejected(Rejection::Guard("already exists".to_owned()));
+    fixture.answered(true, &exists);
+    let read = ApiRequest::Read(ObjectKind::Claim, CLAIM.into());
+    assert_eq!(fixture.request(), Some(read));
+    let missing = RequestOutcome::Rejected(Rejection::Missing);
+    fixture.answered(false, &missing);
+    fixture.now = at(1);
+    assert!(fixture.pool_of_created().is_some(), "it is gone again");
+}
