@@ -214,8 +214,9 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let other_claims = inventory.claims_at(addr).filter(is_other);
     let other_claims = other_claims.map(|it| ClaimUse::of(it, inventory));
     let other_claims: Vec<ClaimUse> = other_claims.collect();
-    // If a node has the address as a part of another range, its agent does not know of the claim.
-    let is_claimed = claim.is_some() && own.as_ref().is_none_or(|it| it.cidr == range);
+    // If a node has the address as a part of another range, it may not have handed it over yet.
+    let is_part = own.as_ref().is_some_and(|it| it.cidr != range);
+    let is_claimed = claim.is_some() && (!is_part || inventory.is_handed_over(addr));
     let nodes = inventory.cache.nodes.iter();
     let nodes = nodes.filter(|node| node.addresses.contains(&addr));
     let nodes: Vec<String> = nodes.map(|node| node.name.to_string()).collect();

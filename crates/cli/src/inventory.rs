@@ -262,6 +262,13 @@ impl Inventory {
         self.claims.get(name)
     }
 
+    /// Returns whether a node in whose block the address lies has handed it over to the claim that has it.
+    pub(crate) fn is_handed_over(&self, addr: Addr) -> bool {
+        let host = Cidr::host(addr);
+        let is_claimed = self.registry.claims.of(&host).is_some();
+        is_claimed && self.subnets.values().any(|it| it.withdrawn.contains(&host))
+    }
+
     /// Returns the claim whose address the block is, as `namespace/name`. If the claim is gone, returns the claim that
     /// the NodeSubnet names.
     pub(crate) fn claim_of_block(&self, block: &BlockEntry) -> Option<String> {

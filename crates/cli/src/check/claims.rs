@@ -84,14 +84,20 @@ fn in_other_range(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findi
         });
         for (cidr, kind, cover) in others {
             let (node, gone) = (cover.node(), cover.is_quarantined());
+            let is_block = kind == "block";
+            if is_block && inventory.is_handed_over(*addr) {
+                continue;
+            }
             let (whose, advice) = match (gone, kind) {
                 (true, _) => (
                     format!("which was node {node}'s and is in quarantine"),
                     "nothing to do: the claim's pods get it once the quarantine is over".to_owned(),
                 ),
                 (false, "block") => (
-                    format!("which node {node} has"),
-                    format!("let the node release the block: kubectl cadastre drain {cidr}"),
+                    format!("which node {node} has and has not handed over yet"),
+                    format!(
+                        "wait: the node hands it over when no pod uses it and its agent runs (kubectl cadastre show ip {addr})"
+                    ),
                 ),
                 (false, _) => (
                     format!("which node {node} has"),
@@ -101,7 +107,7 @@ fn in_other_range(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findi
                 ),
             };
             findings.add(
-                if gone {
+                if gone || is_block {
                     Severity::Info
                 } else {
                     Severity::Warning

@@ -67,6 +67,14 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
                 {
                     continue;
                 }
+                let smaller = if holding.cidr.len() > other.cidr.len() {
+                    holding.cidr
+                } else {
+                    other.cidr
+                };
+                if smaller.size() == 1 && inventory.is_handed_over(smaller.first()) {
+                    continue;
+                }
                 let (severity, advice) = if [holding.state, other.state]
                     .contains(&HoldingState::Quarantined)
                 {
@@ -79,11 +87,6 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
                         Severity::Critical,
                         "replace one of the two nodes: cordon and drain it, delete the Node, let it register again; then find out who else writes podCIDRs",
                     )
-                };
-                let smaller = if holding.cidr.len() > other.cidr.len() {
-                    holding.cidr
-                } else {
-                    other.cidr
                 };
                 let (a, b) = (
                     whose(*id, holding, inventory),
