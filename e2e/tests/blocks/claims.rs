@@ -2,11 +2,11 @@
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{CLAIM_ANNOTATION, IPClaim, IPClaimStatus};
+use cadastre_core::Addr;
 use cadastre_e2e::fixtures::{LIMIT, gone};
 use cadastre_e2e::node_agent::{add, pod_ref};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Fixtures};
-use cadastre_core::Addr;
 use cadastre_node::{Add, OpErrorKind};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -110,7 +110,11 @@ async fn a_claim_that_is_deleted_in_use_stays_until_its_pod_is_gone() -> Result<
     fixtures.block_pool("stay", spec).await?;
     node(&fixtures, &agents, "stay", "stay-1").await?;
     let in_block = fixtures.listed("stay-1", 1).await?[0] == "10.23.11.0/28";
-    let free = if in_block { "10.23.11.20" } else { "10.23.11.9" };
+    let free = if in_block {
+        "10.23.11.20"
+    } else {
+        "10.23.11.9"
+    };
     create(&fixtures, "fixed", json!({"addresses": [free]})).await?;
     assert_eq!(
         run(&fixtures, &agents, "stay-1", "fixed-0", "fixed").await?,
@@ -153,7 +157,10 @@ async fn a_claim_gets_an_address_in_the_block_of_a_node_that_no_pod_uses() -> Re
     let text = ready(&fixtures, "taken", "AddressInUse").await?.conditions[0]
         .message
         .clone();
-    assert!(text.contains(&format!("in block {block} of node wide-1")), "{text}");
+    assert!(
+        text.contains(&format!("in block {block} of node wide-1")),
+        "{text}"
+    );
 
     let free = Addr::parse_strict(&used).context("no address")?;
     let free = Addr {

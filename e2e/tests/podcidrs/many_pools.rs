@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cadastre_e2e::TestCluster;
 use cadastre_e2e::metrics::sum;
 use cadastre_e2e::raw::{Call, JSON};
 use cadastre_e2e::wait::until;
@@ -29,7 +30,7 @@ fn pool(i: u32) -> Call {
 }
 
 /// Returns how many requests the controller has sent.
-async fn sent(stage: &Stage) -> Result<f64> {
+async fn sent(stage: &TestCluster) -> Result<f64> {
     let metrics = stage.controller.metrics().await?;
     Ok(sum(&metrics, "rest_client_requests_total", &[]))
 }
@@ -68,7 +69,10 @@ async fn with_a_thousand_pools_a_node_costs_few_requests_and_memory_stays_small(
     let before = sent(&stage).await?;
     let start = Instant::now();
     hand.served_node("crowd-0001", "crowd-2").await?;
-    println!("next node served after {:.3} s", start.elapsed().as_secs_f64());
+    println!(
+        "next node served after {:.3} s",
+        start.elapsed().as_secs_f64()
+    );
     let requests = sent(&stage).await? - before;
     println!("{requests} requests for it");
     // The node, its subnet, its pool's status and events, and what renews the lease: nothing for the other pools.

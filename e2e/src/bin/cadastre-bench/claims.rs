@@ -41,6 +41,8 @@ struct Phases {
     bound: Duration,
 }
 
+type Pick = fn(&Phases) -> Duration;
+
 /// The controller's memory in bytes, and the requests of both phases.
 struct Details {
     empty: u64,
@@ -65,7 +67,6 @@ pub async fn run(count: u32) -> Result<()> {
         "| {count} claims | raw, median | cadastre, median (all) | x raw | API requests |"
     ))?;
     say("|---|---|---|---|---|")?;
-    type Pick = fn(&Phases) -> Duration;
     let phases: [(&str, Pick); 2] = [
         ("created, and an address each", |it| it.created),
         ("a pod each, and the address at its node", |it| it.bound),
@@ -182,7 +183,9 @@ async fn raw(count: u32) -> Result<Phases> {
     };
     let created = send(create_claim).await? + send(|i| write_status(i, false)).await?;
     let mut bound = Duration::ZERO;
-    for make in [create_pod, write_finalizer, create_block, |i| write_status(i, true)] {
+    for make in [create_pod, write_finalizer, create_block, |i| {
+        write_status(i, true)
+    }] {
         bound += send(make).await?;
     }
     Ok(Phases { created, bound })
@@ -200,7 +203,10 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     let count_of_claims = usize::try_from(count)?;
     let usage = daemon.process().usage()?;
     let empty = usage.rss;
-    let phase = async |claims: &mut Watching, cluster: &ControlPlane, make: fn(u32) -> Call, bound: bool| {
+    let phase = async |claims: &mut Watching,
+                       cluster: &ControlPlane,
+                       make: fn(u32) -> Call,
+                       bound: bool| {
         let before = cluster.apiserver_metrics().await?;
         let begun = Instant::now();
         let calls = all(count, make);
