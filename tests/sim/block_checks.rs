@@ -390,8 +390,7 @@ impl Checks {
             let now = api.subnets.get(&it.name).map(AsRef::as_ref);
             let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
-            let is_nested =
-                |wide: &Cidr| is_claim && is_withdrawn_from(Some(it), wide, &spec.cidr);
+            let is_nested = |wide: &Cidr| is_claim && is_withdrawn_from(Some(it), wide, &spec.cidr);
             let mut seen = listed(Some(it)).into_iter();
             seen.any(|block| hits(&block.0) && still.contains(&block) && !is_nested(&block.0))
         });

@@ -201,6 +201,7 @@ impl Plan {
                 let has_blocks = scenario == Scenario::CrowdedBlocks;
                 Plan {
                     blocks: if has_blocks { 10_000 } else { 0 },
+                    claims: 0,
                     agents: has_blocks,
                     ..self.crowd()
                 }

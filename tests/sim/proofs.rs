@@ -72,8 +72,8 @@ const fn unit(name: &'static str) -> Proof {
 
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
-        Agents, AsDrawn, BadClocks, Behind, Crowded, CrowdedBlocks, HandOvers, NoIntents, Restored,
-        Scarce, Strangers, Unclear,
+        Agents, AsDrawn, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers, NoIntents,
+        Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
         // podCIDRs
@@ -292,45 +292,26 @@ pub fn proof(mutation: Mutation) -> Proof {
         SandboxesIgnored => sim(Agents, 1_000),
         NewStoreAtOnce => sim(Agents, 3_000),
         LeaksNotFreed => sim(Agents, 3_000),
-        WithdrawnAssigned => {
-            unit("node::ledger::tests::withdrawals::a_range_to_be_withdrawn_is_not_assigned_from")
-        }
-        WithdrawnInUse => {
-            unit("node::ledger::tests::withdrawals::a_range_in_use_or_cooling_is_not_withdrawn")
-        }
-        UnlistedWithdrawalEnds => {
-            unit("node::ledger::tests::withdrawals::only_a_returned_range_is_assigned_from_again")
-        }
-        WithdrawalReportedBeforeStored => {
-            unit("agent::status::tests::a_range_is_reported_as_withdrawn_once_it_is_stored")
-        }
+        WithdrawnAssigned => sim(Claims, 2_000),
+        WithdrawnInUse => sim(Claims, 2_000),
+        UnlistedWithdrawalEnds => sim(Claims, 2_000),
+        WithdrawalReportedBeforeStored => sim(Claims, 2_000),
         ClaimPlacedBeforeStored => unit(
             "controller::claim::tests::the_node_of_the_pod_gets_the_address_once_the_status_records_it",
         ),
         ClaimPlacedBeforeFinalizer => unit(
             "controller::claim::tests::a_claim_has_its_finalizer_before_a_node_has_its_address",
         ),
-        ClaimMovedOnOneProof => unit(
-            "controller::claim::tests::another_node_waits_until_the_first_has_released_the_address",
-        ),
-        ClaimsNotInLedger => {
-            unit("controller::claim::tests::nodes_get_no_block_over_an_address_of_a_claim")
-        }
-        ClaimDeletedInUse => unit(
-            "controller::claim::tests::a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled",
-        ),
-        ClaimServesEveryPod => unit(
-            "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
-        ),
-        ClaimedBeforeWithdrawn | ClaimedBeforeRecorded => unit(
+        ClaimMovedOnOneProof => sim(Claims, 2_000),
+        ClaimsNotInLedger => sim(Claims, 2_000),
+        ClaimDeletedInUse => sim(Claims, 2_000),
+        ClaimServesEveryPod => sim(Claims, 2_000),
+        ClaimedBeforeWithdrawn => sim(Claims, 2_000),
+        ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),
-        ReturnTakenBack => unit(
-            "controller::withdrawals::tests::what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return",
-        ),
-        ReturnedInUse => unit(
-            "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
-        ),
+        ReturnTakenBack => sim(Claims, 2_000),
+        ReturnedInUse => sim(Claims, 2_000),
         StickyClaimOfBarePod => {
             unit("api::sticky::tests::a_pod_without_stateful_set_names_no_claim_by_being_sticky")
         }

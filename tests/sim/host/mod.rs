@@ -126,6 +126,8 @@ pub struct Host {
     /// The agent's process if it runs.
     process: Option<Process>,
     incarnation: u32,
+    /// Whether the store was lost and no content of a new one is known yet.
+    pub is_store_lost: bool,
     /// Whether the store will be lost as soon as nothing uses it.
     store_loss_pending: bool,
     /// Until when the disk is full or fails.
@@ -156,6 +158,7 @@ impl Host {
             slot: Slot::default(),
             process: None,
             incarnation: 0,
+            is_store_lost: false,
             store_loss_pending: false,
             disk_trouble: DiskTrouble::default(),
             boot: 1,

@@ -307,7 +307,10 @@ impl Sim {
             let block = blocks.find(|it| it.cidr == cidr);
             block.map_or("", |it| it.uid.as_str()).into()
         };
-        let given = std::mem::take(&mut agent.given);
+        let mut given = std::mem::take(&mut agent.given);
+        if std::mem::take(&mut agent.is_store_lost) {
+            given.clear();
+        }
         for entry in &snapshot.attachments {
             for given in &entry.given.addresses {
                 let key = (given.block, uid_of(given.block));
