@@ -289,13 +289,17 @@ pub fn proof(mutation: Mutation) -> Proof {
         AnsweredBeforeStored => sim(Agents, 3_000),
         FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),
-        SandboxesIgnored => sim(Agents, 1_000),
+        SandboxesIgnored => sim(Agents, 5_000),
         NewStoreAtOnce => sim(Agents, 3_000),
         LeaksNotFreed => sim(Agents, 3_000),
         WithdrawnAssigned => sim(Claims, 2_000),
         WithdrawnInUse => sim(Claims, 2_000),
-        UnlistedWithdrawalEnds => sim(Claims, 2_000),
-        WithdrawalReportedBeforeStored => sim(Claims, 2_000),
+        UnlistedWithdrawalEnds => {
+            unit("node::ledger::tests::withdrawals::only_a_returned_range_is_assigned_from_again")
+        }
+        WithdrawalReportedBeforeStored => {
+            unit("agent::status::tests::a_range_is_reported_as_withdrawn_once_it_is_stored")
+        }
         ClaimPlacedBeforeStored => unit(
             "controller::claim::tests::the_node_of_the_pod_gets_the_address_once_the_status_records_it",
         ),
@@ -305,13 +309,19 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimMovedOnOneProof => sim(Claims, 2_000),
         ClaimsNotInLedger => sim(Claims, 2_000),
         ClaimDeletedInUse => sim(Claims, 2_000),
-        ClaimServesEveryPod => sim(Claims, 2_000),
+        ClaimServesEveryPod => unit(
+            "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
+        ),
         ClaimedBeforeWithdrawn => sim(Claims, 2_000),
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),
-        ReturnTakenBack => sim(Claims, 2_000),
-        ReturnedInUse => sim(Claims, 2_000),
+        ReturnTakenBack => unit(
+            "controller::withdrawals::tests::what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return",
+        ),
+        ReturnedInUse => unit(
+            "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
+        ),
         StickyClaimOfBarePod => {
             unit("api::sticky::tests::a_pod_without_stateful_set_names_no_claim_by_being_sticky")
         }

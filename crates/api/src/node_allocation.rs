@@ -487,7 +487,8 @@ mod tests {
         }));
         let blocks: Vec<&str> = allocation.blocks.iter().map(|b| &*b.uid).collect();
         assert_eq!(blocks, ["b1", "b2", "b5"]);
-        let left_out = |n: u8| format!("10.0.0.{n}/32 lies in 10.0.0.0/26: no address of it is assigned");
+        let left_out =
+            |n: u8| format!("10.0.0.{n}/32 lies in 10.0.0.0/26: no address of it is assigned");
         assert_eq!(messages, [left_out(6), left_out(7)]);
     }
 

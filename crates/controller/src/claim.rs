@@ -198,7 +198,9 @@ impl ClaimLoop {
             self.allocate(claim, cx)?;
         }
         // The NodeSubnet of a node in whose block an address lies asks for the address.
-        affected.nodes.extend(cx.allocations.nodes_around(&claim.name));
+        affected
+            .nodes
+            .extend(cx.allocations.nodes_around(&claim.name));
         place(claim, cx, affected)
     }
 

@@ -165,8 +165,13 @@ impl Subnets {
             self.withheld.remove(&name);
         }
         // Whatever ends the use of a withdrawn range, such as the end of a pod, need not be an event of this NodeSubnet.
-        let withdrawn = is.and_then(|is| is.report.as_ref()).map_or(&[][..], |it| &it.withdrawn);
-        if wanted.as_ref().is_some_and(|spec| holds_back(spec, withdrawn)) {
+        let withdrawn = is
+            .and_then(|is| is.report.as_ref())
+            .map_or(&[][..], |it| &it.withdrawn);
+        if wanted
+            .as_ref()
+            .is_some_and(|spec| holds_back(spec, withdrawn))
+        {
             self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
         }
         let Some(request) = difference(&name, wanted, is) else {

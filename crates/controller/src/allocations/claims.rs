@@ -134,7 +134,11 @@ impl AllocationState {
 
     /// Returns the nodes in whose blocks addresses of a claim lie.
     pub(crate) fn nodes_around(&self, claim: &ClaimName) -> Vec<NodeName> {
-        let cidrs = self.claims.get(claim).into_iter().flat_map(ClaimEntry::cidrs);
+        let cidrs = self
+            .claims
+            .get(claim)
+            .into_iter()
+            .flat_map(ClaimEntry::cidrs);
         let blocks = cidrs.filter_map(|cidr| self.block_around(&cidr));
         blocks.map(|entry| entry.owner.name.clone()).collect()
     }

@@ -147,7 +147,10 @@ fn requested(
         }
         // A node is asked for an address that lies in its block and that no pod uses.
         let can_withdraw = |entry: &BlockEntry| entry.pool == *name;
-        let around = cx.allocations.block_around(&host).filter(|it| can_withdraw(it));
+        let around = cx
+            .allocations
+            .block_around(&host)
+            .filter(|it| can_withdraw(it));
         if let Some(range) = cx.allocations.conflict_with_claim(&host)
             && around.is_none()
         {

@@ -170,7 +170,11 @@ fn a_claim_has_its_finalizer_before_a_node_has_its_address() {
     let mut fixture = Fixture::of(bare);
     assert_eq!(fixture.settle(CLAIM).1, "Available");
     let finalizers = |fixture: &Fixture| fixture.cache.claims.get(CLAIM).unwrap().finalizers.len();
-    assert_eq!(finalizers(&fixture), 0, "nobody uses it, so it can go at once");
+    assert_eq!(
+        finalizers(&fixture),
+        0,
+        "nobody uses it, so it can go at once"
+    );
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     let requests = fixture.requests();
     let is_finalizer = |it: &ApiRequest| matches!(it, ApiRequest::SetFinalizers(_, _, all) if *all == [CLAIM_FINALIZER]);
@@ -442,7 +446,10 @@ fn an_address_in_the_block_of_a_node_goes_to_a_claim_once_the_node_has_handed_it
     for is_asked in [false, true] {
         let (addresses, reason, text) = fixture.settle(CLAIM);
         assert_eq!((&*addresses[0], &*reason), ("10.0.0.17", "Withdrawing"));
-        assert!(text.contains("in block 10.0.0.16/28 of node a, which is asked for it"), "{text}");
+        assert!(
+            text.contains("in block 10.0.0.16/28 of node a, which is asked for it"),
+            "{text}"
+        );
         let ready = &fixture.cache.claims.get(CLAIM).unwrap().status.conditions[0];
         assert_eq!(ready.status, "False");
         assert!(fixture.node_of(address).is_none(), "asked: {is_asked}");
@@ -457,7 +464,10 @@ fn an_address_in_the_block_of_a_node_goes_to_a_claim_once_the_node_has_handed_it
         version: 100,
         ..block(address, owner)
     };
-    fixture.cache.blocks.change(ObjectEvent::Applied(object.clone()));
+    fixture
+        .cache
+        .blocks
+        .change(ObjectEvent::Applied(object.clone()));
     fixture.allocations.block_seen(&object, fixture.now);
     fixture.allocations.judge_blocks(&fixture.cache);
     for (block, node) in [(address, "b"), ("10.0.0.16/28", "a")] {
@@ -492,7 +502,10 @@ fn the_block_of_a_deleted_node_ends_although_a_pod_uses_the_address_of_a_claim_i
     fixture.cache.pods.change(ObjectEvent::Applied(uses));
     let mut gone = Node::clone(fixture.cache.nodes.get("a").unwrap());
     gone.machine.machine_id = Some("m".into());
-    fixture.cache.nodes.change(ObjectEvent::Deleted(gone.clone()));
+    fixture
+        .cache
+        .nodes
+        .change(ObjectEvent::Deleted(gone.clone()));
     let now = fixture.now;
     fixture
         .allocations
@@ -503,7 +516,10 @@ fn the_block_of_a_deleted_node_ends_although_a_pod_uses_the_address_of_a_claim_i
     blocks.queue.add(cidr("10.0.0.16/28"));
     fixture.now = at(600);
     let asks = fixture.step(|_, cx| blocks.next(cx));
-    assert!(matches!(asks, Some((ApiRequest::ListPodsOf { .. }, _))), "{asks:?}");
+    assert!(
+        matches!(asks, Some((ApiRequest::ListPodsOf { .. }, _))),
+        "{asks:?}"
+    );
     // The same machine registers again: it gets its block back, although a claim has an address of it.
     let again = Node {
         version: 10,

@@ -157,9 +157,14 @@ fn an_address_that_no_status_records_is_not_handed_over() {
     let claim = claim(CLAIM, "", &["10.0.0.5"]);
     let holder = fixture.allocations.holders.of_claims();
     let state = cadastre_core::HoldingState::Allocated;
-    let holding = fixture.allocations.ledger.record(holder, cidr(ADDRESS), state);
+    let holding = fixture
+        .allocations
+        .ledger
+        .record(holder, cidr(ADDRESS), state);
     let held = vec![(cidr(ADDRESS), holding)];
-    fixture.allocations.begin_claim(&claim, &"p".into(), held, false);
+    fixture
+        .allocations
+        .begin_claim(&claim, &"p".into(), held, false);
     fixture.write();
     fixture.report(&[ADDRESS]);
     assert_eq!(fixture.write().claimed, []);
@@ -192,7 +197,10 @@ fn a_withdrawn_range_is_not_returned_while_anybody_may_use_it() {
         change(&mut fixture);
         let is = fixture.write();
         let spec = fixture.cache.subnets.get("n").unwrap().spec.clone();
-        assert_eq!(holds_back(&spec.unwrap(), &[cidr(ADDRESS)]), is.returned.is_empty());
+        assert_eq!(
+            holds_back(&spec.unwrap(), &[cidr(ADDRESS)]),
+            is.returned.is_empty()
+        );
         is.returned.len()
     };
     assert_eq!(returned(|_| {}), 1);

@@ -83,11 +83,7 @@ pub(crate) fn withdraw_empty(kv: &mut dyn KvMut, now: BootTime) -> Result<bool, 
 }
 
 /// Returns the ranges in which a block of this pool assigns no new address because of a withdrawal.
-pub(crate) fn withheld(
-    kv: &dyn Kv,
-    block: Cidr,
-    pool: &str,
-) -> Result<Vec<IpRange>, StorageFault> {
+pub(crate) fn withheld(kv: &dyn Kv, block: Cidr, pool: &str) -> Result<Vec<IpRange>, StorageFault> {
     if is_claim(pool) || Mutation::WithdrawnAssigned.is_on() {
         return Ok(Vec::new());
     }

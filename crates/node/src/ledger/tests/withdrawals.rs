@@ -173,7 +173,11 @@ fn a_withdrawn_address_can_be_the_block_of_a_claim_on_the_same_node() {
     assert_eq!((wide.used, wide.withdrawn), (0, 1));
     assert_eq!((own.used, own.withdrawn), (1, 0));
     node.del(1);
-    assert_eq!(node.add(&claiming(ask(2))), "10.0.0.5", "a claim has no cooldown");
+    assert_eq!(
+        node.add(&claiming(ask(2))),
+        "10.0.0.5",
+        "a claim has no cooldown"
+    );
     node.del(2);
     // The block of the claim is released without the wide one, and its address stays withdrawn.
     let mut release = |text: &str, uid: &str| node.ledger().release(cidr(text), uid).unwrap();
