@@ -296,7 +296,7 @@ impl ControlPlane {
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Returns etcd's own metrics.
+    /// Reads `/metrics` of etcd.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
         let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))

@@ -60,8 +60,8 @@ pub struct Received {
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first requested these ranges for a node (by UID).
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// By UID of a node and the ranges chosen for it: UIDs of the dead nodes whose quarantine the choice had to respect.
-    /// This process has made the choice, or has inherited it from an earlier one.
+    /// For each choice of this controller process or of an earlier one from which it was inherited (the UID of a node,
+    /// and the ranges chosen for it): the UIDs of the dead nodes whose quarantine the choice had to respect.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 

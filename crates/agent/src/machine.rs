@@ -6,7 +6,8 @@
 //! that decides what is written to the store. When the answer comes, the cycle continues. Events that arrive meanwhile
 //! are recorded, and another cycle handles them immediately afterwards.
 //!
-//! A *look* is a read of the whole store.
+//! A *question* is a request to the store or to the runtime. A *look* is a question that reads the whole store. The
+//! *notes* are what the store records about pods.
 //!
 //! ```text
 //!  store closed:  open ──► close a lost store ──► ask the runtime ──► create a new one
@@ -169,7 +170,7 @@ pub struct AgentMachine {
 
     is_open: bool,
     opening: Opening,
-    /// The question in flight
+    /// The question that the store or the runtime has not answered yet
     in_flight: Option<InFlight>,
     /// The answer to `in_flight`, once it has arrived
     answer: Option<StoreAnswer>,

@@ -179,7 +179,8 @@ pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     covering(&usable(host, Some(&claim)).excluded, address).is_none()
 }
 
-/// Returns the terms of a claim's pool, without its families. `real`: the terms of the pool of the claim's addresses.
+/// Returns the terms of the pool that stands for a claim on the node, without its families. `real` are the terms of the
+/// IPPool that the claim's addresses are from.
 fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),

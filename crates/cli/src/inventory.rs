@@ -89,7 +89,7 @@ pub(crate) struct PodFact {
     pub created: Option<Timestamp>,
     /// The addresses in the pod's status, even after the pod has ended
     pub addresses: Vec<Addr>,
-    /// The claim that the pod names, as the controller reads it
+    /// The claim that the pod names, by the same rules as in the controller
     pub claim: Option<ClaimName>,
     /// The pod's labels and annotations
     pub meta: Labelled,

@@ -64,13 +64,13 @@ pub enum Purpose {
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
-    /// A write of a pool's status; or the read of a pool after a write of its status or finalizers that conflicted or
-    /// is indeterminate
+    /// A write of a pool's status. Also the read of the pool after a write, be it of its status or of its finalizers, that
+    /// conflicted or is indeterminate
     PoolStatus { name: PoolName },
-    /// A write of a claim's status or finalizers, its deletion, or the read of the claim after a write that conflicted or is
-    /// indeterminate
+    /// A write of a claim's status or finalizers, or its deletion. Also the read of the claim after a write that conflicted
+    /// or is indeterminate
     Claim { name: ClaimName },
-    /// The creation of the claim of a StatefulSet's pod, or the read of the claim after a creation that conflicted or is
+    /// The creation of the claim of a StatefulSet's pod. Also the read of the claim after a creation that conflicted or is
     /// indeterminate
     Sticky { name: ClaimName },
 }

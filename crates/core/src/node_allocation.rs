@@ -14,7 +14,8 @@ pub struct NodeAllocation {
     /// UID of the Node object that the ranges are allocated to
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
-    /// The blocks and podCIDRs to assign from; they are disjoint
+    /// The blocks and podCIDRs to assign from. They are disjoint, with one exception: the block of a claim may lie in a
+    /// block from which its address is withdrawn
     pub blocks: Vec<Block>,
     /// The terms of the pools, in order of preference. A pool can be listed although the node has no block of it. A
     /// block whose pool is not listed has the default terms.

@@ -1,4 +1,4 @@
-//! Statuses that make no sense. Each affects only its own node, and that node's agent gets a report.
+//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the agent.
 
 use std::net::Ipv4Addr;
 

@@ -143,7 +143,7 @@ async fn a_claim_that_is_deleted_in_use_stays_until_its_pod_is_gone() -> Result<
 async fn a_claim_gets_an_address_in_the_block_of_a_node_that_no_pod_uses() -> Result<()> {
     let (_, fixtures, agents) = shared().await?;
     let spec = json!({
-        "ipv4": {"cidrs": ["10.23.12.0/27"], "blockSize": 28},
+        "ipv4": {"cidrs": ["10.23.16.0/27"], "blockSize": 28},
         "cooldownSeconds": 0, "maxBlocksPerNode": 1,
     });
     fixtures.block_pool("wide", spec).await?;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Result;
+use cadastre_api::NodeSubnet;
 use cadastre_core::{Addr, Cidr};
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::ADMIN;
@@ -75,6 +76,15 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
     let names: Vec<String> = (0..NODES).map(|i| format!("crash-{i}")).collect();
     for (i, name) in names.iter().enumerate() {
         node(&fixtures, &agents, &format!("half{}", i % 2), name).await?;
+    }
+    // Without a controller, a node whose NodeSubnet lists no pool yet would never serve a pod.
+    for name in &names {
+        let has_reported = |it: &NodeSubnet| {
+            let status = it.status.as_ref();
+            status.is_some_and(|it| it.node_uid.is_some()) && !it.spec.pools.is_empty()
+        };
+        let what = "its agent knows its pool";
+        fixtures.subnet_until(name, what, has_reported).await?;
     }
     let mut pods = BTreeMap::new();
     for round in 1..=4 {

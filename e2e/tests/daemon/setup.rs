@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_api::{IPClaim, NodeSubnet};
+use cadastre_api::{CLAIM_FINALIZER, IPClaim, NodeSubnet};
 use cadastre_e2e::audit::{Audit, Used, compare};
 use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
@@ -340,7 +340,9 @@ async fn blocks_come_and_go(hand: &Fixtures) {
         .unwrap();
     let claim = json!({
         "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPClaim",
-        "metadata": {"name": "audit"}, "spec": {"pool": "audit", "ttlSecondsAfterUse": 0},
+        // The claim has its finalizer, as if a pod had used it.
+        "metadata": {"name": "audit", "finalizers": [CLAIM_FINALIZER]},
+        "spec": {"pool": "audit", "ttlSecondsAfterUse": 0},
     });
     let claims: Api<IPClaim> = Api::default_namespaced(hand.client.clone());
     let claim = serde_json::from_value(claim).unwrap();

@@ -20,10 +20,11 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::Fate;
 use crate::run::{Due, Sim};
 
-/// The plugin's timeout; how long it waits for a greeting; how long it waits for the file before it tries to reach the
-/// agent again.
+/// How long the plugin tries to get an answer in all.
 const TIMEOUT: Time = 10 * SECOND;
+/// How long the plugin waits for the agent's greeting.
 const AWAKE: Time = SECOND;
+/// How long the plugin waits for the lock of the store's file before it tries to reach the agent again.
 const TURN: Time = 500 * MS;
 /// How long an ADD waits for a block.
 const ADD_WAIT: Duration = Duration::from_secs(5);

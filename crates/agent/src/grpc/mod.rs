@@ -234,7 +234,8 @@ impl Agent for Api {
     }
 }
 
-/// Returns how long the caller waits for the answer: until the deadline in its request, but at most [`LIMIT`].
+/// Returns how long the caller waits for the answer: until the deadline in its request, but at most [`LIMIT`]. Without
+/// a deadline, [`PATIENCE`].
 fn patience<T>(request: &Request<T>) -> Duration {
     let timeout = request.metadata().get("grpc-timeout");
     let timeout = timeout.and_then(|it| it.to_str().ok());

@@ -205,7 +205,7 @@ pub enum AgentEffect {
     WriteStatus {
         /// The resourceVersion that the write requires
         version: String,
-        /// The status to write
+        /// The whole new status, but for the conditions of others
         status: Box<NodeSubnetStatus>,
         /// Whether metrics count the write as urgent
         urgent: bool,

@@ -23,7 +23,7 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::context::IN_USE_PAUSE;
 use cadastre_core::mutation::Mutation;
 
-/// How long a claim without pods stays at least, unless its whole time after use is shorter.
+/// The minimum time for which a claim without pods is kept. If its `ttlSecondsAfterUse` is shorter, that applies instead.
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// When an unused claim is to be deleted.

@@ -85,8 +85,8 @@ pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
 }
 
 /// Records in `lease`, which is about to be written, that a gap began at the last renewal in `known`. The gap has an
-/// annotation of its own, so that the renew time can still advance. A write that changed no field would keep the
-/// version, so other candidates would believe that there is no leader.
+/// annotation of its own. If the renew time were kept instead, the write would change nothing and the version would
+/// stay, so other candidates would think that there is no leader.
 pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();

@@ -110,7 +110,7 @@ impl Election {
                 let leads = matches!(last, Leadership::Leading(_));
                 agents_heard &= leads;
                 if !leads && !matches!(ask, LeaseCall::Get) {
-                    vacant = vacant_since(known.as_ref(), clock.wall());
+                    vacant = vacant_for(known.as_ref(), clock.wall());
                 }
                 let before = version(known.as_ref());
                 let records_gap = vacant > LONG_VACANT && !agents_heard;
@@ -310,7 +310,7 @@ fn version(lease: Option<&Lease>) -> Option<u64> {
 }
 
 /// Returns for how long no leader has renewed the Lease, by the wall clocks of the last leader's host and of this one.
-fn vacant_since(lease: Option<&Lease>, now: Timestamp) -> Duration {
+fn vacant_for(lease: Option<&Lease>, now: Timestamp) -> Duration {
     let since = lease.and_then(renewed_at).map(|at| now.duration_since(at));
     since
         .and_then(|it| Duration::try_from(it).ok())

@@ -20,7 +20,8 @@ pub(super) fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether the Host header is a loopback name or address. A hostile page cannot have such a name.
+/// Whether the Host header is a loopback name or address. The header of a request that a hostile web page sends by DNS
+/// rebinding has the name of its site.
 pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

@@ -92,7 +92,8 @@ pub(crate) fn next(
     ))
 }
 
-/// Returns the first address from the cursor on that was never assigned, and the cursor for the next search.
+/// Searches a block, from its cursor on, for an address that was never assigned. Returns the address and the cursor for
+/// the next search.
 fn unused(
     kv: &dyn Kv,
     block: Cidr,
