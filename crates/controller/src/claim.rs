@@ -31,6 +31,8 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use self::place::place;
 use self::retention::Expiry;
 use self::status::status;
@@ -232,11 +234,7 @@ impl ClaimLoop {
     /// Returns the write that the claim's object needs next, or `None` if it is as it should be.
     fn difference(&mut self, name: &ClaimName, cx: &Context) -> Option<ApiRequest> {
         let claim = cx.cache.claims.get(name)?;
-        let entry = cx.allocations.claims.get(name);
-        let is_held = || {
-            let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
-            cidrs.any(|cidr| cx.allocations.blocks.get(&cidr).is_some())
-        };
+        let has_block = cx.allocations.has_block_of(name);
         let set = |finalizers| {
             let known = KnownObject::of(&**claim);
             Some(ApiRequest::SetFinalizers(
@@ -247,7 +245,7 @@ impl ClaimLoop {
         };
         // An unused claim can go at once, so the finalizer is set only for the first pod.
         let pods = cx.cache.pods.of_claim(name);
-        let is_used = is_held() || pods.iter().any(|pod| pod.node.is_some());
+        let is_used = has_block || pods.iter().any(|pod| pod.node.is_some());
         if is_used && !claim.deleting && !claim.has_finalizer() {
             let mut finalizers = claim.finalizers.clone();
             finalizers.push(CLAIM_FINALIZER.to_owned());
@@ -255,7 +253,7 @@ impl ClaimLoop {
         }
         // The status records first when the addresses were released.
         let is_recorded = claim.status.node.is_none();
-        let is_held = (is_held() || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
+        let is_held = (has_block || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
         if is_held {
             self.cooling.remove(name);
         } else if claim.deleting && claim.has_finalizer() {
@@ -299,7 +297,12 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     let pool = claim.status.pool.as_deref();
     let pool = pool.and_then(|name| cx.allocations.pools.get(name));
     let seconds = pool.map_or(DEFAULT_COOLDOWN, |it| it.node_view.terms.cooldown_seconds);
-    let until = released_at.0.as_second() + i64::from(seconds);
+    left_after(released_at.0, seconds, cx)
+}
+
+/// Returns how much is left of a time that began at a release.
+fn left_after(released_at: Timestamp, seconds: u32, cx: &Context) -> Duration {
+    let until = released_at.as_second().saturating_add(i64::from(seconds));
     let left = until.saturating_sub(cx.now.wall.as_second());
     // The clock may have been set back since, or the clock of the leader that wrote the time was ahead.
     let left = left.clamp(0, i64::from(seconds));

@@ -132,6 +132,16 @@ impl AllocationState {
         (entry.is_held() && wide != *address).then_some(entry)
     }
 
+    /// Returns whether any node, live or deleted, has an address of a claim as a block.
+    pub(crate) fn has_block_of(&self, claim: &ClaimName) -> bool {
+        let mut cidrs = self
+            .claims
+            .get(claim)
+            .into_iter()
+            .flat_map(ClaimEntry::cidrs);
+        cidrs.any(|cidr| self.blocks.get(&cidr).is_some())
+    }
+
     /// Returns the nodes in whose blocks addresses of a claim lie.
     pub(crate) fn nodes_around(&self, claim: &ClaimName) -> Vec<NodeName> {
         let cidrs = self

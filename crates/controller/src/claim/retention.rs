@@ -15,9 +15,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::ClaimLoop;
+use super::{ClaimLoop, left_after};
 use crate::Context;
-use crate::allocations::claims::ClaimEntry;
 use crate::cluster::objects::Claim;
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::context::IN_USE_PAUSE;
@@ -73,19 +72,13 @@ fn is_unused(claim: &Claim, cx: &Context) -> bool {
     if Mutation::ClaimExpiresInUse.is_on() {
         return true;
     }
-    let entry = cx.allocations.claims.get(&claim.name);
-    let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
     claim.status.node.is_none()
-        && !cidrs.any(|cidr| cx.allocations.blocks.get(&cidr).is_some())
+        && !cx.allocations.has_block_of(&claim.name)
         && cx.cache.pods.of_claim(&claim.name).is_empty()
 }
 
 /// Returns how long a claim that is unused from now on stays.
 fn time_left(released_at: Timestamp, ttl: u32, cx: &Context) -> Duration {
-    let until = released_at.as_second().saturating_add(i64::from(ttl));
-    let left = until.saturating_sub(cx.now.wall.as_second());
-    // The clock may have been set back since, or the clock of the leader that wrote the time was ahead.
-    let left = left.clamp(0, i64::from(ttl)).unsigned_abs();
     let least = SETTLE.min(Duration::from_secs(ttl.into()));
-    Duration::from_secs(left).max(least)
+    left_after(released_at, ttl, cx).max(least)
 }

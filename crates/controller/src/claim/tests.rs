@@ -675,7 +675,7 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
     };
     assert!(has_finalizer(&mut fixture));
     let wall = |second: i64| Now {
-        wall: jiff::Timestamp::from_second(second).unwrap(),
+        wall: Timestamp::from_second(second).unwrap(),
         ..at(second.unsigned_abs())
     };
     fixture.now = wall(29);
@@ -690,7 +690,7 @@ fn a_release_in_the_future_delays_the_end_of_a_claim_by_no_more_than_the_cooldow
     deleted.deleting = true;
     deleted.status = IPClaimStatus {
         addresses: vec!["10.0.0.254".to_owned()],
-        released_at: Some(Time(jiff::Timestamp::from_second(9_000).unwrap())),
+        released_at: Some(Time(Timestamp::from_second(9_000).unwrap())),
         ..IPClaimStatus::default()
     };
     let mut fixture = Fixture::of(deleted);

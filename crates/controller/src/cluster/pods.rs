@@ -86,10 +86,7 @@ impl PodIndex {
     /// Returns an address that a pod reports in a range that the node has or had. The node's own mirror pods count,
     /// other mirror pods do not.
     pub(crate) fn any_in_range_of(&self, node: &NodeName, range: &Cidr) -> Option<Addr> {
-        let mirrors = self.mirrors.get(node).into_iter();
-        let mut addresses = mirrors.flat_map(BTreeMap::values).flatten();
-        let of_mirror = || addresses.find(|addr| range.contains_addr(**addr)).copied();
-        self.any_in(range).or_else(of_mirror)
+        self.all_in_range_of(node, range).next()
     }
 
     /// Returns the addresses that pods report in a range that the node has or had, like

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::seen::{Seen, Watching};
-use super::{LIMIT, ROUNDS, grown, median, mib, progress, say};
+use super::{LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say};
 
 const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
@@ -58,10 +58,7 @@ pub async fn run(count: u32) -> Result<()> {
     let Some(details) = details else {
         return Ok(());
     };
-    say(&format!(
-        "| {count} nodes | raw, median | cadastre, median (all) | x raw | API requests |"
-    ))?;
-    say("|---|---|---|---|---|")?;
+    beside_raw_header(&format!("{count} nodes"))?;
     let phases: [(&str, Pick); 3] = [
         ("first block (/26) each, from process start", |p| p.first),
         ("two more blocks each", |p| p.more),
@@ -70,17 +67,8 @@ pub async fn run(count: u32) -> Result<()> {
         }),
     ];
     for ((name, pick), requests) in phases.into_iter().zip(&details.requests) {
-        let floor = median(raws.iter().map(pick)).as_secs_f64();
-        let wall = median(ours.iter().map(pick)).as_secs_f64();
-        let all: Vec<String> = ours
-            .iter()
-            .map(|p| format!("{:.2}", pick(p).as_secs_f64()))
-            .collect();
-        say(&format!(
-            "| {name} | {floor:.2} s | {wall:.2} s ({}) | {:.2} | {requests} |",
-            all.join(", "),
-            wall / floor,
-        ))?;
+        let [raws, ours] = [&raws, &ours].map(|it| it.iter().map(pick).collect::<Vec<_>>());
+        beside_raw(name, &raws, &ours, requests)?;
     }
     say("")?;
     say(&format!(

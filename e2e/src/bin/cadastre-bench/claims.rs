@@ -19,7 +19,9 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{LIMIT, ROUNDS, grown, median, mib, progress, say, until_subnets};
+use super::{
+    LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say, until_subnets,
+};
 
 const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
@@ -63,26 +65,14 @@ pub async fn run(count: u32) -> Result<()> {
         last = Some(details);
     }
     let details = last.context("no round ran")?;
-    say(&format!(
-        "| {count} claims | raw, median | cadastre, median (all) | x raw | API requests |"
-    ))?;
-    say("|---|---|---|---|---|")?;
+    beside_raw_header(&format!("{count} claims"))?;
     let phases: [(&str, Pick); 2] = [
         ("created, and an address each", |it| it.created),
         ("a pod each, and the address at its node", |it| it.bound),
     ];
     for ((name, pick), requests) in phases.into_iter().zip(&details.requests) {
-        let floor = median(raws.iter().map(pick)).as_secs_f64();
-        let wall = median(ours.iter().map(pick)).as_secs_f64();
-        let all: Vec<String> = ours
-            .iter()
-            .map(|it| format!("{:.2}", pick(it).as_secs_f64()))
-            .collect();
-        say(&format!(
-            "| {name} | {floor:.2} s | {wall:.2} s ({}) | {:.2} | {requests} |",
-            all.join(", "),
-            wall / floor,
-        ))?;
+        let [raws, ours] = [&raws, &ours].map(|it| it.iter().map(pick).collect::<Vec<_>>());
+        beside_raw(name, &raws, &ours, requests)?;
     }
     say("")?;
     let each = |bytes: u64| {

@@ -83,6 +83,27 @@ fn median(values: impl Iterator<Item = Duration>) -> Duration {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
+/// Begins a table of phases that are compared with raw requests.
+fn beside_raw_header(size: &str) -> Result<()> {
+    say(&format!(
+        "| {size} | raw, median | cadastre, median (all) | x raw | API requests |"
+    ))?;
+    say("|---|---|---|---|---|")
+}
+
+/// Prints the row of one phase: how long the raw requests and the controller took in each round.
+fn beside_raw(phase: &str, raws: &[Duration], ours: &[Duration], requests: &str) -> Result<()> {
+    let floor = median(raws.iter().copied()).as_secs_f64();
+    let wall = median(ours.iter().copied()).as_secs_f64();
+    let all = ours.iter().map(|it| format!("{:.2}", it.as_secs_f64()));
+    let all: Vec<String> = all.collect();
+    say(&format!(
+        "| {phase} | {floor:.2} s | {wall:.2} s ({}) | {:.2} | {requests} |",
+        all.join(", "),
+        wall / floor,
+    ))
+}
+
 #[allow(clippy::cast_precision_loss)] // for display only
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
