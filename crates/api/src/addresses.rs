@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use cadastre_core::Addr;
 
-/// A list has entries for at most this many container interfaces. This many entries of [`LONGEST_ENTRY`] bytes each
-/// would not fit into an object of etcd (1.5 MiB). Therefore [`MOST_BYTES`] also limits the list.
+/// The maximum number of entries in a list, one for each container interface. A list of this many entries of
+/// [`LONGEST_ENTRY`] bytes each would not fit into an object of etcd (1.5 MiB). Therefore [`MOST_BYTES`] also limits
+/// the list.
 pub const MOST_ENTRIES: usize = 4_096;
-/// All entries of a list together have at most this many bytes.
+/// The maximum number of bytes of all entries of a list together.
 pub const MOST_BYTES: usize = 1 << 20;
-/// One entry has at most this many bytes.
+/// The maximum number of bytes of one entry.
 pub(crate) const LONGEST_ENTRY: usize = 1_280;
 
 /// The addresses in use on a node.

@@ -2,7 +2,7 @@
 //!
 //! The object's name is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
 //! Only the controller writes IPAMBlocks. A node uses a block only once the node's NodeSubnet lists it. Nodes do not
-//! read IPAMBlocks: these are for other controllers, the next leader and administrators.
+//! read IPAMBlocks: the objects are for other controllers, the next leader and administrators.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};

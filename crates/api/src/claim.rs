@@ -5,10 +5,10 @@
 //! whether or not a pod uses them.
 //!
 //! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`, or by its own name if it belongs to
-//! a StatefulSet with sticky addresses ([`sticky`](super::sticky)). When the pod is bound to a node,
-//! the controller allocates each address of the claim to that node as a block of one address. From then on it has the
-//! life of every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can
-//! another node get it. So the guarantees about blocks are the guarantees about claims.
+//! a StatefulSet with sticky addresses ([`sticky`](super::sticky)). When the pod is bound to a node, the controller
+//! allocates each address of the claim to that node as a block of one address. From then on the address has the life of
+//! every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can another
+//! node get it. So the guarantees about blocks hold for claims, too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};

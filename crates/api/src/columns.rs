@@ -23,7 +23,7 @@ use Shown::{Always, Wide};
 
 /// The columns of IPPools: ranges, usage, nodes, waiting nodes and health. Lists are left out, because they would be
 /// printed as JSON. Counts of free IPv6 blocks are left out, because they can have 20 digits. `-o yaml` and `kubectl
-/// cadastre show pools` show both.
+/// cadastre show pools` show lists and these counts.
 #[rustfmt::skip]
 pub(super) const POOL: &[ColumnRow] = &[
     (Always, "string", "IPv4", ".spec.ipv4.cidrs[0]", "The first IPv4 range"),
@@ -95,7 +95,7 @@ pub(super) const CLAIM: &[ColumnRow] = &[
     (Wide, "string", "Message", r#".status.conditions[?(@.type=="Ready")].message"#, "The reason for Ready, as a sentence"),
 ];
 
-/// The columns of NodeAddresses. They show how old the list is.
+/// The columns of NodeAddresses. The lists of addresses are left out, because they would be printed as JSON.
 #[rustfmt::skip]
 pub(super) const ADDRESSES: &[ColumnRow] = &[
     (Always, "date", "AsOf", ".spec.asOf", "When the addresses were in use"),

@@ -85,8 +85,8 @@ pub fn yaml() -> Result<String, serde_saphyr::ser::Error> {
     Ok(text)
 }
 
-/// Removes `nullable`, so that API servers reject `null`; otherwise they would accept it silently. Also removes the
-/// integer formats about which API servers warn.
+/// Removes `nullable`, so that API servers reject `null` instead of accepting it silently. Also removes the integer
+/// formats about which API servers warn.
 fn conform(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.format.take_if(|format| format.starts_with("uint"));

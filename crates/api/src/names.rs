@@ -11,7 +11,7 @@ pub const VERSION: &str = "v1alpha1";
 /// Annotation of the CRDs with the release to which they belong, so that installers can compare releases.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool. It is removed once no range of the pool is allocated or quarantined.
+/// Finalizer of an IPPool. The controller removes it once no range of the pool is allocated or quarantined.
 pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 
 /// Annotation of a Node that fences earlier leaders: it makes their late writes fail. A leader writes a podCIDR on the
@@ -39,8 +39,8 @@ pub const LEASE_NAME: &str = "cadastre-controller";
 /// Field manager of all writes of agents.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation with the names of the pools to use, separated by commas, best first. It is set on a pod or a namespace.
-/// The namespace's annotation applies to its pods that do not have the annotation.
+/// Annotation of a pod or a namespace with the names of the pools to use, separated by commas, best first. The
+/// namespace's annotation applies to its pods that do not have the annotation.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
 /// Annotation of a pod with the addresses to assign to it: at most one of each family, separated by a comma.
@@ -56,7 +56,7 @@ pub const STICKY_ANNOTATION: &str = "cadastre.dev/sticky";
 /// Annotation of a pod with `cadastre.dev/sticky`: `spec.ttlSecondsAfterUse` of the claim that the controller creates.
 pub const STICKY_TTL_ANNOTATION: &str = "cadastre.dev/sticky-ttl-seconds";
 
-/// Finalizer of an IPClaim. It is removed once no node has an address of the claim.
+/// Finalizer of an IPClaim. The controller removes it once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
 /// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period; see

@@ -2,12 +2,12 @@
 //!
 //! The controller writes valid specs, but an API server may return anything. So a value that cannot be parsed affects
 //! only its own block or field. A block whose CIDR cannot be parsed is left out. An entry of `reserved` that cannot be
-//! parsed might mean any address of its block, so then the whole block counts as reserved. The same holds for
-//! `onRequest`.
+//! parsed might mean any address of its block, so then the whole block counts as reserved. An entry of `onRequest` that
+//! cannot be parsed has the effect that the whole block is assigned only on request.
 //!
-//! The blocks of an IPClaim form a pool of their own, so that no other pod gets their addresses. Its terms are those of
-//! the real pool, as far as they concern CNI results. `reserved` and `onRequest` of such a block are ignored: they keep
-//! agents that do not know claims from assigning the address.
+//! The blocks of an IPClaim form a pool of their own, so that no other pod gets their addresses. This pool has the
+//! terms of the IPPool, as far as they concern CNI results. `reserved` and `onRequest` of such a block are ignored:
+//! they exist only to keep agents that do not know claims from assigning the address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -77,8 +77,9 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     (allocation, messages)
 }
 
-/// Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left out,
-/// unless it is the block of a claim and the wider one assigns no address of it, because it is to be withdrawn.
+/// Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left out.
+/// There is one exception: the block of a claim stays if `withdraw` lists it, because then the wider block does not
+/// assign its address.
 fn leave_out_nested(allocation: &mut NodeAllocation, messages: &mut Vec<String>) {
     allocation.blocks.sort_by_key(|block| block.cidr);
     let withdraw = &allocation.withdraw;
@@ -166,7 +167,8 @@ fn is_claim_name(text: &str) -> bool {
     })
 }
 
-/// Returns whether a claim may have an address of a pool: it must not be a gateway, network or broadcast address.
+/// Returns whether a claim may have `address`: the address must not be a gateway, network or broadcast address of the
+/// pool.
 pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     let host = Cidr::host(address);
     let real = terms(pool, &mut Vec::new());
@@ -179,8 +181,8 @@ pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     covering(&usable(host, Some(&claim)).excluded, address).is_none()
 }
 
-/// Returns the terms of the pool that stands for a claim on the node, without its families. `real` are the terms of the
-/// IPPool that the claim's addresses are from.
+/// Returns the terms of the pool that stands for a claim on the node, without the terms of address families. `real` are
+/// the terms of the IPPool that the claim's addresses are from.
 fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),
@@ -195,8 +197,8 @@ fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
 }
 
 /// Returns the terms of one family of a claim's pool. If the first address of each block is the gateway, a block of one
-/// address has none, but main plugins such as ptp need one. So the gateway is the first usable address of the pool's
-/// range, which is the gateway of the block at the start of the range.
+/// address has no gateway, but main plugins such as ptp need one. So the gateway is the first usable address of the
+/// pool's range, which is the gateway of the block at the start of the range.
 fn claim_ranges(real: Option<&FamilyTerms>, block: Cidr) -> FamilyTerms {
     let mut terms = real.cloned().unwrap_or_default();
     if terms.gateway == Gateway::FirstOfBlock {

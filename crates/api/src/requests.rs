@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use super::names::{DRAIN_ANNOTATION, RELEASE_ANNOTATION, WITHDRAW_ANNOTATION};
 use cadastre_core::{Addr, Cidr};
 
-/// At most this many entries of one annotation are read; further entries are ignored.
+/// The maximum number of entries of an annotation that are read. Further entries are ignored.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
 /// The prefix that distinguishes the handle of a container from the UID of a pod.

@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - The message of a rule says what is wrong and what to write instead. A rule that needs a well-formed value accepts
-//!   a malformed one, because another rule rejects that. So one mistake causes one message, and never a CEL runtime
+//!   malformed values, because another rule rejects them. So one mistake causes one message, and never a CEL runtime
 //!   error.
 //! - Even the longest lists stay within the cost budgets of the API server. Estimated cost: 10,000,000 units per rule.
 //!   Real cost: 1,000,000 units per call and 10,000,000 per object. The API server can estimate the cost only of values
@@ -41,7 +41,7 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
-/// Like [`LABEL_KEY`], but rejects empty parts in the domain, as Kubernetes does.
+/// Pattern of a label key. Unlike [`LABEL_KEY`], it rejects empty parts in the domain, as Kubernetes does.
 const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 /// A domain, with an optional dot at the end. `.` alone is valid, too: it ends the list of search domains.
 const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
@@ -351,7 +351,7 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 ///
 /// The lower end is below the upper end if, for some n, both agree in the bits before the n-th, and the n-th bit is 0
 /// in the lower and 1 in the upper end. Then the n-bit prefix of the lower end, as a CIDR, does not contain the upper
-/// end. But if all bits of the upper end from the n-th on are cleared, the CIDR contains it.
+/// end. But if all bits of the upper end from the n-th on are cleared, the CIDR contains the result.
 ///
 /// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses by
 /// ==. It cuts the texts of the prefix lengths out of literals, because a text made from a number could have any
@@ -401,8 +401,8 @@ pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have these rules, for the same reasons as
-/// in [`pool_selector`].
+/// Adds rules to the schema of an IPPool's DNS settings. NodeSubnets do not have these rules, for the reasons that
+/// [`pool_selector`] gives: cost, and pools that are older than the rules.
 pub(super) fn check_dns(dns: &mut JSONSchemaProps) {
     let domain = format!("self.matches('{DOMAIN}')");
     for (field, rule, message) in [

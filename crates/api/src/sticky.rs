@@ -19,13 +19,13 @@ use cadastre_core::mutation::Mutation;
 /// The longest time that a claim can stay after its use, in seconds.
 pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
 
-/// At most this many characters of a wrong annotation are quoted.
+/// The maximum number of characters of a wrong annotation that an error quotes.
 const QUOTED: usize = 100;
 
 /// The claim that a pod names. The claim is in the pod's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedClaim<'a> {
-    /// The claim that the annotation `cadastre.dev/claim` names. The text may be no valid name
+    /// The claim that the annotation `cadastre.dev/claim` names. The text may be an invalid name
     Annotated(&'a str),
     /// The claim with the name of the pod, because the pod's StatefulSet has sticky addresses. The controller creates
     /// the claim if it does not exist
@@ -33,7 +33,7 @@ pub enum NamedClaim<'a> {
 }
 
 impl<'a> NamedClaim<'a> {
-    /// Returns the name of the claim.
+    /// Returns the name of the claim. It may be an invalid name if it comes from an annotation.
     pub fn name(self) -> &'a str {
         match self {
             NamedClaim::Annotated(name) | NamedClaim::Sticky(name) => name,
@@ -46,7 +46,8 @@ impl<'a> NamedClaim<'a> {
     }
 }
 
-/// Returns the claim that a pod names, if it names one. `pod` is the name of the pod.
+/// Returns the claim that a pod names, if it names one. `pod` is the name of the pod. `is_of_stateful_set` says whether
+/// a StatefulSet controls the pod.
 pub fn named_claim<'a>(
     pod: &'a str,
     annotations: &'a BTreeMap<String, String>,
@@ -62,8 +63,8 @@ pub fn named_claim<'a>(
     (asks && is_entitled).then_some(NamedClaim::Sticky(pod))
 }
 
-/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. These annotations
-/// are ignored.
+/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. The wrong
+/// annotations are ignored.
 pub fn sticky_errors(
     annotations: &BTreeMap<String, String>,
     is_of_stateful_set: bool,

@@ -40,22 +40,22 @@ use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// A node has at most this many blocks. The list of blocks, and the agent's report on each, must fit into one object of
-/// etcd (1.5 MiB).
+/// The maximum number of blocks of a node. The list of blocks, and the agent's report on each, must fit into one object
+/// of etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
-/// An agent reports at most this many addresses whose pods are gone.
+/// The maximum number of addresses without a pod that an agent reports.
 pub const MOST_ORPHANS: usize = 256;
-/// A NodeSubnet lists at most this many pools.
+/// The maximum number of pools that a NodeSubnet lists.
 pub const MOST_POOLS: usize = 1_024;
-/// A NodeSubnet lists at most this many reserved ranges of a block.
+/// The maximum number of reserved ranges of a block that a NodeSubnet lists.
 pub const MOST_RESERVED: usize = 1_024;
-/// A NodeSubnet lists at most this many withdrawals, and an agent records at most this many.
+/// The maximum number of withdrawals that a NodeSubnet lists and that an agent records.
 pub const MOST_WITHDRAWALS: usize = 1_024;
 /// The highest count of free addresses that an agent reports; it stands for any higher count, too. It is the largest
 /// number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to
 /// know how many of those are left.
 pub const MOST_COUNT: i64 = 1 << 53;
-/// `podRanges` has at most this many entries.
+/// The maximum number of entries of `podRanges`.
 pub const MOST_POD_RANGES: usize = 1_024;
 
 /// Type of the condition that the agent writes: whether another CNI configuration provides the network of the node's

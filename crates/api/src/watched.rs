@@ -29,9 +29,9 @@ pub struct NodeLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// podCIDRs and provider ID
+    /// The podCIDRs and the provider ID
     pub spec: Option<NodeLiteSpec>,
-    /// Addresses and machine ID
+    /// The addresses and the machine ID
     pub status: Option<NodeLiteStatus>,
 }
 
@@ -87,9 +87,9 @@ pub struct PodLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// Name of the pod's node, and whether the pod uses the node's network
+    /// The name of the pod's node, and whether the pod uses the node's network
     pub spec: Option<PodLiteSpec>,
-    /// Phase and IP addresses of the pod
+    /// The phase and the IP addresses of the pod
     pub status: Option<PodLiteStatus>,
 }
 
@@ -119,7 +119,7 @@ pub struct PodLiteStatus {
 /// An address of a Pod.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodIpLite {
-    /// The address as text
+    /// The address as text, as the kubelet reported it
     pub ip: String,
 }
 
@@ -136,7 +136,7 @@ macro_rules! unparsed {
             /// Not parsed, so that one invalid object does not make parsing of the whole list fail
             #[serde(default)]
             pub spec: Value,
-            /// Not parsed, like the spec; `Null` if the kind has no status
+            /// Not parsed, for the same reason as `spec`; `Null` if the kind has no status
             #[serde(default)]
             pub status: Value,
         }

@@ -196,7 +196,7 @@ fn in_batches(
     elapsed
 }
 
-/// Prints how many bytes a holding takes, and how long it takes to allocate one.
+/// Prints the memory of a holding in bytes, and the time that its allocation takes.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");

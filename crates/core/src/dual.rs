@@ -5,9 +5,9 @@ use super::cidr::Family;
 /// One value for IPv4 and one for IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Dual<T> {
-    /// The value for IPv4.
+    /// The value that [`Dual::get`] returns for [`Family::V4`].
     pub v4: T,
-    /// The value for IPv6.
+    /// The value that [`Dual::get`] returns for [`Family::V6`].
     pub v6: T,
 }
 
@@ -20,7 +20,7 @@ impl<T> Dual<T> {
         }
     }
 
-    /// Returns the value for `family`.
+    /// Returns the value for `family`, for code that handles both families in the same way.
     pub fn get(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,

@@ -23,7 +23,7 @@ pub enum ReservedEffect {
 /// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FamilyRanges {
-    /// The CIDRs of which blocks are allocated. CIDRs inside another one, CIDRs of the other family and CIDRs smaller
+    /// The CIDRs of which blocks are allocated. CIDRs inside another CIDR, CIDRs of the other family and CIDRs smaller
     /// than a block are ignored.
     pub cidrs: Vec<Cidr>,
     /// Prefix length of the blocks to allocate.
@@ -97,8 +97,8 @@ impl FamilyPool {
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
-        // If that block was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR. From the lowest
-        // CIDR it moves to the top of the pool.
+        // If `block` was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR. From the lowest CIDR
+        // it moves to the top of the pool.
         self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
     }
 

@@ -1,8 +1,8 @@
 //! The sizes of the free blocks in the four slots of a node of the trie (`space.rs`).
 //!
 //! The four numbers are packed into one integer, which stays in a register. With an array of four bytes, every level of
-//! an update would write one byte and then read all four. This stalls the processor: it would take a third of the time
-//! of an allocation.
+//! an update would write one byte and then read all four. The processor would wait for each such write: a third of the
+//! time of an allocation.
 
 /// One number for each slot: 1 + the order of the largest free block in the slot, or 0 if nothing in the slot is free.
 /// A block of order n has `2^n` addresses.
@@ -25,8 +25,8 @@ impl FreeOrders {
     }
 
     /// Returns the number that the parent records for this node: 1 + the order of the node's largest free block.
-    /// `order` is the order of its slots. An aligned pair of free slots is a free block of the next order; if all four
-    /// are free, the whole node is free.
+    /// `order` is the order of each slot. An aligned pair of free slots is a free block of the next order; if all four
+    /// slots are free, the whole node is free.
     pub(crate) fn most(self, order: u8) -> u8 {
         let [a, b, c, d] = self.0.to_le_bytes();
         let (low, high) = (a.min(b), c.min(d));

@@ -35,14 +35,14 @@ pub enum HoldingState {
     Quarantined,
 }
 
-/// A range with its holder.
+/// A range that is not free, with its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holding {
     /// The node or quarantine that has the range.
     pub holder: Holder,
     /// The range; other holdings may overlap it.
     pub cidr: Cidr,
-    /// How certain the holding is.
+    /// How certain it is that `holder` has the range.
     pub state: HoldingState,
 }
 
@@ -241,7 +241,7 @@ impl HoldingId {
     }
 }
 
-/// Converts a count of records or nodes. The count always fits, because 2^31 of them would take tens of gigabytes.
+/// Converts a count of records or nodes. The count always fits: 2^31 records or nodes would take tens of gigabytes.
 #[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
 pub(super) fn to_u32(count: usize) -> u32 {
     count as u32

@@ -91,7 +91,7 @@ impl RangeLedger {
         self.holdings.of(holder)
     }
 
-    /// Returns every holding that overlaps `cidr` exactly once, sorted by CIDR.
+    /// Returns each holding that overlaps `cidr` once, sorted by CIDR.
     pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let cidr = *cidr;
         self.outermost(cidr).flat_map(move |outer| {
@@ -100,7 +100,7 @@ impl RangeLedger {
         })
     }
 
-    /// Returns every holding that covers an address exactly once, the widest first.
+    /// Returns each holding that covers `addr` once, the widest first.
     pub fn at(&self, addr: Addr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         self.overlapping(&Cidr::host(addr))
     }
@@ -115,8 +115,8 @@ impl RangeLedger {
         self.len() == 0
     }
 
-    /// The size of the allocated heap memory in bytes. The nested holdings are an estimate, for a tree that is two
-    /// thirds full.
+    /// The size of the allocated heap memory in bytes. The part of the nested holdings is an estimate: it assumes a
+    /// tree that is two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self.spaces.iter().map(|(_, it)| it.heap_bytes()).sum();
@@ -170,7 +170,8 @@ impl RangeLedger {
             .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of an outermost holding: nested holdings that are outermost now are moved into the space.
+    /// Handles the release of the outermost holding `released`: moves the nested holdings that are outermost now into
+    /// the space.
     fn surface(&mut self, released: Cidr) {
         let mut from = (released, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {
@@ -180,7 +181,7 @@ impl RangeLedger {
             self.nested.remove(&(cidr, number));
             let (id, _) = self.holdings.numbered(number);
             self.cover(cidr, id);
-            // Holdings inside this one stay nested. So the walk continues after the last address of this one.
+            // Holdings inside `cidr` stay nested. So the walk continues after the last address of `cidr`.
             let Some(after) = Cidr::new(cidr.last(), cidr.family().bits()) else {
                 return;
             };

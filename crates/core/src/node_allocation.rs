@@ -15,7 +15,7 @@ pub struct NodeAllocation {
     #[serde(rename = "nodeUID")]
     pub node_uid: String,
     /// The blocks and podCIDRs to assign from. They are disjoint, with one exception: the block of a claim may lie in a
-    /// block from which its address is withdrawn
+    /// block from which the claim's address is withdrawn
     pub blocks: Vec<Block>,
     /// The terms of the pools, in order of preference. A pool can be listed although the node has no block of it. A
     /// block whose pool is not listed has the default terms.
@@ -56,9 +56,10 @@ pub struct Block {
 pub struct PoolTerms {
     /// Name of the pool
     pub name: String,
-    /// Whether a pod that names no pool may get addresses of this one, whatever the pod's labels
+    /// Whether a pod that names no pool may get addresses of this pool, regardless of the pod's labels
     pub automatic: bool,
-    /// Whether only pods of certain namespaces may get addresses, even if a pod names the pool or an address of it
+    /// Whether only pods of certain namespaces may get addresses, even if a pod names the pool or an address of it: the
+    /// pool has a `namespaceSelector`, or is the pool of a claim
     #[serde(default)]
     pub bound: bool,
     /// Whether pods that the agent does not know yet may get addresses
@@ -66,8 +67,8 @@ pub struct PoolTerms {
     pub serves_unknown: bool,
     /// How long a released address waits before it is assigned again
     pub cooldown_seconds: u32,
-    /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block, above
-    /// `high` it releases an empty block
+    /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block; above
+    /// `high` the agent releases an empty block
     pub warm: (u32, u32),
     /// The pool's IPv4 ranges and gateway; `None` if the pool has no IPv4
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -47,8 +47,8 @@ impl Pool {
         }
     }
 
-    /// Returns a copy with other block lengths, which finds smaller blocks when the space is fragmented. A family with
-    /// `None` in `lens` keeps its block length.
+    /// Returns a copy with other block lengths, for example to find smaller blocks when the space is fragmented. A
+    /// family with `None` in `lens` keeps its block length.
     #[must_use]
     pub fn refitted(&self, lens: Dual<Option<u8>>) -> Self {
         let mut pool = self.clone();

@@ -1,8 +1,8 @@
 //! The search for free blocks in a [`Space`].
 //!
 //! A search walks down the path to the start address. It remembers the last node on the path that has a fitting free
-//! block in a slot below the path. If the path ends at no free block, that lower slot certainly contains one. So a
-//! search walks down the trie at most twice, however full the space is.
+//! block in a slot below the path. If the walk ends without a free block, that slot certainly contains one. So a search
+//! walks down the trie at most twice, however full the space is.
 
 use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};

@@ -221,9 +221,9 @@ impl Space {
         self.pass_up(first, &path[..depth], below, entry, most);
     }
 
-    /// Updates the parents of the node `entry` on the path up to the root, until one does not change. `most` describes
-    /// the largest free block of that node (`FreeOrders::most`); its parent records this number. A node whose slots are
-    /// all free is removed, and its slot in the parent becomes free.
+    /// Updates the parents of the node `entry` on the path up to the root, until a parent does not change. `most`
+    /// describes the largest free block of `entry` (`FreeOrders::most`); its parent records this number. A node whose
+    /// slots are all free is removed, and its slot in the parent becomes free.
     fn pass_up(&mut self, first: u128, path: &[u32], mut below: u8, mut entry: u32, mut most: u8) {
         let mut path = path.iter().rev();
         loop {

@@ -1,15 +1,15 @@
 //! The monotonic clock and the wall clock.
 //!
-//! Deadlines use a monotonic clock that continues while the host is suspended (`CLOCK_BOOTTIME`). Suppose that a leader
-//! is suspended until its lease has expired: when it continues, it must notice that at once. Wall time is used only in
-//! texts for users and for other processes.
+//! Deadlines use a monotonic clock that continues while the host is suspended (`CLOCK_BOOTTIME`). So a leader that was
+//! suspended until its lease expired notices this as soon as it continues. Wall time is used only in texts for users
+//! and for other processes.
 
 use std::time::Duration;
 
 use cadastre_clock::since_boot;
 use jiff::Timestamp;
 
-/// Reads both clocks.
+/// Reads the monotonic clock and the wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock;
 
@@ -19,7 +19,7 @@ impl Clock {
         since_boot()
     }
 
-    /// Returns the time of day. Somebody may change it at any moment.
+    /// Returns the wall time, which NTP or an administrator can change at any moment.
     pub fn wall(&self) -> Timestamp {
         Timestamp::now()
     }

@@ -14,7 +14,7 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use tokio::sync::mpsc;
 use tracing::debug;
 
-/// The longest wait for one event to be written.
+/// The maximum time to write one event.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The content of an event.

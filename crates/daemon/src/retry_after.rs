@@ -31,7 +31,7 @@ pub(crate) async fn record<B, E>(
         .as_ref()
         .ok()
         .and_then(|it| retry_after(it.headers()));
-    // Watches and agents send requests outside of `heard`. For these there is no cell to set.
+    // Watches and agents send requests outside of `heard`. During such a request there is no cell to set.
     let _ = PAUSE.try_with(|cell| cell.set(pause));
     answer
 }

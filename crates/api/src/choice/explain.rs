@@ -48,7 +48,7 @@ impl fmt::Display for PoolChoice<'_> {
     }
 }
 
-/// Writes the line of a chosen pool, with the reason why the pool comes before the next one.
+/// Writes the line of a chosen pool, with the reason why the pool comes before `next`.
 fn line(
     f: &mut fmt::Formatter,
     nth: usize,

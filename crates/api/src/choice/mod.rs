@@ -2,9 +2,9 @@
 //! of the pool. A pool serves a pod if the pod may get addresses of the pool. The controller, the agent and the kubectl
 //! plugin use this module.
 //!
-//! If a requester (a node or pod) names no pools, it is served by the pools whose selectors match it. The first of them
-//! with room is used. Room is how much a pool can still allocate. The order of the pools is decided by priority, then
-//! by the number of requirements in all three selectors, then by families, then by room, then by name.
+//! If a requester (a node or pod) names no pools, the pools whose selectors match it serve it. The first of them with
+//! room is used. Room is how much a pool can still allocate. The order of the pools is decided by priority, then by the
+//! number of requirements in all three selectors, then by families, then by room, then by name.
 //!
 //! Families: among the pools that are best by priority and requirements, the oldest pool determines which families are
 //! assigned. A pool of the same priority and requirements that lacks one of these families serves only requesters that
@@ -18,8 +18,8 @@
 //! - The result depends on the set of candidates, not on their order. Nearly sorted candidates are sorted in nearly
 //!   linear time.
 //! - The room of a pool is computed at most once, and only to break a tie, because the computation is expensive.
-//! - Every candidate is either chosen, or passed over with a reason. Texts are formatted only when a [`PoolChoice`] is
-//!   displayed.
+//! - Every candidate is either chosen, or passed over with a reason. These reasons are formatted only when a
+//!   [`PoolChoice`] is displayed.
 //!
 //! # Caveats
 //! - If a pool cannot serve and its selectors do not match either, the reason names only the selector.
@@ -181,7 +181,7 @@ impl fmt::Debug for PassOverReason<'_> {
     }
 }
 
-/// The selectors of a pool.
+/// The selector of a pool that does not match a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectorSubject {
     /// `nodeSelector`
@@ -292,7 +292,7 @@ fn by_selectors<'a>(
     choice
 }
 
-/// Among the pools that are best by priority and requirements, returns the families of the oldest one.
+/// Returns the families of the oldest pool among those that are best by priority and requirements.
 fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dual<bool> {
     let best = chosen.first().map(ChosenPool::rank);
     let best = chosen.iter().filter(|it| Some(it.rank()) == best);

@@ -309,7 +309,7 @@ fn requirements() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
 }
 
 prop_compose! {
-    /// Generates a pool, whether its nodeSelector matches, and whether its other two selectors match.
+    /// Generates a pool, and says whether its nodeSelector matches and whether its other two selectors match.
     fn any_pool()(
         node in requirements(),
         namespace in requirements(),

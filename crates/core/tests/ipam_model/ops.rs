@@ -16,11 +16,11 @@ const HOLDERS: u32 = 6;
 /// The CIDRs of a pool in one family, and the size of its blocks as a number of doublings of half a unit.
 type Ranges = (Vec<Place>, u8);
 
-/// An operation. A `usize` is the index of a pool, a holding or an id.
+/// An operation. Each `usize` selects a pool, a holding or an id by its index.
 #[derive(Clone, Debug)]
 pub enum Op {
     Record(Place, Holder, HoldingState),
-    /// Allocates from a pool, but no block that contains the first address of one of these places.
+    /// Allocates from a pool, but no block that contains the first address of one of the places.
     Carve(usize, Holder, Vec<Place>),
     /// Releases the holding of a random id out of all ids that were ever returned. Most of these holdings no longer
     /// exist.

@@ -1,8 +1,8 @@
 //! The admin port (metrics, health, readiness, log level), and a second port for probes only.
 //!
 //! No page contains secrets. Only the log level can be changed, only from this host, and not by web pages in a browser.
-//! Access to metrics can be restricted. Probes are always allowed. They have a second port, so that other clients on
-//! the network cannot keep it busy.
+//! Access to metrics can be restricted. Probes are always allowed. They have a second port, so that other clients
+//! cannot keep probes waiting.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
