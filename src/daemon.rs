@@ -24,7 +24,7 @@ pub(super) fn start(format: logs::Format, level: &str) -> anyhow::Result<logs::L
     Ok(level)
 }
 
-/// Returns the kernel's host name, trimmed.
+/// Returns the kernel's host name; `None` if it cannot be read.
 pub(super) fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned())

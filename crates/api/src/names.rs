@@ -19,7 +19,7 @@ pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 /// the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
-/// Annotation of the Lease. It is set if a write with an indeterminate outcome was in flight when the last holder of
+/// Annotation of the Lease. It says that a write with an indeterminate outcome was in flight when the last holder of
 /// the Lease stopped. Then the next holder must fence, even after a clean handover.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 

@@ -214,7 +214,7 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let other_claims = inventory.claims_at(addr).filter(is_other);
     let other_claims = other_claims.map(|it| ClaimUse::of(it, inventory));
     let other_claims: Vec<ClaimUse> = other_claims.collect();
-    // If a node has the address as a part of another range, it may not have handed it over yet.
+    // If the address is a part of a larger range of a node, the node may not have handed over the address yet.
     let is_part = own.as_ref().is_some_and(|it| it.cidr != range);
     let is_claimed = claim.is_some() && (!is_part || inventory.is_handed_over(addr));
     let nodes = inventory.cache.nodes.iter();

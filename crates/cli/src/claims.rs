@@ -73,7 +73,7 @@ impl ClaimFact {
         )
     }
 
-    /// The namespace and the name.
+    /// The namespace and the name of the claim.
     pub(crate) fn split(&self) -> (&str, &str) {
         self.name.split_once('/').unwrap_or(("", &self.name))
     }

@@ -175,7 +175,7 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
             let blocks = registry.blocks.iter().filter(|it| !it.owner.quarantined);
             blocks.map(|it| it.cidr.to_string()).collect()
         }
-        // `listed` asks for the claims of one namespace.
+        // Never used: `listed` requests the names of claims itself.
         NameKind::Claim => Vec::new(),
     }
 }

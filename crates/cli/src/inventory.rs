@@ -42,7 +42,7 @@ pub(crate) struct Inventory {
     pub pods: Vec<PodFact>,
     /// The NodeSubnets, each with the NodeAddresses of the same name
     pub subnets: BTreeMap<NodeName, SubnetFact>,
-    /// The IPClaims
+    /// The IPClaims, by `namespace/name`
     pub claims: BTreeMap<ClaimName, ClaimFact>,
     /// Namespaces by name; empty if they were not listed
     pub namespaces: BTreeMap<String, Labelled>,
@@ -52,7 +52,7 @@ pub(crate) struct Inventory {
     pub now: Timestamp,
     /// Indices of `pods`, by the addresses that the pods report
     pods_by_address: BTreeMap<Addr, Vec<usize>>,
-    /// Indices of `pods`
+    /// Indices of `pods`, by the UIDs of the pods
     pods_by_uid: BTreeMap<PodUid, usize>,
     /// The claims whose status or spec has an address
     claims_by_address: BTreeMap<Addr, BTreeSet<ClaimName>>,
@@ -112,9 +112,9 @@ pub(crate) struct SubnetFact {
     pub agent: Option<AgentInfo>,
     /// The numbers of used, cooling and free addresses that the agent reports for each block
     pub blocks: Vec<BlockStatus>,
-    /// Ranges that the agent has handed back to the controller
+    /// Ranges that the agent reports as withdrawn from the node
     pub withdrawn: Vec<Cidr>,
-    /// Ranges that the agent is to hand back but cannot yet, because they have addresses in use or cooling
+    /// Ranges that the agent is to withdraw but cannot yet, because they have addresses in use or cooling
     pub withdrawing: Vec<Cidr>,
     /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
@@ -255,14 +255,14 @@ impl Inventory {
         within.map(|(addr, _)| *addr)
     }
 
-    /// Returns the claim that has the address. If several claims record it, returns the one for which the controller
-    /// keeps it.
+    /// Returns the claim that has the address. If several claims record the address, only one of them has it: the one
+    /// that the controller has chosen.
     pub(crate) fn claim_of(&self, addr: Addr) -> Option<&ClaimFact> {
         let name = self.registry.claims.of(&Cidr::host(addr))?;
         self.claims.get(name)
     }
 
-    /// Returns whether a node in whose block the address lies has handed it over to the claim that has it.
+    /// Returns whether a claim has the address and a node has withdrawn it from its block for the claim.
     pub(crate) fn is_handed_over(&self, addr: Addr) -> bool {
         let host = Cidr::host(addr);
         let is_claimed = self.registry.claims.of(&host).is_some();
@@ -292,7 +292,7 @@ impl Inventory {
         blocks.collect()
     }
 
-    /// Returns the blocks of a Node that are no addresses of claims.
+    /// Returns the blocks of a Node, except those that are addresses of claims.
     pub(crate) fn plain_blocks(&self, uid: &ObjectUid) -> impl Iterator<Item = &BlockEntry> {
         let blocks = self.registry.blocks.of(uid);
         blocks.filter(|it| self.registry.claims.of(&it.cidr).is_none())

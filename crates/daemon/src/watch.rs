@@ -3,8 +3,8 @@
 //! First all objects are listed. Then they are watched, beginning with the version of the list. The list is a
 //! consistent read (`resourceVersion` unset). So it is never older than what was seen before, unless the server itself
 //! was restored to an older state; for that case see [`WatchSource::doubtful`]. After an error the task retries with
-//! growing pauses. An error is logged unless it is the same as the last one. A missing CRD is such an error, and the
-//! message says what to do.
+//! growing pauses. An error is logged unless it is the same as the last one. If a CRD is missing, the message says what
+//! to do.
 //!
 //! # Guarantees
 //! Silence of the API server is always detected: [`SilenceTimeouts`] limits every wait for it. A watch requests

@@ -95,8 +95,8 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     for entry in in_use {
         let AddressEntry { pod, pod_uid, .. } = &entry.allocation;
         let uid = PodUid::read(pod_uid);
-        // If the pod to which the agent assigned the address lives, it counts as a user. If agents report the address
-        // more than once, each report counts.
+        // If the pod to which the agent assigned the address lives, that pod counts as a user. If agents report the
+        // address more than once, each report counts.
         let lives = inventory.pod_by_uid(pod_uid).is_some_and(|it| !it.finished);
         let counts = in_use.len() > 1 || (lives && !pod_uid.is_empty());
         if counts && !pods.iter().any(|it| PodUid::read(&it.uid) == uid) {
@@ -116,8 +116,8 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     }
 }
 
-/// Reports an address that no pod reports, but that an agent still has assigned to a pod that has ended, or to an
-/// earlier sandbox.
+/// Reports an address that no pod reports, but that an agent still has assigned to a pod that is gone or has ended, or
+/// to an earlier sandbox of a pod.
 fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut Findings) {
     let AddressInUse {
         node, allocation, ..
@@ -169,8 +169,8 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
     });
 }
 
-/// Whether the agent's list is up to date: in each block that contains the address, it has as many addresses as the
-/// agent's status counts.
+/// Whether the agent's list is up to date: for each block that contains the address, the list has as many addresses as
+/// the agent's status counts.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     inventory.covers(addr).iter().all(|cover| match cover {
         Cover::Block(entry) => inventory.is_list_current(entry),
@@ -241,7 +241,7 @@ fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
         .is_some_and(|created| age(created) < LIST_DELAY || Some(created) > listed)
 }
 
-/// Reports requests of users to release addresses or drain blocks that no longer apply.
+/// Reports requests of users that no longer apply: requests to release addresses, and requests to drain blocks.
 fn requests(inventory: &Inventory, findings: &mut Findings) {
     for subnet in inventory.subnets.values() {
         let object = format!("node {}", subnet.name);

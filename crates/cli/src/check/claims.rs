@@ -12,8 +12,8 @@ use cadastre_api::CLAIM_FINALIZER;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_core::{Addr, Cidr};
 
-/// The state of a claim may contradict that of blocks for this many seconds without a fault, because the controller
-/// writes them one after the other.
+/// For this many seconds, the status of a claim may contradict the blocks without a fault, because the controller
+/// writes status and blocks one after the other.
 const SLACK: i64 = 60;
 /// A deletion that waits for a pod or a node is reported after this many seconds.
 const LONG: i64 = 600;

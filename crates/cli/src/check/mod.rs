@@ -68,7 +68,7 @@ pub(crate) struct Finding {
     pub code: String,
     /// The object concerned: `pool NAME`, `node NAME`, `block CIDR`, `claim NAMESPACE/NAME`, `address A`
     pub object: String,
-    /// The fault
+    /// The fault, as text for users
     pub message: String,
     /// What the user should do next
     pub advice: String,

@@ -244,8 +244,8 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
 
 /// Reports a block that still exists although its quarantine is over.
 fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
-    /// A block may exist this many seconds after its quarantine without a fault, because the controller frees blocks
-    /// only every few seconds.
+    /// For this many seconds, a block may still exist after its quarantine without a fault, because the controller
+    /// frees blocks only every few seconds.
     const SLACK: i64 = 60;
     let Some(until) = entry.until else { return };
     if inventory.now.duration_since(until).as_secs() < SLACK {

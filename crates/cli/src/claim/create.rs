@@ -79,7 +79,7 @@ pub(crate) enum CreateState {
     Waiting,
 }
 
-/// Returns the claim to create.
+/// Returns the IPClaim that `claim create` sends to the API server.
 pub(crate) fn new_claim(name: &str, pool: Option<&str>, addresses: &[Addr]) -> IPClaim {
     let mut claim = IPClaim::new(name, IPClaimSpec::default());
     claim.spec.pool = pool.map(str::to_owned);

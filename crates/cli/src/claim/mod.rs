@@ -1,7 +1,7 @@
 //! `kubectl cadastre claim`: lists, creates and releases IPClaims.
 //!
-//! These verbs need no more than rights to claims in the namespace. Everything else that they show, they show only if
-//! the user may read it.
+//! These verbs need no more than rights to claims in the namespace. They show anything else only if the user may read
+//! it.
 //!
 //! # Guarantees
 //! - `release` deletes only the claim that it has read, never a later one of the same name.
@@ -44,7 +44,6 @@ enum What {
     Release(release::ReleaseArgs),
 }
 
-/// Runs `claim`.
 pub(crate) async fn exec(
     args: &ClaimArgs,
     flags: &Flags,

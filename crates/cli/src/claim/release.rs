@@ -70,7 +70,7 @@ pub(crate) enum ClaimReleaseState {
     Releasing,
     /// The claim is gone.
     Released,
-    /// Nothing was done.
+    /// There is no such claim, or it was replaced by another claim of its name. Nothing was done.
     Refused,
 }
 
@@ -83,8 +83,9 @@ pub(crate) struct User {
     pub node: Option<String>,
 }
 
-/// Returns what the deletion of a claim leads to. `users`: the pods that name it; `None` if the user may not list pods.
-/// `cooldown`: the cooldown of the claim's pool in seconds, if the user may read it.
+/// Returns what the deletion of a claim leads to. `users` are the pods that name the claim; `None` if the caller may
+/// not list pods. `cooldown` is the cooldown of the claim's pool in seconds; `None` if the caller may not read the
+/// pool.
 pub(crate) fn consequence(
     claim: &ClaimFact,
     users: Option<&[User]>,
@@ -109,7 +110,7 @@ pub(crate) fn consequence(
             (None, _) => format!("no node has had {addresses}: it goes at once"),
             (Some(_), None) => format!("no node has {addresses}: it goes when {cools} is over"),
             (Some(at), Some(cooldown)) => {
-                // The clock that wrote the time may be ahead.
+                // The clock by which the controller wrote the time may be ahead of this one.
                 let since = now.duration_since(at.0).as_secs().max(0);
                 let left = i64::from(cooldown) - since;
                 if left > 0 {
@@ -158,8 +159,8 @@ fn users(pods: &[PodLite], claim: &str) -> Vec<User> {
     user.collect()
 }
 
-/// Reads a claim and what the user may know about its use. Returns the result for it before its deletion, and the claim.
-/// `Err` has the result for a claim that does not exist.
+/// Reads a claim and what the user may know about its use. Returns the claim, and its entry of the report before the
+/// deletion. `Err` has the entry for a claim that does not exist.
 async fn judge(
     full: &str,
     reach: &ApiReach,
@@ -191,7 +192,7 @@ async fn judge(
     Ok(Ok((result, claim)))
 }
 
-/// Deletes a claim. Returns the state, and why nothing was done.
+/// Deletes a claim. Returns the new state, or why nothing was done.
 async fn delete(
     claim: &ClaimFact,
     reach: &ApiReach,
@@ -253,8 +254,8 @@ pub(super) async fn exec(
     Ok(ExitVerdict::of(report.claims.iter().any(is_undone)))
 }
 
-/// Waits until the deleted claims are gone, for at most the time `limit`. `deleted`: the claims, and their places in the
-/// report. Looks at least once.
+/// Waits until the deleted claims are gone, for at most the time `limit`. Checks at least once. `deleted` has the
+/// claims and their indices in the report.
 async fn wait(
     report: &mut ReleasedClaims,
     deleted: &[(usize, ClaimFact)],

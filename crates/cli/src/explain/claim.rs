@@ -25,10 +25,10 @@ impl Wait {
     }
 }
 
-/// The advice if nothing but the controller can end the wait.
+/// The advice if only the controller can end the wait.
 const CONTROLLER: &str = "the controller, within seconds: if it does not, check that one leads (kubectl get lease -A | grep cadastre)";
 
-/// Returns what a pod without an address waits for. `name`: the claim that the pod names.
+/// Returns what a pod without an address waits for. `name` is the claim that the pod names, as `namespace/name`.
 pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
     let (namespace, short) = name.split_once('/').unwrap_or_default();
     let Some(claim) = inventory.claims.get(name) else {
@@ -115,7 +115,7 @@ fn in_quarantine(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -
     )
 }
 
-/// Explains a wait for the node that has the addresses, which is another one than the pod's.
+/// Explains a wait for addresses that a node other than the pod's has.
 fn elsewhere(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wait {
     let (owner, addr) = (&block.owner.name, block.cidr.first());
     let (namespace, _) = claim.split();

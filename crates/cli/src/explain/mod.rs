@@ -152,7 +152,6 @@ impl VerbReport for Explanation {
     }
 }
 
-/// Runs `explain`.
 pub(crate) async fn exec(
     args: &ExplainArgs,
     flags: &Flags,

@@ -1,4 +1,5 @@
-//! Limits the connections to a port. Decides which one is closed for a new one, so that no client can lock out others.
+//! Limits the connections to a port. Decides which connection is closed for a new one, so that no client can lock out
+//! others.
 //!
 //! # Guarantees
 //! - A new connection is always accepted; if necessary an older connection is closed for it.
@@ -40,8 +41,8 @@ impl OpenConnections {
         self.open.push_back((peer, task));
     }
 
-    /// Returns the position of the connection to close, if any. If this peer already has its share, its oldest
-    /// connection is closed. Otherwise, if there are too many connections, the oldest one of the peer with the most
+    /// Returns the position of the connection to close, if any. If `peer` already has its share, its oldest connection
+    /// is closed. Otherwise, if there are too many connections, the oldest connection of the peer with the most
     /// connections is closed.
     fn eviction_index(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.open.iter().filter(|it| it.0 == peer).count();

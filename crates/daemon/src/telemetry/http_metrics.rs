@@ -1,6 +1,6 @@
 //! Counts and times the client's requests to the API server.
 //!
-//! If the caller gives a request up, for example after a timeout, the request counts as one without a response. For
+//! If the caller gives a request up, for example after a timeout, it counts as a request without a response. For
 //! watches only the time until the response begins is measured.
 
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl HttpMetrics {
         })
     }
 
-    /// Returns the layer for a client of this host.
+    /// Returns the layer for a client. `host` is the API server's host, for the label `host` of the metrics.
     pub fn layer<S>(&self, host: &str) -> impl Layer<S, Service = HttpMetricsService<S>> {
         let (metrics, host) = (self.clone(), Arc::<str>::from(host));
         layer_fn(move |inner| HttpMetricsService {

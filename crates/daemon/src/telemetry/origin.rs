@@ -20,8 +20,8 @@ pub(super) fn is_here(peer: SocketAddr) -> bool {
     peer.ip().to_canonical().is_loopback()
 }
 
-/// Whether the Host header is a loopback name or address. The header of a request that a hostile web page sends by DNS
-/// rebinding has the name of its site.
+/// Whether the Host header is a loopback name or address. A request that a hostile web page sends by DNS rebinding has
+/// the host name of that page's site instead.
 pub(super) fn is_for_here(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

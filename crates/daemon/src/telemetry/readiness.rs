@@ -37,7 +37,7 @@ impl Default for Report {
     }
 }
 
-/// A metric of how long the API server has sent nothing about each kind.
+/// A metric: for how long the API server has sent nothing about each kind.
 #[derive(Clone)]
 struct Silence {
     heard: LastHeard,
@@ -90,7 +90,7 @@ impl Readiness {
         self.report(ready, text, false);
     }
 
-    /// Like [`Self::set`], but for a process that also works while the API server is silent.
+    /// Reports whether this process is ready, and why, if the process also works while the API server is silent.
     pub fn set_without_api(&self, ready: bool, text: &str) {
         self.report(ready, text, true);
     }

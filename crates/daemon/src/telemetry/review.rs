@@ -1,4 +1,4 @@
-//! Restricts who may read the admin port. The API server decides it.
+//! Restricts who may read the admin port: the API server decides.
 //!
 //! A request carries a bearer token. A TokenReview says which user the token belongs to. A SubjectAccessReview says
 //! whether this user may `get` the path as a non-resource URL.
@@ -35,7 +35,7 @@ const FRESH_ALLOWED: Duration = Duration::from_secs(60);
 const FRESH_DENIED: Duration = Duration::from_secs(10);
 /// For how long a positive answer is still used while the API server does not respond.
 const STALE: Duration = Duration::from_secs(900);
-/// The longest wait for the API server.
+/// The maximum time to wait for an answer of the API server.
 const LIMIT: Duration = Duration::from_secs(5);
 /// The maximum number of concurrent requests to the API server.
 const AT_ONCE: usize = 8;
@@ -51,7 +51,7 @@ struct Inner {
     client: OnceLock<Client>,
     slots: Semaphore,
     cache: Mutex<AnswerCache>,
-    /// The last logged message
+    /// The last logged message, which is not logged again
     logged: Mutex<String>,
 }
 

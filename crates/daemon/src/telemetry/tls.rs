@@ -15,7 +15,7 @@ use rustls::pki_types::pem::{Error, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tracing::{info, warn};
 
-/// The minimum interval between reads of the files. They are read only when a client connects.
+/// The minimum interval between reads of the files. The files are read only when a client connects.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why TLS cannot be used.

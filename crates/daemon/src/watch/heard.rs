@@ -32,7 +32,7 @@ impl LastHeard {
     }
 
     /// Returns the kinds about which the API server has sent nothing for longer than `limit`, for example as `nodes for
-    /// 312 s, pods for 200 s`.
+    /// 312 s, pods for 200 s`. Returns `None` if there are no such kinds.
     pub fn too_long(&self, limit: Duration) -> Option<String> {
         let all = self.silent();
         let all = all.iter().filter(|(_, silent)| *silent > limit);

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// Pauses that double, with jitter, so that clients that lost the API server at the same moment do not all return at
-/// the same moment. The first pause is used again only after a time without errors. A restart of a stream alone is no
-/// success, because a stream that fails again and again is restarted each time.
+/// the same moment. The first pause is used again only after a time without errors. A restart of a stream does not
+/// count as success, because a stream that always fails is restarted, too.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
@@ -32,8 +32,8 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        // The time since the last error is over twice as long as the longest possible pause (1.5 times `longest`). So
-        // there was no error for a while.
+        // If the last error is longer ago than twice the longest possible pause (1.5 times `longest`), the pauses start
+        // again with `first`.
         if self
             .last
             .is_some_and(|last| last.elapsed() > 3 * self.longest)

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::*;
 use cadastre_api::NodeLite;
 
-/// Longer than the test server takes for an answer. So these limits are reached only if it stays silent.
+/// Longer than the test server takes to answer. So these limits are reached only if the server stays silent.
 const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
@@ -75,7 +75,7 @@ fn answer(answer: Answer) -> Response<Body> {
     }
 }
 
-/// A watch of Nodes on a server that gives these answers, one after the other, and no further ones.
+/// A watch of Nodes. Its server gives prepared answers, one after the other, and then stays silent.
 struct TestWatch {
     steps: mpsc::Receiver<String>,
     requests: Arc<Mutex<Vec<String>>>,
