@@ -10,22 +10,17 @@ use cadastre_api::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
 };
 
-/// The listed objects. A kind that the verb does not need has an empty list.
+/// The listed objects, of the whole cluster. A kind that the verb does not need has an empty list.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterLists {
-    /// All Nodes
     pub nodes: Vec<NodeLite>,
-    /// All IPPools
     pub pools: Vec<IPPoolLite>,
-    /// All NodeSubnets
     pub subnets: Vec<NodeSubnetLite>,
-    /// All NodeAddresses
     pub addresses: Vec<NodeAddressesLite>,
-    /// All IPAMBlocks
     pub blocks: Vec<IPAMBlockLite>,
     /// All IPClaims; empty if the cluster does not have this kind
     pub claims: Vec<IPClaimLite>,
-    /// All ServiceCIDRs
+    /// All ServiceCIDRs; empty if the cluster does not have this kind
     pub services: Vec<ServiceCIDR>,
     /// Pods of all namespaces
     pub pods: Vec<PodLite>,

@@ -90,7 +90,7 @@ pub(crate) struct PoppedRange {
     pub why: String,
 }
 
-/// The state of a range.
+/// The state of a request to take a range out of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum PopState {
     /// The request is written.

@@ -26,7 +26,7 @@ use cadastre_daemon::client;
 
 /// The field manager that writes the annotations.
 const MANAGER: &str = "kubectl-cadastre";
-/// At most this many attempts to list a kind. If the list expires between two pages, it must start again.
+/// The maximum number of attempts to list a kind. If the list expires between two pages, it must start again.
 const TRIES: usize = 3;
 /// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -145,7 +145,7 @@ impl ApiReach {
         listed.map_err(CallError::about::<K>)
     }
 
-    /// Lists all objects of a kind. If the cluster does not have the kind, there are none.
+    /// Lists all objects of a kind. If the cluster does not have the kind, returns an empty list.
     async fn list_if_there<K: Listed>(
         &self,
         progress: &mut ListProgress,
@@ -245,7 +245,7 @@ impl ApiReach {
         self.call(api.create(&params, claim)).await.map(|_| ())
     }
 
-    /// Deletes the claim with this UID.
+    /// Deletes the claim with this UID. If the name belongs to another claim by now, nothing is deleted (error 409).
     pub(crate) async fn delete_claim(
         &self,
         namespace: &str,

@@ -83,8 +83,8 @@ fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Re
             if inert::lines(&yaml) == yaml {
                 return Ok(yaml);
             }
-            // If control characters were escaped in YAML, its meaning would change. JSON is YAML, too, and has escapes
-            // for them, so the report is written as JSON.
+            // If control characters were escaped in YAML, the meaning of the text would change. JSON is valid YAML and
+            // has escapes for control characters, so the report is written as JSON.
             serde_json::to_string_pretty(report)? + "\n"
         }
     };

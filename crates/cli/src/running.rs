@@ -87,8 +87,8 @@ impl RunningComponents {
         all.filter(move |it| it.agent == agents)
     }
 
-    /// Returns the state of a node's agent. If it has several pods, the best of them counts. Returns `None` if pods
-    /// cannot be read.
+    /// Returns the state of a node's agent. If the agent has several pods, the best state counts. Returns `None` if
+    /// pods cannot be read.
     pub(crate) fn agent(&self, node: &str, now: Timestamp) -> Option<AgentPod> {
         self.parts.as_ref().ok()?;
         let pods = self.pods(true).filter(|it| it.node == node);
@@ -100,7 +100,7 @@ impl RunningComponents {
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
     }
 
-    /// Returns the nodes whose agent writes the runtime's CNI configuration. Returns none if pods cannot be read.
+    /// Returns the nodes whose agent writes the runtime's CNI configuration; none if pods cannot be read.
     pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()

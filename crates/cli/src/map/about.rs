@@ -47,7 +47,7 @@ pub(super) struct PlaceText {
     /// The node that has the range or address; `ranges` has all ranges of this node
     pub node: Option<String>,
     pub ranges: Vec<Cidr>,
-    /// Addresses in use, with their pods; `more` is the number of further ones
+    /// Addresses in use, with their pods; `more` is the number of further addresses
     pub addresses: Vec<(Addr, String)>,
     pub more: usize,
 }
@@ -68,9 +68,9 @@ impl Spot {
 }
 
 impl PlaceInfo {
-    /// Describes what is at the first address of `at`. If cells are addresses, this is a single address. Otherwise it
-    /// is the range there, or the cell if the cell has several ranges or none. If `at` contains the whole view, all of
-    /// `at` is described. Returns `None` if the place is not in the view.
+    /// Describes the place at the first address of `at`. If cells are addresses, the place is this address. Otherwise
+    /// it is the range there, or the cell itself if the cell has several ranges or none. If `at` contains the whole
+    /// view, all of `at` is described. Returns `None` if the place is not in the view.
     pub(super) fn of(at: &Cidr, section: &MapSection) -> Option<Self> {
         let at = if at.contains(&section.view) {
             *at

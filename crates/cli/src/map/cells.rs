@@ -36,7 +36,7 @@ pub(crate) enum CellKind {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Cell {
-    /// The range that covers the cell. If several ranges share the cell or a part of it is free, the cell itself
+    /// The range that covers the cell; the cell itself if several ranges share it or a part of it is free
     pub cidr: Cidr,
     /// The number of the first cell in the view
     pub at: u64,
@@ -180,8 +180,8 @@ pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, 
     Some((first, (last - first).saturating_add(1)))
 }
 
-/// The content of one cell: the indices of its ranges, and how many of its addresses are allocated, quarantined,
-/// reserved.
+/// The content of one cell: the indices of its ranges, and the numbers of its addresses that are allocated, quarantined
+/// and reserved.
 #[derive(Default)]
 struct Content {
     ranges: Vec<usize>,

@@ -79,7 +79,7 @@ pub(crate) struct MapReport {
     pub pool: String,
     /// One part for each CIDR of the pool
     pub parts: Vec<PoolRange>,
-    /// The letter of each node. Nodes with most ranges come first, and nodes beyond the 52nd have no letter
+    /// The letter of each node. The nodes with the most ranges come first. Nodes after the 52nd have no letter
     pub legend: Vec<(char, String)>,
     #[serde(skip)]
     by: Option<By>,

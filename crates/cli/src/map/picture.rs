@@ -14,7 +14,7 @@ impl MapReport {
         entry.map_or('*', |(letter, _)| *letter)
     }
 
-    /// Returns the character for a cell.
+    /// Returns the character that the picture shows for a cell.
     fn sign(&self, cell: &Cell) -> char {
         let tenth = |part: u16| char::from_digit(u32::from(part / 100).min(9), 10).unwrap_or('9');
         match (cell.kind, cell.owners.as_slice()) {
@@ -84,7 +84,7 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
     while at < part.total {
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
-        // Adjacent rows without allocated cells are shown as one line with their number.
+        // Adjacent rows without allocated cells are shown as one line, which says how many rows they are.
         let next = shown.peek();
         let next = next.map_or(part.total, |cell| cell.at.max(at) / across * across);
         let rows = next.saturating_sub(at).div_ceil(across);

@@ -29,7 +29,7 @@ pub(super) struct Place {
     pub pool: Option<String>,
     /// The range to show; `None`: the view that opens first
     pub view: Option<Cidr>,
-    /// The chosen range or address. If the range to show does not overlap it, the view moves to the chosen one
+    /// The chosen range or address. If `view` does not overlap it, the view moves to the chosen range or address
     pub at: Option<Cidr>,
     /// Whether to zoom in on the chosen range or address
     pub closer: bool,

@@ -135,7 +135,7 @@ pub(super) fn put_pool(
     Ok(format!("pool \"{name}\" is new"))
 }
 
-/// Sets the deletion timestamp of a pool.
+/// Marks a pool as being deleted. Fails if there is no pool of this name.
 pub(super) fn delete_pool(
     lists: &mut ClusterLists,
     name: &str,
@@ -148,7 +148,7 @@ pub(super) fn delete_pool(
     Ok(())
 }
 
-/// Takes a range out of every pool that contains a part of it. Returns the names of these pools.
+/// Takes a range out of every pool that contains a part of the range. Returns the names of these pools.
 pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventory) -> Vec<String> {
     let pools = inventory.registry.pools.touching(range);
     let names: Vec<String> = pools.map(|pool| pool.name.to_string()).collect();

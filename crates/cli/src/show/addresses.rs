@@ -16,7 +16,7 @@ use cadastre_core::{Addr, Cidr, IpRange};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SpanRow {
-    /// The address, or the first and the last one with a dash between them
+    /// The address; of several, the first and the last address with a dash between them
     pub addresses: String,
     /// The number of addresses, as text because there may be 2^64 and more
     pub count: String,

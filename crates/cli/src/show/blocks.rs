@@ -65,7 +65,7 @@ pub(crate) enum BlockState {
     Quarantine,
 }
 
-/// Returns all blocks. If `pool` or `node` is given, returns only theirs. Fails if there is no such pool.
+/// Returns all blocks, or only the blocks of `pool`, of `node`, or of both. Fails if there is no such pool.
 pub(crate) fn blocks(
     pool: Option<&str>,
     node: Option<&str>,
@@ -84,7 +84,6 @@ pub(crate) fn blocks(
 }
 
 impl BlockRow {
-    /// Returns the row of a block.
     pub(crate) fn of(entry: &BlockEntry, inventory: &Inventory) -> Self {
         let status = inventory.block_status(entry);
         let subnet = inventory.subnets.get(&entry.owner.name);

@@ -43,7 +43,6 @@ pub(crate) struct NodeRow {
     pub uid: String,
 }
 
-/// Returns the report about all nodes.
 pub(crate) fn nodes(inventory: &Inventory) -> NodesReport {
     let nodes = inventory.cache.nodes.iter();
     NodesReport {
@@ -103,8 +102,8 @@ impl NodeRow {
     }
 }
 
-/// Returns how many addresses of a podCIDR are in use. Of the agent's count and the pods' count, the higher one is
-/// returned.
+/// Returns how many addresses of a podCIDR are in use: the number in the agent's list, or the number that pods report
+/// if that is higher.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let in_use = inventory.in_use_within(cidr);
     let in_use = in_use.filter(|(_, it)| it.node == node.name && it.current);
@@ -139,7 +138,7 @@ impl VerbReport for NodesReport {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
-    /// The same row as in the list of nodes; `None` if the node is gone and only ranges in quarantine are left
+    /// The node's row of `show nodes`; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
     /// Blocks of the node, and blocks in quarantine of earlier nodes with the same name
@@ -171,8 +170,8 @@ pub(crate) struct QuarantinedRange {
     pub until: jiff::Timestamp,
 }
 
-/// Returns the report about a node, with the state of every address if `with_addresses`. If the node is deleted, the report is about its ranges in quarantine. Fails if
-/// there is neither.
+/// Returns the report about a node, with the state of every address if `with_addresses`. If the node is deleted, the
+/// report is about its ranges in quarantine. Fails if there is neither a node nor such a range.
 pub(crate) fn node(
     name: &str,
     with_addresses: bool,

@@ -44,7 +44,6 @@ pub(crate) struct PoolRow {
     pub standing: String,
 }
 
-/// Returns the report about all pools.
 pub(crate) fn pools(inventory: &Inventory) -> PoolsReport {
     let totals = totals(&inventory.cache, &inventory.registry);
     let states = inventory.registry.pools.iter();

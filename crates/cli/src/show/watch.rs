@@ -28,7 +28,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts the watches.
     pub(super) fn start(reach: &ApiReach) -> Self {
         let client = &reach.client;
         let kinds = [

@@ -45,7 +45,7 @@ impl Cluster {
         self.lists.claims.last_mut().unwrap()
     }
 
-    /// Adds an address of a claim as a block of a node. `used`: whether the agent has assigned it.
+    /// Adds an address of a claim as a block of a node. `used` says whether the agent has assigned the address.
     fn claim_block(&mut self, address: &str, claim: &str, node: &str, used: bool) {
         let cidr = format!("{address}/32");
         self.block(&cidr, "p", node);
@@ -78,7 +78,7 @@ impl Cluster {
         entries.as_array_mut().unwrap().push(json!(entry));
     }
 
-    /// Claim shop/db, which pod shop/web of node a uses.
+    /// Returns a cluster with claim shop/db, which pod shop/web of node a uses.
     fn in_use() -> Self {
         let mut cluster = Self::new();
         let message = "pod web on node a uses the addresses";
@@ -93,7 +93,7 @@ impl Cluster {
         cluster
     }
 
-    /// Claim shop/db, which no pod uses.
+    /// Returns a cluster with claim shop/db, which no pod uses.
     fn available() -> Self {
         let mut cluster = Self::new();
         cluster.claim("shop/db", &[DB], "Available", "no pod uses the addresses");

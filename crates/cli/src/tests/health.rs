@@ -24,7 +24,8 @@ fn assert_codes(cluster: &Cluster, codes: &[&str]) {
     assert_eq!(cluster.codes(), codes);
 }
 
-/// Returns a small cluster with the nodes `a` and `b`. Each has a ready pod of an agent and one of a controller.
+/// Returns a small cluster with the nodes `a` and `b`. Each has a ready pod of an agent and a ready pod of a
+/// controller.
 fn with_pods() -> Cluster {
     let mut cluster = Cluster::new();
     for node in ["a", "b"] {
@@ -47,7 +48,7 @@ fn a_lease_without_a_leader_is_reported() {
     assert_codes(&cluster, &["NoLeader controller"]);
     cluster.lists.leases = Ok(Vec::new());
     assert_codes(&cluster, &["NoLeader controller"]);
-    // If the user may not read Leases, nobody knows whether a controller leads, so only that is reported.
+    // If the user may not read Leases, nobody knows whether a controller leads. So only the missing right is reported.
     cluster.lists.leases = Err("no right".to_owned());
     assert_codes(&cluster, &["NotReadable controller"]);
     assert_eq!(health(&cluster, "leader").0, Health::Unknown);

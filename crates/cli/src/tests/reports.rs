@@ -65,7 +65,7 @@ fn planned(cluster: &Cluster, changes: &PlanArgs) -> PlanReport {
     plan(&cluster.lists, changes, now()).unwrap()
 }
 
-/// A pool in a file of `plan --pool-change`.
+/// Returns the arguments of a plan that adds pool `name`, or changes its spec.
 fn pool_change(name: &str, spec: &Value) -> PlanArgs {
     PlanArgs {
         pools: vec![json!({"kind": "IPPool", "metadata": {"name": name}, "spec": spec})],
