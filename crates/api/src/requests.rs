@@ -96,7 +96,7 @@ impl Requests {
     }
 }
 
-/// Parses an address or a CIDR.
+/// Parses an address or a CIDR. An address becomes a CIDR of one address.
 fn range(text: &str) -> Option<Cidr> {
     let address = Addr::parse_strict(text).map(Cidr::host);
     address.or_else(|| Cidr::parse_strict(text).ok())

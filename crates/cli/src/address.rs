@@ -13,7 +13,6 @@ use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
-/// The state of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum AddressState {
     /// An agent reports the address in use by a pod that exists and has not ended.
@@ -102,7 +101,7 @@ impl AddressState {
 pub(crate) struct AddressReport {
     pub address: Addr,
     pub state: AddressState,
-    /// The pool that contains the address
+    /// The pool whose ranges contain the address; `None` outside of all pools
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// The smallest range of a node, live or deleted, that contains the address
@@ -136,7 +135,6 @@ pub(crate) struct ClaimUse {
     pub reason: String,
     /// The reason and the message of the condition Ready
     pub state: String,
-    /// Whether the claim is being deleted
     pub deleting: bool,
     /// The pods that name the claim, each with its node
     pub pods: Vec<String>,

@@ -183,7 +183,7 @@ impl Bundle<'_> {
         Ok(())
     }
 
-    /// Reads all pages of a list.
+    /// Reads all objects of a list, in pages of 500.
     async fn pages(&self, path: &str) -> Result<Vec<Value>, String> {
         let mut items = Vec::new();
         let mut token = String::new();

@@ -46,9 +46,7 @@ pub(crate) enum Completion {
 /// A kind of object whose names can be completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameKind {
-    /// An IPPool
     Pool,
-    /// A Node
     Node,
     /// A pod, as `namespace/name`
     Pod,

@@ -59,12 +59,10 @@ pub(crate) struct Inventory {
     in_use: BTreeMap<Addr, Vec<AddressInUse>>,
 }
 
-/// Labels and annotations of an object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Labelled {
     /// The labels, sorted by key
     pub labels: Box<[Label]>,
-    /// The annotations, by key
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -91,7 +89,6 @@ pub(crate) struct PodFact {
     pub addresses: Vec<Addr>,
     /// The claim that the pod names, by the same rules as in the controller
     pub claim: Option<ClaimName>,
-    /// The pod's labels and annotations
     pub meta: Labelled,
 }
 
@@ -309,7 +306,7 @@ impl Inventory {
         at.map(|at| &self.pods[*at])
     }
 
-    /// Returns the addresses that pods report.
+    /// Returns the addresses that pods report and may still use, in ascending order.
     pub(crate) fn reported_addresses(&self) -> impl Iterator<Item = Addr> {
         self.pods_by_address.keys().copied()
     }
@@ -469,7 +466,7 @@ impl Inventory {
         self.pool_status(pool)?.waiting.filter(|it| *it > 0)
     }
 
-    /// Finds a node by name.
+    /// Finds a node by name. If there is none, the error tells the user how to list nodes.
     pub(crate) fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
         let node = self.cache.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
@@ -628,7 +625,7 @@ impl SubnetFact {
         self.agent_node.as_deref() == Some(&**uid)
     }
 
-    /// Whether the spec lists the block.
+    /// Whether the spec lists the block. Returns `false` if the spec cannot be parsed.
     pub(crate) fn lists(&self, block: &Cidr) -> bool {
         let text = block.to_string();
         let spec = self.spec.as_ref();

@@ -44,7 +44,7 @@ impl<K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug> Listed fo
 pub(crate) struct ApiReach {
     /// The client itself, for requests that have no method here
     pub client: Client,
-    /// The namespace of pods that are given by name alone
+    /// The namespace of pods and claims that are given by name alone
     pub namespace: String,
     timeout: Duration,
     page: Option<u32>,
@@ -138,7 +138,7 @@ impl ApiReach {
         Ok(listed.map_err(CallError::about::<Namespace>)?.items)
     }
 
-    /// Lists all objects of a kind.
+    /// Lists all objects of a kind. An error names the kind.
     async fn list<K: Listed>(&self, progress: &mut ListProgress) -> anyhow::Result<Vec<K>> {
         let all = Api::all(self.client.clone());
         let listed = self.pages(&all, progress).await;
@@ -218,7 +218,7 @@ impl ApiReach {
         claim.map_err(CallError::about::<IPClaimLite>)
     }
 
-    /// Lists the pods of a namespace.
+    /// Lists the pods of a namespace; `Err` has the reason why they cannot be read.
     pub(crate) async fn pods_of(&self, namespace: &str) -> Readable<PodLite> {
         let api = Api::namespaced(self.client.clone(), namespace);
         let listed = self.pages(&api, &mut ListProgress::new()).await;

@@ -29,7 +29,6 @@ pub(crate) enum Output {
 pub(crate) struct Style {
     /// Whether to show all columns and rows
     pub wide: bool,
-    /// Whether to use colours
     pub colour: bool,
     /// The width of the terminal in characters
     pub width: usize,
@@ -91,7 +90,7 @@ fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Re
     Ok(inert::lines(&text).into_owned())
 }
 
-/// Writes a report to standard output.
+/// Formats a report and writes it to standard output. Fails if standard output is closed.
 pub(crate) fn print(
     report: &impl VerbReport,
     output: Output,
@@ -175,7 +174,6 @@ impl FactLines {
         }
     }
 
-    /// Returns the names with their values.
     pub(crate) fn rows(self) -> Vec<(String, String)> {
         self.0
     }

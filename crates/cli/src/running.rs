@@ -15,8 +15,9 @@ use super::lists::{ClusterLists, Readable, full_name};
 /// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds, so this
 /// leaves a margin for clock skew.
 const STALE_SECONDS: i64 = 60;
-/// A pod that is not ready is no fault for this many seconds after it was created. If it is being deleted, the time
-/// counts from the end of its grace period. By then it has started, or another pod has replaced it.
+/// For this many seconds after the creation of a pod, it is no fault that the pod is not ready. If the pod is being
+/// deleted, the time counts from the end of its grace period. A healthy pod is ready by then, or another pod has
+/// replaced it.
 const YOUNG_SECONDS: i64 = 120;
 
 /// The Lease of the controllers, and the pods of controllers and agents.
@@ -49,7 +50,6 @@ pub(crate) struct ComponentPod {
     pub node: String,
     /// Whether the pod is ready and not being deleted
     pub ready: bool,
-    /// When the pod was created
     pub created: Option<Timestamp>,
     /// When the pod's grace period ends; `None` if the pod is not being deleted
     pub ends: Option<Timestamp>,

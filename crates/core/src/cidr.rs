@@ -122,7 +122,7 @@ impl Cidr {
         self.family
     }
 
-    /// The prefix length.
+    /// The prefix length: 0 to 32 for IPv4, 0 to 128 for IPv6.
     #[expect(clippy::len_without_is_empty, reason = "a prefix length, not a count")]
     pub fn len(&self) -> u8 {
         self.len

@@ -32,7 +32,7 @@ pub struct NodeAllocation {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Block {
-    /// The addresses of the block
+    /// The range as a CIDR; it includes the addresses that are never assigned
     pub cidr: Cidr,
     /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If only the UID changes and not the CIDR, the object
     /// was recreated, and this is still the same block.
@@ -54,7 +54,7 @@ pub struct Block {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolTerms {
-    /// Name of the pool
+    /// Name of the IPPool; for the pool of a claim, the claim's `NAMESPACE/NAME`
     pub name: String,
     /// Whether a pod that names no pool may get addresses of this pool, regardless of the pod's labels
     pub automatic: bool,
@@ -76,10 +76,10 @@ pub struct PoolTerms {
     /// The pool's IPv6 ranges and gateway; `None` if the pool has no IPv6
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyTerms>,
-    /// Routes for CNI results
+    /// Routes that CNI results contain, in addition to the routes of the CNI configuration
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS settings for CNI results
+    /// DNS settings that CNI results contain. Kubernetes ignores them
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
     /// The prefix length that CNI results give an address
@@ -93,7 +93,7 @@ pub struct PoolTerms {
 pub struct FamilyTerms {
     /// All ranges of the pool in this family, including those in which the node has no block
     pub cidrs: Vec<Cidr>,
-    /// The gateway for this family
+    /// The gateway that CNI results name for addresses of this family
     #[serde(default)]
     pub gateway: Gateway,
 }
@@ -125,7 +125,7 @@ pub enum Prefix {
 /// A route of a CNI result.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The destination
+    /// The destination; `0.0.0.0/0` or `::/0` for a default route
     pub dst: Cidr,
     /// The next hop; if absent, the CNI plugin that sets up the interface uses the gateway of the address
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,22 +135,22 @@ pub struct Route {
 /// DNS settings of a CNI result.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dns {
-    /// Addresses of name servers
+    /// Addresses of name servers, in order of preference
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
-    /// The local domain
+    /// The domain that is added to short host names; empty if not set
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// Search domains
+    /// Domains that are tried for short host names, in this order
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
-    /// Resolver options
+    /// Options of the resolver, such as `ndots:5`
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
 impl Dns {
-    /// Whether no setting is present
+    /// Whether no setting is present, so that the settings are not serialized
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -20,7 +20,7 @@ use crate::{Addr, Cidr, Family, IpRange};
 pub struct Usable {
     /// Addresses of the block that are never assigned: sorted, disjoint
     pub excluded: Vec<IpRange>,
-    /// The gateway that CNI results name
+    /// The gateway that CNI results name; `None` if the pods of the block have no gateway
     pub gateway: Option<Addr>,
     /// The prefix length that CNI results give the address
     pub prefix: u8,

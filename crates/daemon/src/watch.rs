@@ -50,7 +50,7 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// The objects of a watch, and how the watch reacts to errors and silence.
 pub struct WatchSource<K> {
-    /// Plural of the kind, for messages
+    /// The plural of the kind, for messages and metrics
     pub kind: &'static str,
     /// The API in which the objects are
     pub api: Api<K>,
@@ -88,7 +88,7 @@ impl Default for SilenceTimeouts {
     }
 }
 
-/// A step of a watch.
+/// What a watch reports to its receiver.
 #[derive(Debug)]
 pub enum WatchStep<T> {
     /// A watch event, or progress of a list

@@ -44,17 +44,17 @@ pub type Label = (Arc<str>, Arc<str>);
 pub struct PoolCandidate<'a> {
     /// Name of the pool; unique among the candidates
     pub name: &'a str,
-    /// `nodeSelector` of the pool
+    /// `nodeSelector` of the pool, which is compared with the node's labels
     pub node: &'a Selector,
-    /// `namespaceSelector` of the pool
+    /// `namespaceSelector` of the pool, which is compared with the labels of the pod's namespace
     pub namespace: &'a Selector,
-    /// `podSelector` of the pool
+    /// `podSelector` of the pool, which is compared with the pod's labels
     pub pod: &'a Selector,
     /// `priority` of the pool; the pool with the highest value is tried first
     pub priority: i32,
-    /// The families of the pool's ranges
+    /// For each family, whether the pool has ranges of it
     pub families: Dual<bool>,
-    /// Creation time, in seconds since 1970
+    /// Creation time, in seconds since 1970; among the best pools, the oldest decides which families are assigned
     pub created: i64,
     /// Whether the pool serves only requesters that ask for it by name (`assignment: Manual`)
     pub manual: bool,
@@ -65,7 +65,7 @@ pub struct PoolCandidate<'a> {
 /// Whether a pool can serve any requester at present.
 #[derive(Clone, Copy)]
 pub enum PoolStanding<'a> {
-    /// The pool can serve.
+    /// The pool can serve the requesters that its selectors match, and those that ask for it by name.
     Serving,
     /// The pool cannot serve for this reason, not even a requester that asks for it by name.
     Barred(&'a dyn fmt::Display),
@@ -83,7 +83,7 @@ impl fmt::Debug for PoolStanding<'_> {
 /// The node or pod for which pools are chosen. The labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester<'a> {
-    /// The labels of the node
+    /// The labels of the node; for a pod, those of the pod's node
     pub node: &'a [Label],
     /// The labels of the pod; `None` to choose pools for the node as a whole
     pub pod: Option<PodLabels<'a>>,
@@ -147,7 +147,7 @@ pub enum PoolRank {
 pub struct PassedOver<'a> {
     /// Index of the pool among the candidates; `None` if the requester named a pool that does not exist
     pub at: Option<usize>,
-    /// Name of the pool
+    /// Name of the pool, or the requested name that no pool has
     pub name: &'a str,
     /// Why the pool must not be tried
     pub why: PassOverReason<'a>,
@@ -166,7 +166,7 @@ pub enum PassOverReason<'a> {
     Deselected {
         /// The selector that does not match
         subject: SelectorSubject,
-        /// The requirement that is not met
+        /// The first requirement of the selector that the requester does not meet
         wants: &'a Requirement,
         /// The requester's value of the label; `None` if the requester does not have the label
         has: Option<&'a str>,
@@ -184,11 +184,11 @@ impl fmt::Debug for PassOverReason<'_> {
 /// The selector of a pool that does not match a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectorSubject {
-    /// `nodeSelector`
+    /// `nodeSelector`, which selects by labels of the node
     Node,
-    /// `namespaceSelector`
+    /// `namespaceSelector`, which selects by labels of the pod's namespace
     Namespace,
-    /// `podSelector`
+    /// `podSelector`, which selects by labels of the pod
     Pod,
 }
 

@@ -24,7 +24,7 @@ pub enum Requirement {
 }
 
 impl Requirement {
-    /// The key of the label.
+    /// The key of the label that the requirement is about.
     pub fn key(&self) -> &str {
         match self {
             Requirement::In(key, _)

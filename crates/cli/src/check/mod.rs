@@ -45,7 +45,7 @@ pub(crate) struct CheckArgs {
     settle: u16,
 }
 
-/// How urgent a finding is.
+/// How urgent a finding is. Later variants are more urgent.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
@@ -95,7 +95,7 @@ pub(crate) struct Leak {
 /// The code of findings about leaked addresses. Only these findings have a [`Leak`], which `release --report` reads.
 pub(crate) const LEAKED: &str = "LeakedAddress";
 
-/// The findings of a check.
+/// The report of `check`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CheckReport {
@@ -148,7 +148,7 @@ impl Findings {
     }
 }
 
-/// The command that deletes a pod.
+/// Returns the kubectl command that deletes a pod, for advice to the user.
 fn delete_pod(pod: &PodFact) -> String {
     format!("kubectl delete pod -n {}", pod.name.replace('/', " "))
 }

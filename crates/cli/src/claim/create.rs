@@ -57,16 +57,15 @@ pub(crate) struct CreatedClaim {
     /// `namespace/name`
     pub claim: String,
     pub state: CreateState,
-    /// The addresses that the claim has
+    /// The addresses that the claim has; empty as long as it has none
     pub addresses: Vec<Addr>,
-    /// The pool of the addresses
+    /// The pool of the addresses; if there are none yet, the pool that the user named
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// How pods use the claim, or why it has no addresses
     pub why: String,
 }
 
-/// The state of a new claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum CreateState {
     /// The API server would accept the claim.

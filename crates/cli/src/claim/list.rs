@@ -37,10 +37,10 @@ pub(crate) struct ClaimRow {
     /// The addresses that the claim asks for
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Addr>,
-    /// The pool of the addresses
+    /// The pool of the addresses; if there are none yet, the pool that the spec names
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The node that has the addresses
+    /// The node that has the addresses for a pod; `None` if no node has them
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// The pod on that node that uses the claim
@@ -52,7 +52,6 @@ pub(crate) struct ClaimRow {
     pub reason: String,
     /// The message of the condition Ready
     pub message: String,
-    /// Whether the claim is being deleted
     pub deleting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,

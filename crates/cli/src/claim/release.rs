@@ -55,7 +55,6 @@ pub(crate) struct ReleasedClaim {
     /// `namespace/name`
     pub claim: String,
     pub state: ClaimReleaseState,
-    /// The addresses of the claim
     pub addresses: Vec<String>,
     /// What happens, or why nothing does
     pub why: String,

@@ -67,10 +67,8 @@ pub(crate) struct Explanation {
     pub sections: Vec<Section>,
 }
 
-/// A part of an explanation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Section {
-    /// The heading of the section
     pub title: String,
     /// One fact per line
     pub lines: Vec<String>,

@@ -14,7 +14,6 @@ use crate::show::{BlockRow, BlockState};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// The kind of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum CellKind {
@@ -67,7 +66,6 @@ pub(super) struct CellRange {
     pub kind: CellKind,
     /// The state of a block; `None` for a podCIDR
     pub state: Option<BlockState>,
-    /// The number of addresses in use
     pub used: u64,
     /// The number of addresses that can be assigned to pods. If no agent reports counts, all addresses of the range
     pub capacity: u128,

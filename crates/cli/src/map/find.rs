@@ -8,7 +8,6 @@ use cadastre_core::{Addr, Cidr};
 /// The maximum number of results.
 const MOST_HITS: usize = 20;
 
-/// A search result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct FoundPlace {
     /// `address`, `node`, `pod` or `pool`

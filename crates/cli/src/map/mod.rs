@@ -89,14 +89,13 @@ pub(crate) struct MapReport {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PoolRange {
-    /// The range that is drawn
     pub cidr: Cidr,
     /// Prefix length of a block
     pub block_size: u8,
     pub cell_size: u8,
     /// The cells that are not entirely free, sorted by address
     pub cells: Vec<Cell>,
-    /// The number of all cells
+    /// The number of all cells, including cells that are entirely free
     pub total: u64,
 }
 

@@ -119,8 +119,8 @@ fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     Cidr::new(range.first(), range.len().saturating_sub(ROUND).max(widest))
 }
 
-/// Zooms in on the chosen range or address, or on the first addresses of the view. The view becomes no smaller than the
-/// range that contains these addresses. If there is no such range, it becomes no smaller than a block.
+/// Zooms in on the chosen range or address, or on the first addresses of the view. At the smallest, the view is the
+/// range that contains these addresses, or a block if there is no such range.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);

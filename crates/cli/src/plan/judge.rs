@@ -49,7 +49,7 @@ pub(crate) struct PlanReport {
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NewNodes {
-    /// All added nodes
+    /// The number of nodes that the plan adds
     pub asked: usize,
     /// Added nodes that get everything they need
     pub served: usize,
@@ -94,7 +94,6 @@ pub(crate) struct PoolPlan {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AffectedObject {
-    /// The node that has the range
     pub node: String,
     pub range: String,
     /// How many addresses of the range are in use

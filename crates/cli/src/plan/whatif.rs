@@ -14,7 +14,7 @@ use cadastre_controller::podcidr::{PodCidrs, WaitReason};
 use cadastre_controller::{Context, EventRecord};
 use cadastre_core::Cidr;
 
-/// The result of a simulation.
+/// What the simulated controller has done, and which nodes it could not serve.
 pub(crate) struct PlanOutcome {
     /// The ranges that the simulation allocates, by node
     pub served: BTreeMap<NodeName, Vec<Cidr>>,

@@ -21,7 +21,7 @@ pub(crate) struct SpanRow {
     /// The number of addresses, as text because there may be 2^64 and more
     pub count: String,
     pub state: AddressState,
-    /// The block or podCIDR
+    /// The smallest block or podCIDR that contains the addresses
     pub range: Cidr,
     /// The pods that use the address, as `namespace/name`
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -46,7 +46,6 @@ pub(crate) struct BlockRow {
     pub uid: Option<String>,
 }
 
-/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum BlockState {
     /// The node of the block assigns addresses from it.
@@ -55,7 +54,7 @@ pub(crate) enum BlockState {
     Unconfirmed,
     /// The node's NodeSubnet does not list the block yet.
     Provisional,
-    /// The block is recalled: the node releases it as soon as it is empty.
+    /// The block is recalled: the node releases it if it is empty, and otherwise keeps it.
     AskedBack,
     /// The node assigns no new address from the block, and releases it once it is empty.
     Draining,

@@ -131,7 +131,6 @@ impl Cluster {
         pod.spec.as_mut().unwrap().containers = serde_json::from_value(containers).unwrap();
     }
 
-    /// Returns a new resourceVersion.
     fn next(&mut self) -> String {
         self.version += 1;
         self.version.to_string()

@@ -26,7 +26,7 @@ use super::tls::TlsFiles;
 /// The sources of the admin port's pages.
 #[derive(Clone)]
 pub struct AdminPages {
-    /// The metrics of `/metrics`
+    /// The registry whose metrics `/metrics` shows
     pub registry: Registry,
     /// The state that `/readyz` shows
     pub readiness: Readiness,

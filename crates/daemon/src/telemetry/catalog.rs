@@ -18,7 +18,7 @@ thread_local! {
     static NOTED: RefCell<Option<Vec<Metric>>> = const { RefCell::new(None) };
 }
 
-/// Description of a metric.
+/// A metric as docs/metrics.md describes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Metric {
     /// Name, without the suffixes of histograms

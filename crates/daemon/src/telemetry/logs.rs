@@ -114,7 +114,7 @@ impl Level {
         (Level(handle), filter)
     }
 
-    /// Sets the level, with immediate effect.
+    /// Sets the level, with immediate effect. If the text is invalid, the level stays as it is.
     pub fn set(&self, directives: &str) -> Result<(), LevelError> {
         let filter = parse(directives.trim())?;
         self.0
