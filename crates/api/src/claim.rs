@@ -1,14 +1,14 @@
 //! IPClaim: addresses that stay with a workload, whichever node its pod runs on.
 //!
-//! The controller allocates one address of each family of a pool to a claim, or the addresses that the claim asks for,
-//! and records them in `status.addresses`. While the claim exists, these addresses are allocated to nothing else,
+//! The controller allocates to a claim one address of each family of a pool, or the addresses that the claim asks for.
+//! It records them in `status.addresses`. While the claim exists, these addresses are allocated to nothing else,
 //! whether or not a pod uses them.
 //!
-//! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`, or by its own name if it belongs to
-//! a StatefulSet with sticky addresses ([`sticky`](super::sticky)). When the pod is bound to a node, the controller
-//! allocates each address of the claim to that node as a block of one address. From then on the address has the life of
-//! every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can another
-//! node get it. So the guarantees about blocks hold for claims, too.
+//! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`. A pod of a StatefulSet with sticky
+//! addresses ([`sticky`](super::sticky)) names the claim that has the pod's name. When the pod is bound to a node, the
+//! controller allocates each address of the claim to that node as a block of one address. From then on the address has
+//! the life of every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can
+//! another node get it. So the guarantees about blocks hold for claims, too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};

@@ -49,8 +49,8 @@ pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 /// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
-/// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod, and the
-/// controller creates this claim if it does not exist. So each ordinal keeps its addresses.
+/// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod. If
+/// there is no such claim, the controller creates it. So each ordinal keeps its addresses.
 pub const STICKY_ANNOTATION: &str = "cadastre.dev/sticky";
 
 /// Annotation of a pod with `cadastre.dev/sticky`: `spec.ttlSecondsAfterUse` of the claim that the controller creates.

@@ -349,9 +349,9 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 
 /// Returns a CEL expression that is true if the lower end of a range is not above the upper end.
 ///
-/// The lower end is below the upper end if, for some n, both agree in the bits before the n-th, and the n-th bit is 0
-/// in the lower and 1 in the upper end. Then the n-bit prefix of the lower end, as a CIDR, does not contain the upper
-/// end. But if all bits of the upper end from the n-th on are cleared, the CIDR contains the result.
+/// The lower end is below the upper end if both agree in their first bits, and the next bit, the n-th, is 0 in the
+/// lower and 1 in the upper end. Then the n-bit prefix of the lower end, as a CIDR, does not contain the upper end. But
+/// if all bits of the upper end from the n-th on are cleared, the CIDR contains the result.
 ///
 /// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses by
 /// ==. It cuts the texts of the prefix lengths out of literals, because a text made from a number could have any

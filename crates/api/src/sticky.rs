@@ -103,14 +103,14 @@ pub fn sticky_errors(
     errors
 }
 
-/// Returns `spec.ttlSecondsAfterUse` of the claim that the controller creates for a pod. Returns `None` if the annotation
-/// is absent or wrong.
+/// Returns `spec.ttlSecondsAfterUse` of the claim that the controller creates for a pod. Returns `None` if the
+/// annotation is absent or wrong.
 pub fn ttl(annotations: &BTreeMap<String, String>) -> Option<u32> {
     let seconds = annotations.get(TTL)?.trim().parse().ok()?;
     (seconds <= LONGEST_TTL).then_some(seconds)
 }
 
-/// Returns the names of the pools from which the controller may create the claim of a pod, best first, as the pod's
+/// Returns the names of the pools from which the controller may create the claim of a pod, best first. The pod's
 /// annotation `cadastre.dev/pools` lists them.
 pub fn pools(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let lists = annotations.get(POOLS_ANNOTATION).into_iter();

@@ -301,8 +301,8 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     })
 }
 
-/// Returns the state of an address of a block that an agent may assign, and that nothing uses. The agent reports only how
-/// many addresses of a block are free and how many cool.
+/// Returns the state of an address of a block that an agent may assign, and that nothing uses. The agent reports only
+/// how many addresses of a block are free and how many cool.
 fn idle(addr: Addr, range: &RangeFact, inventory: &Inventory) -> AddressState {
     let subnet = inventory.subnets.get(range.node.as_str());
     let mut taken_out = subnet

@@ -40,8 +40,8 @@ pub(crate) struct BundleArgs {
 /// The label selector of the workloads of Cadastre itself, as part of a URL.
 const OWN_WORKLOADS: &str = "labelSelector=app.kubernetes.io/name%3Dcadastre";
 
-/// A list to collect: the name of the file, the path of the request, a function that returns the parts of an object to
-/// keep, and a function that decides which objects are kept.
+/// A list to collect: the name of the file, the path of the request, the parts of an object to keep, and which objects
+/// to keep.
 type ListFile = (
     &'static str,
     String,

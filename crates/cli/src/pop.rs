@@ -1,8 +1,8 @@
 //! `kubectl cadastre pop` and `push`: take addresses out of a node, and put them back.
 //!
 //! `pop` writes the ranges to the annotation `cadastre.dev/withdraw` of the node's NodeSubnet. From then on the node
-//! assigns no new address of a range, and hands the range back once none of its addresses is in use or cooling. `push`
-//! removes ranges from the annotation.
+//! assigns no new address of a range. The node withdraws the range once none of its addresses is in use or cooling.
+//! `push` removes ranges from the annotation.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -6,8 +6,8 @@
 //! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
 //!
 //! # Guarantees
-//! - Proof from the API is always required: the command refuses an address that belongs to the newest sandbox of a
-//!   living pod, that a pod reports, or that another pod has by now.
+//! - Proof from the API is always required. The command refuses an address of the newest sandbox of a living pod, an
+//!   address that a pod reports, and an address that another pod has by now.
 //! - With `--force` the user declares that the container is gone, for cases in which the node cannot find out. If the
 //!   node sees the container, the agent keeps the address.
 //! - The write of a request fails if the NodeSubnet has changed since it was read. Then the command reads it again.

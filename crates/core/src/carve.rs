@@ -1,9 +1,9 @@
 //! Allocation of blocks: choosing the next free block of each family of a pool, and recording it as a holding.
 //!
-//! The search alternates between two sorted structures: the space, which finds the next block that no holding covers,
-//! and the pool, which says whether that block may be allocated and, if not, at which address to continue. How full the
-//! pool is does not slow the search. It takes one step for each free block that is excluded, by the argument `avoid` or
-//! by a blocked span of the pool.
+//! The search alternates between two sorted structures. The space finds the next block that no holding covers. The pool
+//! says whether that block may be allocated and, if not, at which address to continue. How full the pool is does not
+//! slow the search. It takes one step for each free block that is excluded, by the argument `avoid` or by a blocked
+//! span of the pool.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;

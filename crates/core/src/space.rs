@@ -1,9 +1,9 @@
 //! The covered and the free space of one family: a trie over address bits, two bits per level.
 //!
-//! Why a trie: blocks of all sizes are mixed, and the search for the next free block of a size must take equally long
-//! in an almost empty and in an almost full space. Each slot records the size of the largest free block below it, so a
-//! search backtracks at most once. An index by block number would allow only one block size. A list of free intervals
-//! would be slow to walk when the space is fragmented.
+//! Why a trie: blocks of all sizes are mixed. The search for the next free block of a size must take equally long in an
+//! almost empty and in an almost full space. Each slot records the size of the largest free block below it, so a search
+//! backtracks at most once. An index by block number would allow only one block size. A list of free intervals would be
+//! slow to walk when the space is fragmented.
 //!
 //! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
 //! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint

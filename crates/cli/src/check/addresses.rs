@@ -116,8 +116,8 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     }
 }
 
-/// Reports an address that no pod reports, but that an agent still has assigned to a pod that is gone or has ended, or
-/// to an earlier sandbox of a pod.
+/// Reports an address that no pod reports, but that an agent still lists. The agent's entry is for a pod that is gone
+/// or has ended, or for an earlier sandbox of a pod.
 fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut Findings) {
     let AddressInUse {
         node, allocation, ..

@@ -114,7 +114,7 @@ pub(crate) fn plan(
 }
 
 /// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. The demand of
-/// a node whose blocks must leave becomes the number of addresses in use, so that there is room for the pods that have
+/// a node whose blocks must leave becomes the number of its addresses in use. So there is room for the pods that have
 /// to move.
 fn raise_demand(
     lists: &mut ClusterLists,
