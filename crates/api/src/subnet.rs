@@ -27,9 +27,9 @@
 //! - Write `status` with the resourceVersion of the object from which the status was computed. Otherwise a delayed
 //!   `released` could end a block that has been listed again meanwhile.
 //! - State `demand` as the total number of addresses wanted. Then an old report that is repeated does no harm, unlike a
-//!   number of missing addresses. Demand more than the addresses in use plus the reserve only while pods wait. If the
-//!   node has no block of a pool, demand addresses of that pool only while pods wait for them, because the controller
-//!   recalls empty blocks of other nodes to satisfy the demand.
+//!   number of missing addresses. Demand more than the addresses in use or cooling plus `warm.low` only while pods wait.
+//!   If the node has no block of a pool, demand addresses of that pool only while pods wait for them. Otherwise the
+//!   controller would recall empty blocks of other nodes for nothing.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
