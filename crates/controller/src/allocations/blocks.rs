@@ -34,9 +34,9 @@ pub(crate) use objects::sound;
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
-    /// Name and UID of nodes with blocks
+    /// Name and UID of each Node that has blocks, live or deleted
     owners: BTreeSet<(NodeName, ObjectUid)>,
-    /// Provisional blocks whose objects the watch has shown; they are to be confirmed or deleted next
+    /// Provisional blocks whose objects the watch has shown; each is to be confirmed or deleted next
     to_judge: BTreeSet<Cidr>,
 }
 
@@ -46,8 +46,8 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns a block for changes of its state. Its owner must not be changed this way: that is for
-    /// [`crate::allocations::AllocationState`].
+    /// Returns a block for changes of its state. The caller must not change the owner, because the table is indexed by
+    /// it.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }

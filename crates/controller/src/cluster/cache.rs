@@ -12,7 +12,7 @@ use super::objects::{AgentReport, Block, Claim, Node, Object, Pool, ServiceRange
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
 
-/// All cached objects.
+/// The controller's copies of the API objects that it watches, with one cache per kind.
 #[derive(Debug, Default)]
 pub struct ClusterCache {
     /// Nodes: podCIDRs, labels, addresses, and the identity of the machine

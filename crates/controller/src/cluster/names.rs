@@ -8,8 +8,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Defines a type for an immutable text, which clones share. It is ordered and formatted like its `str`, so maps can be
-/// searched by `str`.
+/// Defines a type for an immutable text, which clones share. The type is ordered and formatted like its `str`, so maps
+/// can be searched by `str`.
 macro_rules! name {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*

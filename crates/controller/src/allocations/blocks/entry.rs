@@ -15,7 +15,7 @@ use cadastre_core::{Cidr, HoldingId, HoldingState};
 /// State of one block.
 #[derive(Clone, Debug)]
 pub struct BlockEntry {
-    /// Range of the block
+    /// Range of the block, from which the name of its object is derived
     pub cidr: Cidr,
     /// The pool from which the block was allocated
     pub pool: PoolName,
@@ -25,13 +25,14 @@ pub struct BlockEntry {
     pub since: Timestamp,
     /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
     pub until: Option<Timestamp>,
-    /// The same end by the monotonic clock
+    /// Earliest end of the quarantine by the monotonic clock; `None` if the block is not quarantined
     pub quarantined_until: Option<Duration>,
     /// The block's holding in the ledger
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
-    /// Whether the block is no longer provisional
+    /// Whether the watch has shown the block's object and nothing older overlaps it. Until then the block is
+    /// *provisional*, and its node must not use it
     pub confirmed: bool,
     /// The next request for the block's object
     pub step: Step,
@@ -50,7 +51,7 @@ pub struct BlockEntry {
 }
 
 impl BlockEntry {
-    /// Creates a provisional block whose object is still to be created.
+    /// Creates a provisional block (the node may not use it yet) whose object is still to be created.
     pub(crate) fn new(
         cidr: Cidr,
         pool: PoolName,

@@ -25,7 +25,7 @@ pub struct LeaseSettings {
     pub lease_duration: Duration,
     /// How long after the start of its last renewal a leader may write
     pub renew_deadline: Duration,
-    /// Interval of renewals
+    /// Interval at which a leader renews the Lease
     pub retry_period: Duration,
 }
 
