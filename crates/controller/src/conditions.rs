@@ -35,7 +35,7 @@ pub(crate) struct ProblemType {
 
 const TERMINATING: &str = "Terminating";
 
-/// All types, in the order in which a status lists them.
+/// All types of problems, in the order in which a status lists them.
 static PROBLEMS: [ProblemType; 10] = [
     ProblemType {
         name: "Invalid",
@@ -111,8 +111,8 @@ static PROBLEMS: [ProblemType; 10] = [
     },
 ];
 
-/// Returns all types in the order in which events report their changes. For example, events say that a pool is nearly
-/// exhausted before they say that it is exhausted.
+/// Returns all types of problems in the order in which events report their changes. For example, events say that a pool
+/// is nearly exhausted before they say that it is exhausted.
 pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
     [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
         .map(|at| &PROBLEMS[at])

@@ -15,11 +15,11 @@ use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: only one of these
-/// calls is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
+/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: one of these calls
+/// is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Longest delay that a server's request for a delay can cause.
+/// Longest delay that a server can ask for (`Retry-After`).
 const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// After this many failures in a row, a call counts as one that keeps failing. The first number counts rejections and
 /// missing answers, the second conflicts and answers of a busy server.
@@ -102,7 +102,6 @@ impl ObjectCall {
         )
     }
 
-    /// Returns the kind of the object.
     fn kind(&self) -> ObjectKind {
         match self {
             ObjectCall::AssignPodCidrs(_) | ObjectCall::ReadNode(_) | ObjectCall::ListPods(_) => {
@@ -137,7 +136,7 @@ struct CallFailures {
     reported_at: Option<Duration>,
 }
 
-/// A report about a call.
+/// What is to be reported about a call, as an event or in the log.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
     /// The call keeps failing, for this reason.
@@ -146,7 +145,7 @@ pub enum CallReport {
     Accepted,
 }
 
-/// All calls that have failed recently.
+/// Calls that have failed recently, each with its back-off.
 #[derive(Debug, Default)]
 pub struct FailingCalls {
     calls: BTreeMap<ObjectCall, CallFailures>,

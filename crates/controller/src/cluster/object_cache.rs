@@ -145,7 +145,7 @@ impl<T: Object> ObjectCache<T> {
         }
     }
 
-    /// Returns the object of that name.
+    /// Returns the cached object of that name. The API server may have a newer version of it.
     pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&Arc<T>>
     where
         T::Name: Borrow<N>,
@@ -158,12 +158,12 @@ impl<T: Object> ObjectCache<T> {
         self.objects.values()
     }
 
-    /// Returns the number of objects.
+    /// Returns the number of cached objects, including those that a running relist has not shown yet.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Returns whether there is no object.
+    /// Returns whether the cache contains no object, for example because no list has arrived yet.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }

@@ -18,7 +18,7 @@ pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
-    /// The type of its names.
+    /// The type of the object's name.
     type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
@@ -51,7 +51,8 @@ pub struct Node {
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
-    /// The annotation `cadastre.dev/term`, by which the API server rejects writes of earlier leaders
+    /// The annotation `cadastre.dev/term`. The leader's JSON Patches test it, so that the API server rejects writes of
+    /// earlier leaders
     pub term: Option<TermId>,
     /// Whether the node has any annotation. If not, a JSON Patch cannot test the annotation for the term
     pub annotated: bool,
@@ -209,7 +210,7 @@ impl SubnetCondition {
 /// What an agent reports of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockReport {
-    /// Range of the block
+    /// Range of the block. The block may belong to another node, because agents can report any range
     pub cidr: Cidr,
     /// UID of the block's object
     pub uid: ObjectUid,
@@ -290,7 +291,7 @@ pub struct Block {
 /// The parsed spec of an IPAMBlock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// Range of the block
+    /// Range of the block; immutable, and the name of the object is derived from it
     pub cidr: Cidr,
     /// The pool from which the block was allocated
     pub pool: PoolName,
@@ -366,7 +367,7 @@ impl Claim {
 /// The parsed spec of an IPClaim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimSpec {
-    /// The pool from which the claim gets addresses; `None` if the pool is that of the addresses
+    /// The pool from which the claim gets addresses; `None` if `addresses` decide the pool
     pub pool: Option<PoolName>,
     /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
     pub addresses: Vec<Addr>,

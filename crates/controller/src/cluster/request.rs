@@ -118,7 +118,7 @@ pub struct ClaimOwner {
 }
 
 impl ObjectSpec {
-    /// Returns the kind of the object.
+    /// Returns the kind of object that has this spec.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectSpec::Subnet(_) => ObjectKind::Subnet,
@@ -139,7 +139,7 @@ pub struct KnownObject {
 }
 
 impl KnownObject {
-    /// Returns identity and version of the object.
+    /// Returns identity and version of a cached object, for the guards of a write.
     pub fn of(object: &impl Object) -> Self {
         KnownObject {
             name: object.name().clone().into(),
@@ -215,8 +215,9 @@ impl ApiRequest {
     }
 
     /// Returns whether the write must wait for a write of the Lease: it could do harm if a process decided it after
-    /// losing leadership. Three kinds of writes need not wait: allocations of podCIDRs wait until the Lease names them
-    /// anyway, touches are the fence themselves, and no decision is based on the statuses that the controller writes.
+    /// losing leadership. The other writes need not wait. Allocations of podCIDRs wait until the Lease names them
+    /// anyway. Touches are the fence themselves. No decision is based on the status of a pool or the conditions of a
+    /// NodeSubnet.
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
