@@ -11,7 +11,7 @@
 //! period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
 //!
 //! There are no leak candidates while the list of pods is incomplete. An address without a known pod UID never becomes
-//! one.
+//! a leak candidate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -121,7 +121,7 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and the monotonic time since when the oldest of them has been so.
+    /// Returns the number of addresses without a pod, and the monotonic time since when the first of them has had none.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
@@ -221,8 +221,8 @@ fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     named.collect()
 }
 
-/// Returns whether the address is an orphan: its pod's UID is known, that pod is gone or has finished, and no pod
-/// reports the address.
+/// Returns whether the cached pods confirm that an address has no pod: its pod's UID is known, that pod is gone or has
+/// finished, and no pod reports the address.
 fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
@@ -256,7 +256,7 @@ mod tests {
     use crate::fixtures::{NOW, cluster_of, in_step, list, pod, pool, rebuilt, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Returns an address of node `n` whose pod is gone.
+    /// Returns the address `10.0.0.n`, and the UID of a pod that is gone.
     fn orphan(n: u8) -> Orphan {
         let addr = Addr::from(std::net::IpAddr::from([10, 0, 0, n]));
         (addr, PodUid::read(&format!("gone {n}")))

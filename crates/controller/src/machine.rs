@@ -2,9 +2,8 @@
 //!
 //! # Guarantees
 //! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
-//!   claims, service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
-//!   the fence is done.
-//! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that must precede them. Other
+//!   claims, service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated
+//!   before the fence is done.
 //!   requests are sent only if no critical request is ready and at most two are in flight.
 //! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
 //!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
@@ -107,7 +106,7 @@ pub struct Controller {
     reports: Vec<EventRecord>,
     stopping: bool,
     foreign_allocations: u64,
-    /// See [`Controller::is_put_back`].
+    /// Whether a list has shown that the API server was restored to an older state
     put_back: bool,
 }
 

@@ -248,8 +248,8 @@ impl PodCidrs {
             };
             let note = format!("pool \"{name}\": {full}");
             if full.avoided > 0 {
-                // The last free ranges have addresses in use. No watch event shows when that ends, so the node is
-                // queued for a later check.
+                // The last free ranges have addresses in use. No watch event announces that these addresses are no
+                // longer used, so the node is queued for a later check.
                 let at = cx.now.mono + IN_USE_PAUSE;
                 self.queue.add_at(node.name.clone(), at);
             } else {

@@ -66,7 +66,7 @@ impl EventRecord {
         }
     }
 
-    /// Creates a report on which nobody has to act.
+    /// Creates a report on which nobody has to act. Its event has the type `Normal`.
     pub(crate) fn info(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             warning: false,

@@ -106,7 +106,7 @@ pub async fn run(
     settled
 }
 
-/// Starts the watches of all kinds.
+/// Starts a watch of each kind of object. The watches end when the returned set is dropped.
 fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
     let tasks = JoinSet::new();
     let mut watches = Watches { parts, out, tasks };

@@ -40,7 +40,7 @@ use cadastre_core::{Addr, Cidr};
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
-    /// Returns a single block of a node.
+    /// Creates the table with a single block of one node.
     #[cfg(test)]
     pub(crate) fn of(node: &str, block: Cidr) -> Self {
         UnadoptedBlocks([(node.into(), vec![block])].into())

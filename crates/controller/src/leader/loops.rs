@@ -45,7 +45,7 @@ macro_rules! loops {
                 [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }
 
-            /// Returns all loops mutably.
+            /// Returns all loops mutably, in the order of [`Loops::all`].
             pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut dyn Loop)> {
                 [$(($name, &mut self.$field as &mut dyn Loop),)*].into_iter()
             }
