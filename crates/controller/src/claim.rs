@@ -289,8 +289,8 @@ fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())
 }
 
-/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown of
-/// their pool is over.
+/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown
+/// of their pool is over.
 fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     let Some(released_at) = &claim.status.released_at else {
         return Duration::ZERO;

@@ -56,7 +56,7 @@ pub struct EventRecord {
 }
 
 impl EventRecord {
-    /// Creates a warning.
+    /// Creates a report on which an operator should act. Its event has the type `Warning`.
     pub(crate) fn warning(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             about: about.into(),

@@ -5,7 +5,8 @@
 //! this loop creates it. The loop of claims does the rest, as for every claim.
 //!
 //! # Guarantees
-//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in advance.
+//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in
+//!   advance.
 //! - A claim is created only for a pod that a StatefulSet controls, and this StatefulSet owns the claim. So the garbage
 //!   collector deletes the claim after the StatefulSet.
 //! - If the claim of a pod cannot be created, an event of the pod says so. No other pod has to wait because of that.
@@ -120,7 +121,8 @@ impl StickyLoop {
         KeyDecision::Send(request, Purpose::Sticky { name: name.clone() })
     }
 
-    /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look again.
+    /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look
+    /// again.
     fn without_pool(
         &mut self,
         name: &ClaimName,

@@ -23,7 +23,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Converts to the form in the pool's status.
+    /// Converts the counts to the texts in the pool's status.
     pub fn status(self) -> AddressStatus {
         AddressStatus {
             allocated: self.held.to_string(),

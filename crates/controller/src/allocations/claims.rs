@@ -122,8 +122,8 @@ impl AllocationState {
         others.map(|(_, holding)| holding.cidr)
     }
 
-    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a live
-    /// node has the block, and no other range overlaps the address.
+    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a
+    /// live node has the block, and no other range overlaps the address.
     pub(crate) fn block_around(&self, address: &Cidr) -> Option<&BlockEntry> {
         let mut others = self.conflicts_with_claim(address);
         let (Some(wide), None) = (others.next(), others.next()) else {

@@ -1,8 +1,8 @@
 //! Claims that are deleted some time after their last use (`spec.ttlSecondsAfterUse`).
 //!
 //! # Guarantees
-//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion fails
-//!   if the claim's object has changed since.
+//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion
+//!   fails if the claim's object has changed since.
 //! - `ttlSecondsAfterUse` counts from `status.releasedAt`, by the wall clock. So it goes on when another controller
 //!   leads. If the clocks of two leaders differ, the deletion is delayed by at most `ttlSecondsAfterUse`.
 //! - A claim that a pod has just stopped naming stays for at least [`SETTLE`] or `ttlSecondsAfterUse`, whichever is

@@ -11,7 +11,7 @@ struct Leader {
     process: usize,
     term: String,
     until: Time,
-    /// See [`Checks::is_undetectable`].
+    /// Whether this process could not know, when its term began, that another process still led.
     undetectable: bool,
 }
 
@@ -21,8 +21,9 @@ pub struct LeaderFacts<'a> {
     pub holder: &'a str,
     /// Whether the process had seen a Lease when it sent its last successful write
     pub has_seen: bool,
-    /// Start of the process's last write that took effect while it held the Lease, by its own clock and in true time.
+    /// Start of the process's last write that took effect while it held the Lease, by its own clock.
     pub last_write: Mono,
+    /// Start of that last write in true time.
     pub last_write_sent: Time,
 }
 
