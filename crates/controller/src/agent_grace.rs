@@ -18,7 +18,7 @@ use cadastre_core::mutation::Mutation;
 /// Length of the grace. Agents notice within half a minute that the API server answers again, and then report.
 const GRACE: Duration = Duration::from_secs(45);
 
-/// Progress of the agent grace.
+/// Whether the agent grace is over, and the request that ends it.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrace {
     /// The request for the list of NodeSubnets that ends the grace; empty before the grace and while the request is in

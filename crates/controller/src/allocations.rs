@@ -40,14 +40,14 @@ pub use quarantined::QuarantinedRanges;
 pub(crate) use quarantined::whole_seconds;
 use quarantined::{left_of, machine};
 
-/// Result of [`AllocationState::sync`].
+/// What [`AllocationState::sync`] found when it compared a Node's podCIDRs with the ledger.
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
     /// podCIDRs that this leader did not allocate and that were unknown before.
     pub foreign: Vec<Cidr>,
     /// Whether the Node shows a podCIDR whose write was not confirmed before.
     pub confirmed: bool,
-    /// Whether a range became free.
+    /// Whether a range became free, because the node has got other podCIDRs.
     pub freed: bool,
     /// Allocated ranges of other nodes that overlap this node's podCIDRs: node name, node UID and range of each.
     pub overlaps: Vec<(NodeName, ObjectUid, Cidr)>,
@@ -58,9 +58,9 @@ pub struct SyncOutcome {
 pub struct AllocationState {
     /// The holdings of all nodes and claims
     pub ledger: RangeLedger,
-    /// The pools and their state
+    /// What each pool may allocate now, and to which nodes
     pub pools: PoolStates,
-    /// podCIDRs in quarantine
+    /// podCIDRs in quarantine, by name and UID of the deleted Node
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// The blocks of all nodes, and the blocks in quarantine
     pub blocks: BlockTable,

@@ -29,12 +29,12 @@ use cadastre_core::{Addr, Cidr, HoldingId};
 /// How long the loop waits for the watch to show an object before it reads the object.
 const AWAIT: Duration = Duration::from_secs(10);
 
-/// State of the block loop.
+/// The queues of the block loop, and what the loop knows about quarantined blocks.
 #[derive(Debug, Default)]
 pub(crate) struct BlockLoop {
     /// Blocks that a node waits for
     pub urgent: Queue<Cidr>,
-    /// All other blocks
+    /// Blocks that no node waits for, for example quarantined blocks
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,

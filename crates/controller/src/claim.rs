@@ -79,10 +79,10 @@ impl ClaimProblem {
     }
 }
 
-/// State of the claim loop.
+/// The queues of the claim loop, and the claims that wait, cool or expire.
 #[derive(Debug, Default)]
 pub struct ClaimLoop {
-    /// Claims to decide about
+    /// Claims to decide about: which addresses they get, and which node gets these addresses
     pub queue: Queue<ClaimName>,
     /// Claims whose object may need a write
     writes: Queue<ClaimName>,
@@ -138,7 +138,7 @@ impl ClaimLoop {
         }
     }
 
-    /// Returns the number of claims that wait.
+    /// Returns the number of claims that wait for addresses or for a node.
     pub fn waiting(&self) -> usize {
         self.problems.len()
     }

@@ -141,7 +141,7 @@ struct PoolFacts<'a> {
     rejected: Problem,
 }
 
-/// Builds the status that a pool should have.
+/// Builds the status that a pool should have. A condition whose status is unchanged keeps its transition time.
 pub(crate) fn status(
     pool: &Pool,
     state: &PoolState,

@@ -56,14 +56,14 @@ pub struct WaitingNode {
     blocks: usize,
 }
 
-/// State of the demand loop.
+/// The queues of the demand loop, and the nodes that wait for blocks.
 #[derive(Debug, Default)]
 pub struct Demand {
     /// Nodes without a block; they are handled first
     first: Queue<NodeName>,
-    /// Nodes with blocks
+    /// Nodes that have blocks; they are handled after `first`
     more: Queue<NodeName>,
-    /// Waiting nodes of each pool
+    /// The nodes that wait for blocks, by pool and node
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
     /// Exhausted pools, with the message for events; emptied when space may have become free
     full: BTreeMap<PoolName, String>,

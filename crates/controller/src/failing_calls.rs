@@ -38,23 +38,23 @@ pub enum ObjectCall {
     ListPods(NodeName),
     /// Write of a NodeSubnet's spec
     WriteSubnet(NodeName),
-    /// Read of a NodeSubnet
+    /// Read of a NodeSubnet after a write that conflicted or is indeterminate
     ReadSubnet(NodeName),
     /// Write of the controller's conditions in a NodeSubnet's status
     SetSubnetConditions(NodeName),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
-    /// Read of an IPAMBlock
+    /// Read of an IPAMBlock after a write that conflicted or is indeterminate, or because the watch is late
     ReadBlock(Cidr),
     /// Write of a pool's finalizers
     SetPoolFinalizers(PoolName),
     /// Write of a pool's status
     SetPoolStatus(PoolName),
-    /// Read of a pool
+    /// Read of a pool after a write that conflicted or is indeterminate
     ReadPool(PoolName),
     /// Write of a claim's status or finalizers, or its deletion
     WriteClaim(ClaimName),
-    /// Read of a claim
+    /// Read of a claim after a write that conflicted or is indeterminate
     ReadClaim(ClaimName),
     /// Creation of the claim of a StatefulSet's pod
     CreateClaim(ClaimName),
@@ -121,7 +121,7 @@ impl ObjectCall {
     }
 }
 
-/// Failures of one call.
+/// Failures of one call since its last success, and its back-off.
 #[derive(Debug, Default)]
 struct CallFailures {
     /// Number of failures since the last success

@@ -43,7 +43,7 @@ use cadastre_core::mutation::Mutation;
 /// After this many failures in a row, the touch of a node counts as one that keeps failing.
 const PERSISTENT: u32 = 3;
 
-/// Progress of one takeover.
+/// The steps of one takeover that are done, and those that are left.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,

@@ -41,7 +41,7 @@ const AT_ONCE: usize = 256;
 /// An address in use, and the UID of the pod for which it was assigned.
 type Orphan = (Addr, PodUid);
 
-/// State of the leak loop.
+/// The queue of the leak loop, and the addresses without a pod that the loop has found.
 #[derive(Debug, Default)]
 pub struct Leaks {
     /// How long an address must be without a pod before it can become a leak candidate

@@ -36,10 +36,10 @@ use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, HoldingState};
 
-/// State of the podCIDR loop.
+/// The queue of the podCIDR loop, its requests in flight, and the nodes that wait.
 #[derive(Debug, Default)]
 pub struct PodCidrs {
-    /// Names of nodes to process
+    /// Names of nodes that may need podCIDRs
     pub queue: Queue<NodeName>,
     /// Requests in flight, by the UID of the node
     requests: InFlight<ObjectUid>,

@@ -32,10 +32,10 @@ pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest interval between two checks of the counts of all pools.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
-/// State of the pool loop.
+/// The queue of the pool loop, and when pools were last counted, written and reported.
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
-    /// Names of pools to process
+    /// Names of pools whose finalizers or status may need a write
     pub queue: Queue<PoolName>,
     requests: InFlight<PoolName>,
     /// How many nodes wait for each pool

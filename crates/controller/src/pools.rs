@@ -30,12 +30,12 @@ pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 /// Name of the ServiceCIDR that the API server creates from its flags.
 const KUBERNETES: &str = "kubernetes";
 
-/// State of one pool, as the loops use it.
+/// One pool as last evaluated: what it may allocate, and to which nodes.
 #[derive(Debug)]
 pub struct PoolState {
-    /// Name of the pool
+    /// `metadata.name` of the IPPool
     pub name: PoolName,
-    /// UID of the pool
+    /// `metadata.uid` of the IPPool
     pub uid: ObjectUid,
     /// Creation time of the object, in seconds since 1970
     pub created: i64,
@@ -152,7 +152,7 @@ impl PoolState {
         self.node_view.terms.warm.low.into()
     }
 
-    /// Returns whether the pool allocates now.
+    /// Returns whether the pool allocates now. If not, [`PoolState::phase`] says why.
     pub fn is_serving(&self) -> bool {
         self.phase == PoolPhase::Serving
     }

@@ -20,7 +20,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns whether the request of this step is a write.
+    /// Returns whether the step needs a write: a creation, a replacement or a deletion.
     pub fn is_write(self) -> bool {
         matches!(self, Step::Create | Step::Replace | Step::Delete)
     }

@@ -19,7 +19,7 @@ use crate::cluster::request::{ApiRequest, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// State of the quarantine loop.
+/// The queue of the quarantine loop. The quarantines themselves are in the ledger.
 #[derive(Debug, Default)]
 pub struct Quarantine {
     /// Quarantines to process. Each is due at its earliest end

@@ -24,13 +24,13 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// Creates a reference to an object of this kind.
+    /// Creates a reference to an object. The name of a pod must contain its namespace.
     pub(crate) fn new(kind: ObjectKind, name: impl Into<Text>, uid: &ObjectUid) -> Self {
         let (name, uid) = (name.into(), uid.clone());
         Regarding { kind, name, uid }
     }
 
-    /// Creates a reference to a node.
+    /// Creates a reference to a node, for events about it.
     pub fn node(node: &Node) -> Self {
         Regarding::new(ObjectKind::Node, node.name.clone(), &node.uid)
     }

@@ -38,7 +38,7 @@ use cadastre_core::mutation::Mutation;
 /// sooner.
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
-/// State of the loop of sticky addresses.
+/// The queue of the loop of sticky addresses, and the claims for which it found no pool.
 #[derive(Debug, Default)]
 pub struct StickyLoop {
     /// Claims that a pod has named, or that are gone

@@ -38,7 +38,7 @@ const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 /// processes that saw the deletion know that its podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
-/// State of the NodeSubnet loop.
+/// The queues of the NodeSubnet loop, its requests in flight, and what it has to record or report.
 #[derive(Debug, Default)]
 pub struct Subnets {
     /// Names of NodeSubnets to process first, because nodes wait for the blocks in them
@@ -70,7 +70,7 @@ impl Loop for Subnets {
         {
             KeyDecision::Done => it.update_conditions(name, cx),
             // The write of the spec has to wait, perhaps because the API server keeps rejecting it. The conditions
-            // report that, so they must not wait for it.
+            // report such rejections, so the conditions must not wait for that write.
             KeyDecision::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.update_conditions(name, cx)

@@ -14,9 +14,9 @@ use cadastre_core::Family;
 pub struct Totals {
     /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
-    /// Addresses in use by pods
+    /// Addresses in use, as agents or (in blocks that no agent reports) pods report them
     pub used: u128,
-    /// Addresses in cooldown
+    /// Addresses in cooldown, as agents report them
     pub cooling: u128,
     /// Blocks outside the ranges that the pool's spec has now
     pub outside: usize,

@@ -180,8 +180,8 @@ impl AllocationState {
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool from which some node could have got the block: the pool allocates blocks, and none of its
-    /// blocks is smaller.
+    /// Returns the pool from which some node could have got the block: the pool allocates blocks, and this block is no
+    /// larger than those.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
@@ -259,7 +259,7 @@ mod tests {
         }));
     }
 
-    /// Puts a report without blocks of the node's agent into the cache.
+    /// Changes the cache: the agent of the node no longer reports any block.
     fn stop_using(cache: &mut ClusterCache, name: &str) {
         cache.subnets.change(ObjectEvent::Applied(Subnet {
             version: 2,

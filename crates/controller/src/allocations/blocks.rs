@@ -29,7 +29,7 @@ pub use entry::BlockEntry;
 pub(crate) use listed::machine_in;
 pub(crate) use objects::sound;
 
-/// All blocks that the leader knows.
+/// All blocks of live nodes and all quarantined blocks, by range and by owner.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
@@ -46,8 +46,7 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns a block for changes of its state. The caller must not change the owner, because the table is indexed by
-    /// it.
+    /// Returns a block for changes of its state. The caller must not change the owner, by which the table finds blocks.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
@@ -63,7 +62,7 @@ impl BlockTable {
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
-    /// Returns whether the UID has any block.
+    /// Returns whether the node with this UID has any block, even a provisional or quarantined one.
     pub fn has(&self, uid: &ObjectUid) -> bool {
         self.by_owner.contains_key(uid)
     }

@@ -39,7 +39,7 @@ pub(crate) struct ClaimEntry {
 }
 
 impl ClaimEntry {
-    /// Returns the addresses as ranges of one address.
+    /// Returns the addresses as ranges of one address, IPv4 first.
     pub(crate) fn cidrs(&self) -> impl Iterator<Item = Cidr> + Clone + '_ {
         self.addresses.iter().map(|(cidr, _)| *cidr)
     }
@@ -77,12 +77,12 @@ impl ClaimTable {
         entries.filter(|entry| entry.pool == *pool).count()
     }
 
-    /// Returns the number of claims that have addresses.
+    /// Returns the number of claims that have addresses, whether or not the API server has stored these.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether no claim has addresses.
+    /// Returns whether no claim has addresses, stored or not.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

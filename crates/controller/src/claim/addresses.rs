@@ -1,4 +1,4 @@
-//! Which addresses a claim gets.
+//! Chooses the addresses of a claim: free addresses of its pool, or those that the claim asks for.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Which node has the addresses of a claim.
+//! Decides which node gets the addresses of a claim, and from which node they are recalled.
 
 use super::{ClaimProblem, IN_USE, WITHDRAWING};
 use crate::Context;

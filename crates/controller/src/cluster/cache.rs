@@ -27,7 +27,7 @@ pub struct ClusterCache {
     pub claims: ObjectCache<Claim>,
     /// ServiceCIDRs, whose addresses pods must not get
     pub services: ObjectCache<ServiceRange>,
-    /// Pods and their addresses
+    /// Pods: the addresses that they report, and the claims that they name
     pub pods: PodIndex,
     /// Addresses of all nodes, which pods must not get
     pub node_addresses: Addresses,

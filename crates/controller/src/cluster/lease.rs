@@ -116,7 +116,7 @@ enum Phase {
     Released,
 }
 
-/// The Lease while this process leads.
+/// The present term, and the Lease as last read or written in this term.
 #[derive(Debug)]
 struct HeldLease {
     term: LeadershipTerm,

@@ -71,17 +71,17 @@ pub struct Election {
     pub client: Client,
     /// Namespace of the Lease
     pub namespace: String,
-    /// Name of the Lease
+    /// Name of the Lease, also for logs
     pub name: String,
-    /// Settings of this candidate
+    /// The identity of this process, and the durations of the election
     pub settings: LeaseSettings,
     /// Channel on which the result is published
     pub publish: watch::Sender<Leadership>,
     /// The content that the controller wants the Lease to get
     pub wanted: watch::Receiver<Option<LeaseContent>>,
-    /// State of `/readyz`
+    /// Gets the result of the election, for `/readyz`
     pub readiness: LeaderReadiness,
-    /// Metrics of the election
+    /// Metrics of the election, which the task updates
     pub metrics: LeaderMetrics,
 }
 

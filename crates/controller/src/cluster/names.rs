@@ -65,7 +65,7 @@ macro_rules! name {
 name! {
     /// The name of a Node and of its NodeSubnet. A later Node can have the same name: only the [`ObjectUid`] differs.
     NodeName;
-    /// The name of an IPPool.
+    /// The name of an IPPool. A later IPPool can have the same name.
     PoolName;
     /// The namespace and name of an IPClaim, as `namespace/name`.
     ClaimName;

@@ -143,7 +143,7 @@ pub struct Subnet {
 /// entries are about ranges of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
-    /// UID of the Node that the agent runs on
+    /// UID of the Node that the agent runs on. The controller ignores reports for any other UID
     pub node_uid: ObjectUid,
     /// How many addresses per family the node wants from each pool in all
     pub demand: Box<[(PoolName, u64)]>,
@@ -155,14 +155,14 @@ pub struct AgentReport {
     pub withdrawn: Box<[Cidr]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
-    /// Number of invalid entries
+    /// Number of all invalid entries, including those that `refused` does not describe
     pub refusals: u64,
     /// Conditions of the controller and of other writers
     pub conditions: Box<[SubnetCondition]>,
 }
 
 impl AgentReport {
-    /// Returns the condition of that type.
+    /// Returns the condition of that type, whoever wrote it.
     pub fn condition(&self, kind: &str) -> Option<&SubnetCondition> {
         self.conditions.iter().find(|it| &*it.kind == kind)
     }
@@ -212,15 +212,15 @@ impl SubnetCondition {
 pub struct BlockReport {
     /// Range of the block. The block may belong to another node, because agents can report any range
     pub cidr: Cidr,
-    /// UID of the block's object
+    /// UID of the block's object, by which the report is matched to the block
     pub uid: ObjectUid,
-    /// Number of addresses in use
+    /// Number of addresses that are assigned to attachments
     pub used: u64,
-    /// Number of addresses in cooldown
+    /// Number of released addresses that wait before they are assigned again
     pub cooling: u64,
     /// Number of addresses that can be assigned now
     pub free: u64,
-    /// Number of withdrawn addresses
+    /// Number of addresses in ranges that the agent has withdrawn
     pub withdrawn: u64,
     /// Whether the agent has released the block for good
     pub released: bool,
@@ -293,7 +293,7 @@ pub struct Block {
 pub struct BlockSpec {
     /// Range of the block; immutable, and the name of the object is derived from it
     pub cidr: Cidr,
-    /// The pool from which the block was allocated
+    /// The pool from which the block was allocated; this pool may be gone
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
@@ -308,9 +308,9 @@ pub struct BlockSpec {
 pub struct Owner {
     /// Whether the node is deleted and the block in quarantine
     pub quarantined: bool,
-    /// Name of the node
+    /// Name of the node, live or deleted
     pub name: NodeName,
-    /// UID of the node
+    /// UID of the node; a later Node of the same name has another UID
     pub uid: ObjectUid,
     /// In quarantine, the machine that had the block; else empty
     pub machine: MachineIdentity,
@@ -375,7 +375,7 @@ pub struct ClaimSpec {
     pub ttl: Option<u32>,
 }
 
-/// A ServiceCIDR.
+/// The ranges of a ServiceCIDR, whose addresses pods must not get.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceRange {
     /// `metadata.name`
@@ -426,11 +426,11 @@ pub struct PodClaim {
 /// What the controller needs to create the claim of a pod of a StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sticky {
-    /// UID of the pod
+    /// UID of the pod, for events about the pod
     pub pod_uid: ObjectUid,
-    /// Name of the StatefulSet
+    /// Name of the StatefulSet that controls the pod
     pub owner: Text,
-    /// UID of the StatefulSet
+    /// UID of the StatefulSet, which is to own the claim
     pub owner_uid: ObjectUid,
     /// The pools that the pod names, best first; if empty, the pools that serve every pod
     pub pools: Box<[PoolName]>,

@@ -42,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// Sends requests to the API server.
+/// Sends requests to the API server, each write only after [`WriteGate::pass`].
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -55,7 +55,7 @@ impl Writer {
         Writer { client, gate }
     }
 
-    /// Sends one request and returns its outcome.
+    /// Sends one request and returns its outcome. A write waits first until the gate lets it pass.
     pub async fn send(&self, outgoing: OutgoingRequest) -> RequestOutcome {
         let limit = match outgoing.request {
             ApiRequest::List(_) => MANY,

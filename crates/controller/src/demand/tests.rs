@@ -8,7 +8,7 @@ pub(crate) use crate::fixtures::*;
 use cadastre_api::FirstBlock;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Handles all nodes once.
+/// Makes the demand loop handle every node once.
 fn handle_all(
     demand: &mut Demand,
     cache: &ClusterCache,

@@ -41,7 +41,7 @@ impl Fixture {
         self.release(ADDRESS);
     }
 
-    /// Continues as the next leader.
+    /// Drops the loop's state, because the next leader starts without it.
     fn change_leader(&mut self) {
         self.claims = ClaimLoop::default();
         self.claims.queue.add(CLAIM.into());
