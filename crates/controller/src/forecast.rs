@@ -50,7 +50,7 @@ const ABOUT: f64 = 0.1;
 pub struct Trend {
     /// Time of the last sample, in whole minutes
     at: Timestamp,
-    /// Blocks that were not free at that time
+    /// Blocks that were not free at the time of the last sample
     used: u128,
     /// Smoothed growth in blocks per hour; negative if use shrinks
     per_hour: f64,

@@ -307,7 +307,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // No timer is needed for work that is due already: it waits for an answer or for the lease.
+        // No timer is needed for work that is due already, because such work waits for an answer or for the lease.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

@@ -200,7 +200,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
     })
 }
 
-/// Returns whether claims can have addresses of the pool, perhaps not now.
+/// Returns whether the pool can serve claims, even if it allocates nothing just now.
 fn serves_claims(pool: &PoolState) -> bool {
     pool.allocation_mode == AllocationMode::Blocks
         && pool.terms.namespaces.specificity() == 0

@@ -180,8 +180,8 @@ impl AllocationState {
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool from which some node could have got the block: the pool allocates blocks, and this block is no
-    /// larger than those.
+    /// Returns the pool from which some node could have got the block: the pool allocates blocks that are at least as
+    /// large.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;

@@ -54,7 +54,8 @@ impl PodIndex {
         self.listed && self.unseen.is_none()
     }
 
-    /// Applies a watch event. Returns whether any address is no longer reported by a pod.
+    /// Applies a watch event. Returns whether an address may no longer be reported: a pod that reported addresses has
+    /// changed or is gone.
     pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
             ObjectEvent::Restarted { .. } => {

@@ -23,7 +23,7 @@ pub struct LeaderFacts<'a> {
     pub has_seen: bool,
     /// Start of the process's last write that took effect while it held the Lease, by its own clock.
     pub last_write: Mono,
-    /// Start of that last write in true time.
+    /// Start of the last write that took effect while the process held the Lease, in true time.
     pub last_write_sent: Time,
 }
 
