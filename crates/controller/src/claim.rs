@@ -19,7 +19,7 @@
 //!   so that no other pod gets an address earlier.
 //! - The addresses of a claim never change, with one exception: another node has got one of them meanwhile. That node's
 //!   foreign allocator chose a podCIDR with the address, or a late write of an earlier leader gave the address to the
-//!   claim. If no pod has used the claim and the claim did not ask for that address, it gets another one.
+//!   claim. If no pod has used the claim and the claim did not ask for that address, the claim gets another address.
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
@@ -53,7 +53,7 @@ use cadastre_core::mutation::Mutation;
 
 /// Condition reason of a claim whose pool has no free address.
 const EXHAUSTED: &str = "Exhausted";
-/// Condition reason of a claim whose address a pod or agent uses that is not the claim's.
+/// Condition reason of a claim whose address is in use by another claim, a node or a pod.
 const IN_USE: &str = "AddressInUse";
 /// Condition reason of a claim whose address lies in the block of a node that has not handed it over yet.
 const WITHDRAWING: &str = "Withdrawing";

@@ -1,11 +1,13 @@
 //! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
 //! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
-//! only after two proofs. The controller gives the first proof, which has three parts: in the cache of all pods, the
-//! pod's UID has been unknown or finished for longer than a grace period; no pod reports the address; and a consistent
-//! list of the pods bound to the node confirms both. Then the controller lists the address in the node's NodeSubnet
-//! (`leakCandidates`). The agent gives the second proof, that the sandbox is gone, by asking the container runtime.
-//! Without that proof the agent keeps the address.
+//! only after two proofs. The controller gives the first proof, which has three parts:
+//! - In the cache of all pods, the pod's UID has been unknown or finished for longer than a grace period.
+//! - No pod reports the address.
+//! - A consistent list of the pods bound to the node confirms both.
+//!
+//! Then the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent gives the second proof,
+//! that the sandbox is gone, by asking the container runtime. Without that proof the agent keeps the address.
 //!
 //! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these there is no grace
 //! period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.

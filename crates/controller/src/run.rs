@@ -55,7 +55,7 @@ pub struct ControllerParts {
     pub leadership: watch::Receiver<Leadership>,
     /// Passes the content that the Lease should get to the elector
     pub want: watch::Sender<Option<LeaseContent>>,
-    /// Metrics of the loops and pools, updated every two seconds
+    /// Metrics of the loops, of their requests, and of pools
     pub metrics: ControllerMetrics,
     /// Receives the controller's progress, from which `/readyz` is computed
     pub readiness: LeaderReadiness,

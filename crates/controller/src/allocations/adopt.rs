@@ -14,10 +14,10 @@
 //!
 //! # Caveats
 //! An agent can keep any range from other nodes by reporting it, but only as many blocks as a node may have. A block is
-//! adopted only if the node could also have got it by asking for a block: it lies in a pool that selects the node, it
-//! is no larger than the pool's blocks, and the node stays within `maxBlocksPerNode`. After a gap (a time without a
-//! leader), the leader ignores that limit. The reason: a node may have got another block in place of the lost one, but
-//! still uses the lost one, which must not go to another node.
+//! adopted only if the node could also have got it by asking for a block. So the block must lie in a pool that selects
+//! the node, and must be no larger than the pool's blocks. The node must stay within `maxBlocksPerNode`. After a gap (a
+//! time without a leader), the leader ignores this limit. The reason: a node may have got another block in place of the
+//! lost one, but still uses the lost one, which must not go to another node.
 
 use std::collections::BTreeMap;
 

@@ -51,7 +51,7 @@ impl ClaimTable {
         self.entries.get(name)
     }
 
-    /// Returns the claim of which this range is an address, or `None` if the range has several addresses.
+    /// Returns the claim that has exactly this address. Returns `None` for a range of several addresses.
     pub fn of(&self, range: &Cidr) -> Option<&ClaimName> {
         self.by_address.get(range)
     }

@@ -18,7 +18,7 @@
 //!   have written the Lease before these writes.
 //!
 //! # Assumptions
-//! - Two processes never lead at once if the clocks of their hosts run at similar rates: within a lease duration, one
+//! - Two processes never lead at once if the clocks of their hosts run at similar rates. Within a lease duration, one
 //!   clock may gain on the other at most the difference between lease duration and renew deadline. Safety does not
 //!   depend on this, because a leader's writes wait for [`LeadershipTerm::named`].
 //! - No process starts as a candidate just when a user deletes the Lease of an active leader: having never seen the

@@ -111,8 +111,8 @@ impl Checks {
     }
 
     /// Returns whether the new leader could not know, when its term began, that another process still led. This is so
-    /// if the Lease was deleted and the new leader created it again, by a write that it sent before the deletion, or
-    /// before it had ever seen a Lease. Only then may two processes lead at once.
+    /// if the Lease was deleted, and the new leader then created the Lease by a write that it had sent too early:
+    /// before the deletion, or before it had ever seen a Lease. Only then may two processes lead at once.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;

@@ -31,8 +31,8 @@ pub struct BlockEntry {
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
-    /// Whether the watch has shown the block's object and nothing older overlaps it. Until then the block is
-    /// *provisional*, and its node must not use it
+    /// Whether the node may use the block: a NodeSubnet lists it, or the watch has shown the block's object and nothing
+    /// older overlaps it. Until then the block is *provisional*
     pub confirmed: bool,
     /// The next request for the block's object, if the object needs one
     pub step: Step,

@@ -115,9 +115,9 @@ impl AllocationState {
         }
     }
 
-    /// Records blocks that a node's changed NodeSubnet lists although the ledger has them as unknown, quarantined or
-    /// provisional: a late write of an earlier leader may have listed them. The node then has them until its agent
-    /// releases them. Returns these blocks.
+    /// Records blocks that a node's changed NodeSubnet lists, but that the ledger lacks, or has as quarantined or
+    /// provisional. A late write of an earlier leader may have listed them. The node then has these blocks until its
+    /// agent releases them. Returns the blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
         name: &NodeName,

@@ -136,7 +136,7 @@ impl AllocationState {
             until: spec.until,
             quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
-            // The controller writes an object as quarantined only if the block was confirmed, so this block was.
+            // The controller marks an object as quarantined only if the block was confirmed before.
             confirmed: owner.quarantined,
             step: Step::Settled,
             ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), holding, now)
