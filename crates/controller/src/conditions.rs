@@ -122,7 +122,7 @@ pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
 /// Counts about one pool that the pool loop maintains for the pool's status.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCounts {
-    /// Number of nodes that wait for blocks of the pool
+    /// Number of nodes that wait for ranges of the pool
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
