@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Returns the time since boot, including suspend (`CLOCK_BOOTTIME`). It is the same for all processes of a host.
+/// Returns the time since boot, including suspend (`CLOCK_BOOTTIME`). All processes of a host read the same clock.
 #[cfg(target_os = "linux")]
 pub fn since_boot() -> Duration {
     use rustix::time::{ClockId, clock_gettime};

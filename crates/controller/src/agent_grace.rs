@@ -18,10 +18,11 @@ use cadastre_core::mutation::Mutation;
 /// Length of the grace. Agents notice within half a minute that the API server answers again, and then report.
 const GRACE: Duration = Duration::from_secs(45);
 
-/// Progress of the agent grace.
+/// Whether the agent grace is over, and the request that ends it.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrace {
-    /// The request for the final list, while it waits to be sent or repeated
+    /// The request for the list of NodeSubnets that ends the grace; empty before the grace and while the request is in
+    /// flight
     list: Queue<ObjectKind>,
     is_over: bool,
 }
@@ -51,8 +52,8 @@ impl AgentGrace {
         }
     }
 
-    /// Starts the grace: the final list is due after 45 s. From now on every node must get a NodeSubnet, because agents
-    /// report in it.
+    /// Starts the grace: in 45 s, the list of NodeSubnets that ends the grace is due. From now on every node must get a
+    /// NodeSubnet, because agents report in it.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(ObjectKind::Subnet, now + GRACE);
@@ -64,7 +65,7 @@ impl AgentGrace {
         self.is_over
     }
 
-    /// Returns the request for the final list once that request is due.
+    /// Returns the request for the list of NodeSubnets that ends the grace, once that request is due.
     pub(crate) fn next_urgent(&mut self, now: Now) -> Option<(ApiRequest, Purpose)> {
         let kind = self.list.pop(now.mono)?;
         Some((ApiRequest::List(kind), Purpose::Listening))

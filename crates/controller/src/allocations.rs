@@ -40,31 +40,31 @@ pub use quarantined::QuarantinedRanges;
 pub(crate) use quarantined::whole_seconds;
 use quarantined::{left_of, machine};
 
-/// Result of [`AllocationState::sync`].
+/// What [`AllocationState::sync`] found when it compared a Node's podCIDRs with the ledger.
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
     /// podCIDRs that this leader did not allocate and that were unknown before.
     pub foreign: Vec<Cidr>,
     /// Whether the Node shows a podCIDR whose write was not confirmed before.
     pub confirmed: bool,
-    /// Whether a range became free.
+    /// Whether a range became free, because the node has got other podCIDRs.
     pub freed: bool,
-    /// Other nodes that have some of the same addresses: name, UID and range of each.
+    /// Allocated ranges of other nodes that overlap this node's podCIDRs: node name, node UID and range of each.
     pub overlaps: Vec<(NodeName, ObjectUid, Cidr)>,
 }
 
 /// The ledger of ranges, and the state on which decisions about ranges depend.
 #[derive(Debug, Default)]
 pub struct AllocationState {
-    /// Which node holds which range
+    /// The holdings of all nodes and claims
     pub ledger: RangeLedger,
-    /// The pools and their state
+    /// What each pool may allocate now, and to which nodes
     pub pools: PoolStates,
-    /// podCIDRs in quarantine
+    /// podCIDRs in quarantine, by name and UID of the deleted Node
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// The blocks of all nodes, and the blocks in quarantine
     pub blocks: BlockTable,
-    /// Addresses of claims
+    /// The addresses that IPClaims have
     pub claims: ClaimTable,
     /// Leak candidates that NodeSubnets list for their agents to check, by the UID of the Node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
@@ -88,8 +88,9 @@ pub struct AllocationState {
 }
 
 impl AllocationState {
-    /// Builds the ledger from the cache: podCIDRs of Nodes, quarantined ranges that NodeSubnets record, and blocks.
-    /// Also returns each node whose podCIDRs overlap another node's, with the overlaps in [`SyncOutcome::overlaps`].
+    /// Builds the ledger from the cache: podCIDRs of Nodes, quarantined ranges that NodeSubnets record, blocks, and
+    /// addresses of claims. Also returns each node whose podCIDRs overlap another node's ranges, with those ranges in
+    /// [`SyncOutcome::overlaps`].
     pub fn rebuild(
         cache: &ClusterCache,
         flag_services: &[Cidr],
@@ -150,7 +151,7 @@ impl AllocationState {
             .count()
     }
 
-    /// Returns how many pairs of nodes have some of the same addresses.
+    /// Returns how many pairs of allocated ranges of different nodes overlap.
     pub fn overlaps(&mut self) -> usize {
         let AllocationState {
             ledger, conflicts, ..
@@ -163,7 +164,7 @@ impl AllocationState {
         conflicts.len()
     }
 
-    /// Returns name and UID of the node behind a holder.
+    /// Returns name and UID of the node that a holder stands for, or `None` for the holder of all claims.
     pub fn node_of(&self, holder: Holder) -> Option<&(NodeName, ObjectUid)> {
         self.holders.node_of(holder)
     }

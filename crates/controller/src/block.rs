@@ -29,16 +29,16 @@ use cadastre_core::{Addr, Cidr, HoldingId};
 /// How long the loop waits for the watch to show an object before it reads the object.
 const AWAIT: Duration = Duration::from_secs(10);
 
-/// State of the block loop.
+/// The queues of the block loop, and what the loop knows about quarantined blocks.
 #[derive(Debug, Default)]
 pub(crate) struct BlockLoop {
     /// Blocks that a node waits for
     pub urgent: Queue<Cidr>,
-    /// All other blocks
+    /// Blocks that no node waits for, for example quarantined blocks
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,
-    /// Blocks for which an event has reported that they stay in quarantine longer than planned
+    /// Blocks whose quarantine lasts longer than planned and for which an event has said so
     kept: BTreeSet<Cidr>,
 }
 
@@ -332,7 +332,7 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to a block: it lies in the block, and is no claim's block inside of it.
+/// Returns whether an address belongs to a block: it lies in the block, and is not a block of its own for a claim.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     let host = Cidr::host(addr);
     let is_block_of_claim = host != *block && cx.allocations.blocks.get(&host).is_some();
@@ -371,7 +371,7 @@ impl BlockEntry {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
 
-    /// Handles an object of the block's name that a read found.
+    /// Handles the object that a read found under the block's name.
     fn found(&mut self, block: &Block, now: Duration) {
         if !self.confirmed {
             created(self, block, now);
@@ -402,7 +402,7 @@ mod tests {
 
     const BLOCK: &str = "10.0.0.0/26";
 
-    /// Returns the object of the block, with this spec.
+    /// Returns the object of [`BLOCK`], with this spec.
     fn object(spec: Result<BlockSpec, String>) -> Block {
         Block {
             spec,

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use cadastre_api::{AllocationMode, IPPool, IPPoolSpec};
 use cadastre_core::{Addr, Cidr, CidrError, Dual, Family};
 
-/// Name of the default pool.
+/// Name of the default pool. It is fixed, so that the API server rejects a second default pool.
 pub(crate) const NAME: &str = "default";
 
 /// Location of kubeadm's configuration: namespace, ConfigMap, key.
@@ -61,13 +61,13 @@ pub(crate) struct Cluster<'a> {
     pub flags: &'a [Cidr],
     /// The text under [`KUBEADM`]; `None` if there is no such ConfigMap
     pub kubeadm: Option<&'a str>,
-    /// Addresses of all nodes
+    /// Addresses of all nodes, which a private range must not contain
     pub node_addresses: &'a [Addr],
     /// Service ranges, as far as they are known
     pub services: &'a [Cidr],
 }
 
-/// Where the ranges of the default pool come from.
+/// Which source named the ranges of the default pool, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Flags,

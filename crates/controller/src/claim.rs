@@ -8,18 +8,19 @@
 //!    IPAMBlock is deleted. If the node is deleted instead, the block is quarantined like any block. Then step 2 can
 //!    follow for another node.
 //!
-//! This loop does steps 1 and 2 and the recall. All else is done for every block, so an address has two holders only
-//! if a block can have two owners. The loop also deletes claims some time after their last use (`retention`).
+//! This loop does steps 1 and 2 and the recall. Other loops do the rest, as for every block, so an address has two
+//! holders only if a block can have two owners. This loop also deletes claims some time after their last use
+//! (`retention`).
 //!
 //! # Guarantees
 //! - No address becomes a block before the API server has stored it in the claim's status.
-//! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other node
-//!   gets one, and the claim keeps its finalizer. It keeps it for the cooldown afterwards, so that no other pod gets an
-//!   address earlier.
-//! - The addresses of a claim never change, with one exception: a node may have got an address meanwhile, by a podCIDR of
-//!   a foreign allocator, or because the claim got it by a late write of an earlier leader. If no pod has used the claim
-//!   and the claim did not ask for that address, it gets another one.
-//! - A claim gets an address of each family of its pool or none. A pod does, too.
+//! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other
+//!   node gets one, and the claim keeps its finalizer. The claim also keeps its finalizer for the cooldown afterwards,
+//!   so that no other pod gets an address earlier.
+//! - The addresses of a claim never change, with one exception: another node has got one of them meanwhile. That node's
+//!   foreign allocator chose a podCIDR with the address, or a late write of an earlier leader gave the address to the
+//!   claim. If no pod has used the claim and the claim did not ask for that address, the claim gets another address.
+//! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
 mod place;
@@ -50,14 +51,14 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use cadastre_api::CLAIM_FINALIZER;
 use cadastre_core::mutation::Mutation;
 
-/// Reason of a claim whose pool has no free address.
+/// Condition reason of a claim whose pool has no free address.
 const EXHAUSTED: &str = "Exhausted";
-/// Reason of a claim whose address somebody else uses.
+/// Condition reason of a claim whose address is in use by another claim, a node or a pod.
 const IN_USE: &str = "AddressInUse";
-/// Reason of a claim whose address lies in the block of a node that has not handed it over yet.
+/// Condition reason of a claim whose address lies in the block of a node that has not handed it over yet.
 const WITHDRAWING: &str = "Withdrawing";
 
-/// The cooldown in seconds of a pool that is gone.
+/// The cooldown in seconds that applies when the claim's pool is gone.
 const DEFAULT_COOLDOWN: u32 = 30;
 
 /// At most this many claims are decided about before the next request is sent.
@@ -68,7 +69,7 @@ const AT_ONCE: usize = 256;
 pub(crate) struct ClaimProblem {
     /// The reason of the condition, in CamelCase
     pub reason: &'static str,
-    /// Says what is wrong, and what would end it
+    /// Says what is wrong, and what would end the wait
     pub text: String,
 }
 
@@ -78,10 +79,10 @@ impl ClaimProblem {
     }
 }
 
-/// State of the claim loop.
+/// The queues of the claim loop, and the claims that wait, cool or expire.
 #[derive(Debug, Default)]
 pub struct ClaimLoop {
-    /// Claims to decide about
+    /// Claims to decide about: which addresses they get, and which node gets these addresses
     pub queue: Queue<ClaimName>,
     /// Claims whose object may need a write
     writes: Queue<ClaimName>,
@@ -116,8 +117,8 @@ impl Loop for ClaimLoop {
 }
 
 impl ClaimLoop {
-    /// Queues claims that wait, because a range became free or a pool has changed. Of the claims of exhausted pools, only
-    /// the first few are queued: if one of them gets addresses, more are.
+    /// Queues claims that wait, because a range became free or a pool has changed. Of the claims of exhausted pools,
+    /// only the first few are queued. If one of them gets addresses, more are queued.
     pub(crate) fn requeue(&mut self) {
         self.full.clear();
         let mut exhausted = 0;
@@ -137,7 +138,7 @@ impl ClaimLoop {
         }
     }
 
-    /// Returns the number of claims that wait.
+    /// Returns the number of claims that wait for addresses or for a node.
     pub fn waiting(&self) -> usize {
         self.problems.len()
     }
@@ -243,7 +244,7 @@ impl ClaimLoop {
                 finalizers,
             ))
         };
-        // An unused claim can go at once, so the finalizer is set only for the first pod.
+        // A claim without pods can be deleted at once, so the finalizer is set only for the first pod.
         let pods = cx.cache.pods.of_claim(name);
         let is_used = has_block || pods.iter().any(|pod| pod.node.is_some());
         if is_used && !claim.deleting && !claim.has_finalizer() {
@@ -251,7 +252,7 @@ impl ClaimLoop {
             finalizers.push(CLAIM_FINALIZER.to_owned());
             return set(finalizers);
         }
-        // The status records first when the addresses were released.
+        // The finalizer stays until the status records when the addresses were released.
         let is_recorded = claim.status.node.is_none();
         let is_held = (has_block || !is_recorded) && !Mutation::ClaimDeletedInUse.is_on();
         if is_held {
@@ -278,8 +279,8 @@ impl ClaimLoop {
     }
 }
 
-/// Returns whether a claim gets other addresses: a node has a range with one of its addresses, no pod has used the claim,
-/// and the claim did not ask for certain addresses.
+/// Returns whether a claim must get other addresses: a node has a range with one of its addresses, no pod has used the
+/// claim, and the claim did not ask for certain addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
@@ -288,8 +289,8 @@ fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())
 }
 
-/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown of
-/// their pool is over.
+/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown
+/// of their pool is over.
 fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     let Some(released_at) = &claim.status.released_at else {
         return Duration::ZERO;
@@ -300,7 +301,7 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     left_after(released_at.0, seconds, cx)
 }
 
-/// Returns how much is left of a time that began at a release.
+/// Returns how much is left of the `seconds` that began at `released_at`.
 fn left_after(released_at: Timestamp, seconds: u32, cx: &Context) -> Duration {
     let until = released_at.as_second().saturating_add(i64::from(seconds));
     let left = until.saturating_sub(cx.now.wall.as_second());

@@ -35,7 +35,7 @@ pub(crate) struct ProblemType {
 
 const TERMINATING: &str = "Terminating";
 
-/// All types, in the order in which a status lists them.
+/// All types of problems, in the order in which a status lists them.
 static PROBLEMS: [ProblemType; 10] = [
     ProblemType {
         name: "Invalid",
@@ -111,8 +111,8 @@ static PROBLEMS: [ProblemType; 10] = [
     },
 ];
 
-/// Returns all types in the order in which events report their changes. For example, events say that a pool is nearly
-/// exhausted before they say that it is exhausted.
+/// Returns all types of problems in the order in which events report their changes. For example, events say that a pool
+/// is nearly exhausted before they say that it is exhausted.
 pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
     [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
         .map(|at| &PROBLEMS[at])
@@ -122,7 +122,7 @@ pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
 /// Counts about one pool that the pool loop maintains for the pool's status.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCounts {
-    /// Number of nodes that wait for blocks of the pool
+    /// Number of nodes that wait for ranges of the pool
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
@@ -141,7 +141,7 @@ struct PoolFacts<'a> {
     rejected: Problem,
 }
 
-/// Builds the status that a pool should have.
+/// Builds the status that a pool should have. A condition whose status is unchanged keeps its transition time.
 pub(crate) fn status(
     pool: &Pool,
     state: &PoolState,

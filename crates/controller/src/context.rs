@@ -14,7 +14,7 @@ pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The state that a loop may read and change in one step.
 pub struct Context<'a> {
-    /// The cached API objects
+    /// The cached API objects, which the step cannot change
     pub cache: &'a ClusterCache,
     /// The ledger: which node has which range
     pub allocations: &'a mut AllocationState,
@@ -25,7 +25,7 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// Creates the context of one step.
+    /// Creates the context of one step. The events that the step causes are added to `reports`.
     pub fn new(
         cache: &'a ClusterCache,
         allocations: &'a mut AllocationState,

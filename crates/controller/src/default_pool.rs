@@ -18,7 +18,7 @@ use cadastre_core::Addr;
 /// Interval of checks whether a node has an address yet.
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
-/// State of the default pool's loop.
+/// When to check next, and what is known for the decision about the default pool.
 #[derive(Debug, Default)]
 pub struct DefaultPool {
     /// When to check next; the single key stands for the default pool

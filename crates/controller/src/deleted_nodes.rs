@@ -5,12 +5,12 @@
 //! standby, remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
 //!
 //! # Guarantees
-//! - A deleted node is remembered until its quarantine is over, which is when its NodeSubnet no longer records the
-//!   node.
+//! - A deleted node is remembered until its quarantine is over. Then its NodeSubnet no longer records the node.
 //! - At most [`MOST`] nodes are remembered.
 //!
-//! # Caveats If a Node is created and deleted before its NodeSubnet is written, and no process that still runs has seen
-//! it, its range is free at once.
+//! # Caveats
+//! If a Node is created and deleted before its NodeSubnet is written, and no process that still runs has seen the Node,
+//! its range is free at once.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use cadastre_core::Cidr;
 /// At most this many nodes are remembered. Beyond that, the oldest are forgotten.
 const MOST: usize = 16_384;
 
-/// The remembered nodes, oldest first.
+/// Nodes that this process saw deleted, the oldest deletion first.
 #[derive(Debug, Default)]
 pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 

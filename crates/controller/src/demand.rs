@@ -56,14 +56,14 @@ pub struct WaitingNode {
     blocks: usize,
 }
 
-/// State of the demand loop.
+/// The queues of the demand loop, and the nodes that wait for blocks.
 #[derive(Debug, Default)]
 pub struct Demand {
     /// Nodes without a block; they are handled first
     first: Queue<NodeName>,
-    /// Nodes with blocks
+    /// Nodes that have blocks; they are handled after `first`
     more: Queue<NodeName>,
-    /// Waiting nodes of each pool
+    /// The nodes that wait for blocks, by pool and node
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
     /// Exhausted pools, with the message for events; emptied when space may have become free
     full: BTreeMap<PoolName, String>,
@@ -80,7 +80,7 @@ pub struct Demand {
     recount: bool,
 }
 
-/// What a node still lacks of a pool that has no block for it.
+/// What a node still lacks of a pool that has no free block.
 struct Lacking {
     /// How many addresses the node lacks
     missing: u64,
@@ -100,7 +100,7 @@ impl Loop for Demand {
 }
 
 impl Demand {
-    /// Queues a node to be handled.
+    /// Queues a node, because its demand or its blocks may have changed.
     pub fn add(&mut self, node: &Node, allocations: &AllocationState) {
         if allocations.blocks.has(&node.uid) {
             self.more.add(node.name.clone());
@@ -134,7 +134,7 @@ impl Demand {
         }
     }
 
-    /// Returns whether another node waits for the pool with a more urgent need than an unused first block.
+    /// Returns whether another node waits for the pool with a more urgent need than a first block without demand.
     fn is_needed_elsewhere(&self, pool: &PoolName, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
@@ -270,7 +270,7 @@ impl Demand {
             let mut own = cx.allocations.plain_blocks(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        // A node without any block gets one even without demand, from the first pool in order that has one.
+        // A node without any block gets one even without demand, from the first suitable pool that has a free block.
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<PoolName> = BTreeSet::new();
@@ -415,7 +415,8 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    /// Ends a node's wait. Reports that if the node has got a block; otherwise only its demand has ended.
+    /// Ends a node's wait. If the node has got a block, an event reports the end. If only its demand has ended, none
+    /// does.
     fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;

@@ -15,11 +15,11 @@ use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: only one of these
-/// calls is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
+/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: one of these calls
+/// is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Longest delay that a server's request for a delay can cause.
+/// Longest delay that a server can ask for (`Retry-After`).
 const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// After this many failures in a row, a call counts as one that keeps failing. The first number counts rejections and
 /// missing answers, the second conflicts and answers of a busy server.
@@ -38,23 +38,23 @@ pub enum ObjectCall {
     ListPods(NodeName),
     /// Write of a NodeSubnet's spec
     WriteSubnet(NodeName),
-    /// Read of a NodeSubnet
+    /// Read of a NodeSubnet after a write that conflicted or is indeterminate
     ReadSubnet(NodeName),
     /// Write of the controller's conditions in a NodeSubnet's status
     SetSubnetConditions(NodeName),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
-    /// Read of an IPAMBlock
+    /// Read of an IPAMBlock after a write that conflicted or is indeterminate, or because the watch is late
     ReadBlock(Cidr),
     /// Write of a pool's finalizers
     SetPoolFinalizers(PoolName),
     /// Write of a pool's status
     SetPoolStatus(PoolName),
-    /// Read of a pool
+    /// Read of a pool after a write that conflicted or is indeterminate
     ReadPool(PoolName),
     /// Write of a claim's status or finalizers, or its deletion
     WriteClaim(ClaimName),
-    /// Read of a claim
+    /// Read of a claim after a write that conflicted or is indeterminate
     ReadClaim(ClaimName),
     /// Creation of the claim of a StatefulSet's pod
     CreateClaim(ClaimName),
@@ -102,7 +102,6 @@ impl ObjectCall {
         )
     }
 
-    /// Returns the kind of the object.
     fn kind(&self) -> ObjectKind {
         match self {
             ObjectCall::AssignPodCidrs(_) | ObjectCall::ReadNode(_) | ObjectCall::ListPods(_) => {
@@ -122,7 +121,7 @@ impl ObjectCall {
     }
 }
 
-/// Failures of one call.
+/// Failures of one call since its last success, and its back-off.
 #[derive(Debug, Default)]
 struct CallFailures {
     /// Number of failures since the last success
@@ -137,7 +136,7 @@ struct CallFailures {
     reported_at: Option<Duration>,
 }
 
-/// A report about a call.
+/// What is to be reported about a call, as an event or in the log.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
     /// The call keeps failing, for this reason.
@@ -146,7 +145,7 @@ pub enum CallReport {
     Accepted,
 }
 
-/// All calls that have failed recently.
+/// Calls that have failed recently, each with its back-off.
 #[derive(Debug, Default)]
 pub struct FailingCalls {
     calls: BTreeMap<ObjectCall, CallFailures>,

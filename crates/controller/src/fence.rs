@@ -43,15 +43,15 @@ use cadastre_core::mutation::Mutation;
 /// After this many failures in a row, the touch of a node counts as one that keeps failing.
 const PERSISTENT: u32 = 3;
 
-/// Progress of one takeover.
+/// The steps of one takeover that are done, and those that are left.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
     term: TermId,
     /// Whether the Lease names the writes that earlier leaders have in flight
     names_writes: bool,
-    /// If a watch has reached these versions, and its own list was requested at this time or later, it replaces a list.
-    /// `None` if no watch can replace a list
+    /// If a watch has reached these versions, and its own list was requested at this time or later, the watch replaces
+    /// a list. `None` if no watch can replace a list
     sufficient: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, by the monotonic clock
     won: Duration,
@@ -119,7 +119,7 @@ impl Fence {
         }
     }
 
-    /// Returns whether no write of an earlier leader can still take effect unknown to the new leader.
+    /// Returns whether this leader knows every write of earlier leaders that can still take effect.
     pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
@@ -129,7 +129,7 @@ impl Fence {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
-    /// Returns how many nodes are still to be touched, and how many of them keep failing.
+    /// Returns how many nodes are still to be touched, and for how many of these the touch keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= PERSISTENT;
         (self.left.len(), self.left.iter().filter(failing).count())
@@ -154,7 +154,7 @@ impl Fence {
         }
     }
 
-    /// Returns the next request that is due.
+    /// Returns the next list or touch that is due.
     pub(crate) fn next_urgent(
         &mut self,
         cache: &ClusterCache,

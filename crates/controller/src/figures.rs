@@ -33,7 +33,8 @@ impl FamilyCounts {
         }
     }
 
-    /// Converts the counts for the status of the pool. `block_len` is the prefix length of a block.
+    /// Converts the counts for the status of the pool. `block_len` is the prefix length of a block. `addresses` is
+    /// `None` for a pool in mode NodeCIDR.
     pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
         // Rounding must not show 100 % while a range is free.
@@ -67,7 +68,7 @@ fn holdings<'a>(
     holdings.map(|(_, holding)| holding)
 }
 
-/// Returns the counts of one family of a pool.
+/// Returns the counts of one family of a pool. Addresses of claims count neither as held nor as quarantined.
 pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) -> FamilyCounts {
     let room = allocations.ledger.block_counts(&pool.space, family);
     let mut figures = FamilyCounts {

@@ -142,7 +142,8 @@ pub(crate) fn block_report(text: &str) -> BlockReport {
     }
 }
 
-/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. It lists the blocks, and reports them as empty.
+/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. Its spec lists the blocks, its status reports them as
+/// empty.
 pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     Subnet {
         name: name.into(),

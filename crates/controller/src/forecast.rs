@@ -40,17 +40,17 @@ const LEAST_RATE: f64 = 0.0001;
 /// The ratio is 1 after long steady growth. It is n/36 after n equal jumps among the 36 samples in memory, and less
 /// than 1/100 for use that fluctuates around a level.
 const SURE: f64 = 1.0 / 8.0;
-/// An existing forecast is withdrawn if the same ratio falls below this value.
+/// An existing forecast is withdrawn if the ratio that [`SURE`] describes falls below this value.
 const STILL_SURE: f64 = 1.0 / 16.0;
 /// A forecast stays the same while the time until exhaustion differs from a new estimate by at most this share.
 const ABOUT: f64 = 0.1;
 
-/// How the number of used addresses of one pool and family grows.
+/// How the number of blocks in use grows, for one pool and family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
     /// Time of the last sample, in whole minutes
     at: Timestamp,
-    /// Blocks that were not free at that time
+    /// Blocks that were not free at the time of the last sample
     used: u128,
     /// Smoothed growth in blocks per hour; negative if use shrinks
     per_hour: f64,

@@ -20,8 +20,8 @@ use crate::cluster::objects::Node;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// A further allocation is named only while the Lease names fewer than this many, in fewer than this many bytes.
-/// Allocations that are set aside are not counted.
+/// A further allocation is named only while the Lease names fewer than `LIMIT` allocations, in fewer than `BYTES`
+/// bytes. Allocations that are set aside are not counted.
 const LIMIT: usize = 512;
 const BYTES: usize = 40 * 1024;
 
@@ -34,13 +34,15 @@ const ASIDE: usize = 128 * 1024;
 pub(crate) struct IntentBook {
     past: InheritedIntents,
     named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
-    /// Number and bytes of the named allocations that are not set aside, then the bytes of those that are set aside
+    /// Number and bytes of the named allocations that are not set aside
     open: (usize, usize),
+    /// Bytes of the allocations that are set aside
     aside: usize,
     /// Nodes whose allocations could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
-    /// The highest number passed to the elector, and the highest number that a successful Lease write has reached
+    /// The highest number passed to the elector
     requested: u64,
+    /// The highest number that a successful Lease write has reached
     confirmed: u64,
     /// Whether a decided write waits for another Lease write. Its number will be `requested` + 1
     is_wanted: bool,
@@ -134,7 +136,7 @@ impl IntentBook {
         Mutation::AllocatedBeforeNamed.is_on()
     }
 
-    /// Names an allocation that the Lease of the earlier leader named.
+    /// Names an allocation that the earlier leader's Lease names, because its write may still be in flight.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.requested + 1;

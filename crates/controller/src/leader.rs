@@ -59,7 +59,7 @@ pub(super) struct Leader {
     /// Whether a pool was created, deleted or changed in more than its status. If so, every NodeSubnet has to be
     /// checked, because NodeSubnets list the ranges of pools
     reattribute: bool,
-    /// See [`ControllerSettings::foreign_allocator_pause`].
+    /// For how long a pool allocates nothing after a foreign allocator has written a podCIDR in its ranges
     foreign_pause: Duration,
 }
 
@@ -211,7 +211,7 @@ impl Leader {
         self.term = term;
     }
 
-    /// Returns the number for a write that is decided now, see [`IntentBook::number`].
+    /// Returns the number for a write that is decided now. The write must wait for the Lease write with this number.
     pub(super) fn number(&mut self) -> u64 {
         self.allocations.intents.number()
     }
@@ -266,7 +266,7 @@ impl Leader {
         }
     }
 
-    /// Queues the claim whose address the range is, because its block has changed.
+    /// Queues the claim that has this range as an address, because the block of that address has changed.
     fn look_at_claim(&mut self, range: &Cidr) {
         if let Some(claim) = self.allocations.claims.of(range) {
             self.loops.claims.queue.add(claim.clone());

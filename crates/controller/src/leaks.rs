@@ -1,17 +1,19 @@
 //! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
 //! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
-//! only after two proofs. The controller gives the first proof, which has three parts: in the cache of all pods, the
-//! pod's UID has been unknown or finished for longer than a grace period; no pod reports the address; and a consistent
-//! list of the pods bound to the node confirms both. Then the controller lists the address in the node's NodeSubnet
-//! (`leakCandidates`). The agent gives the second proof, that the sandbox is gone, by asking the container runtime.
-//! Without that proof the agent keeps the address.
+//! only after two proofs. The controller gives the first proof, which has three parts:
+//! - In the cache of all pods, the pod's UID has been unknown or finished for longer than a grace period.
+//! - No pod reports the address.
+//! - A consistent list of the pods bound to the node confirms both.
+//!
+//! Then the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent gives the second proof,
+//! that the sandbox is gone, by asking the container runtime. Without that proof the agent keeps the address.
 //!
 //! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these there is no grace
 //! period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
 //!
 //! There are no leak candidates while the list of pods is incomplete. An address without a known pod UID never becomes
-//! one.
+//! a leak candidate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,7 +43,7 @@ const AT_ONCE: usize = 256;
 /// An address in use, and the UID of the pod for which it was assigned.
 type Orphan = (Addr, PodUid);
 
-/// State of the leak loop.
+/// The queue of the leak loop, and the addresses without a pod that the loop has found.
 #[derive(Debug, Default)]
 pub struct Leaks {
     /// How long an address must be without a pod before it can become a leak candidate
@@ -121,7 +123,7 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and the monotonic time since when the oldest of them has been so.
+    /// Returns the number of addresses without a pod, and the monotonic time since when the first of them has had none.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();
@@ -221,8 +223,8 @@ fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     named.collect()
 }
 
-/// Returns whether the address is an orphan: its pod's UID is known, that pod is gone or has finished, and no pod
-/// reports the address.
+/// Returns whether the cached pods confirm that an address has no pod: its pod's UID is known, that pod is gone or has
+/// finished, and no pod reports the address.
 fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
@@ -256,7 +258,7 @@ mod tests {
     use crate::fixtures::{NOW, cluster_of, in_step, list, pod, pool, rebuilt, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Returns an address of node `n` whose pod is gone.
+    /// Returns the address `10.0.0.n`, and the UID of a pod that is gone.
     fn orphan(n: u8) -> Orphan {
         let addr = Addr::from(std::net::IpAddr::from([10, 0, 0, n]));
         (addr, PodUid::read(&format!("gone {n}")))

@@ -1,9 +1,8 @@
 //! The controller as a state machine: events come in, requests go out.
 //!
 //! # Guarantees
-//! - Nothing is allocated until three conditions hold: this process holds the lease; nodes, pools, NodeSubnets, blocks,
-//!   claims, service ranges and pods have been listed in full; and the fence has its lists. podCIDRs are not allocated before
-//!   the fence is done.
+//! - Nothing is allocated until this process holds the lease, the fence has its lists, and the first lists of all
+//!   watched kinds are complete. podCIDRs are not allocated before the fence is done.
 //! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that must precede them. Other
 //!   requests are sent only if no critical request is ready and at most two are in flight.
 //! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
@@ -36,26 +35,26 @@ use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// An event that the state machine handles.
+/// An event for the state machine, which [`Controller::on`] handles.
 #[derive(Clone, Debug)]
 pub enum ControllerEvent {
-    /// A watch event of Nodes
+    /// A watch event of Nodes, for example that a node has got podCIDRs
     Nodes(ObjectEvent<Node>),
-    /// A watch event of IPPools
+    /// A watch event of IPPools, for example that a user has changed a pool
     Pools(ObjectEvent<Pool>),
-    /// A watch event of NodeSubnets
+    /// A watch event of NodeSubnets, for example that an agent has reported its demand
     Subnets(ObjectEvent<Subnet>),
-    /// A watch event of IPAMBlocks
+    /// A watch event of IPAMBlocks; only such an event confirms a new block
     Blocks(ObjectEvent<Block>),
-    /// A watch event of IPClaims
+    /// A watch event of IPClaims, for example that a user has created a claim
     Claims(ObjectEvent<Claim>),
-    /// A watch event of ServiceCIDRs
+    /// A watch event of ServiceCIDRs, whose addresses pods must not get
     ServiceRanges(ObjectEvent<ServiceRange>),
-    /// A watch event of Pods
+    /// A watch event of Pods, which report addresses and name claims
     Pods(ObjectEvent<Pod>),
-    /// Whether this process leads, as the election found
+    /// The present result of the election: whether this process leads, and until when
     Leadership(Leadership),
-    /// The answer to the request with this id
+    /// The answer to the request with this id; ignored if that request is not in flight
     Answer(RequestId, RequestOutcome),
 }
 
@@ -107,7 +106,7 @@ pub struct Controller {
     reports: Vec<EventRecord>,
     stopping: bool,
     foreign_allocations: u64,
-    /// See [`Controller::is_put_back`].
+    /// Whether a list has shown that the API server was restored to an older state
     put_back: bool,
 }
 

@@ -36,10 +36,10 @@ use cadastre_api::AllocationMode;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, HoldingState};
 
-/// State of the podCIDR loop.
+/// The queue of the podCIDR loop, its requests in flight, and the nodes that wait.
 #[derive(Debug, Default)]
 pub struct PodCidrs {
-    /// Names of nodes to process
+    /// Names of nodes that may need podCIDRs
     pub queue: Queue<NodeName>,
     /// Requests in flight, by the UID of the node
     requests: InFlight<ObjectUid>,
@@ -248,8 +248,8 @@ impl PodCidrs {
             };
             let note = format!("pool \"{name}\": {full}");
             if full.avoided > 0 {
-                // The last free ranges have addresses in use. No watch event shows when that ends, so the node is
-                // queued for a later check.
+                // The last free ranges have addresses in use. No watch event announces that these addresses are no
+                // longer used, so the node is queued for a later check.
                 let at = cx.now.mono + IN_USE_PAUSE;
                 self.queue.add_at(node.name.clone(), at);
             } else {

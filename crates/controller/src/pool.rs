@@ -3,7 +3,7 @@
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
 //! and another pool guards all other ranges in it that are not free (see [`may_go`]). Counts are computed from the
 //! ledger each time. A changed status is written, but at most once in [`STATUS_PAUSE`] per pool. A changed condition
-//! causes an event; a restart of the controller causes none.
+//! causes an event; a restart of the controller causes no event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,10 +32,10 @@ pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest interval between two checks of the counts of all pools.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
-/// State of the pool loop.
+/// The queue of the pool loop, and when pools were last counted, written and reported.
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
-    /// Names of pools to process
+    /// Names of pools whose finalizers or status may need a write
     pub queue: Queue<PoolName>,
     requests: InFlight<PoolName>,
     /// How many nodes wait for each pool
@@ -113,8 +113,8 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// Queues all pools if something has changed and the last check is long enough ago. If their addresses are due to
-    /// be counted, counts them first; that is less often.
+    /// Queues all pools if something has changed, but at most once in [`COUNT_PAUSE`]. Counts the addresses of all
+    /// pools first, but at most once in [`STATUS_PAUSE`].
     fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);

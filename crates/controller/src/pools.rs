@@ -30,12 +30,12 @@ pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 /// Name of the ServiceCIDR that the API server creates from its flags.
 const KUBERNETES: &str = "kubernetes";
 
-/// State of one pool, as the loops use it.
+/// One pool as last evaluated: what it may allocate, and to which nodes.
 #[derive(Debug)]
 pub struct PoolState {
-    /// Name of the pool
+    /// `metadata.name` of the IPPool
     pub name: PoolName,
-    /// UID of the pool
+    /// `metadata.uid` of the IPPool
     pub uid: ObjectUid,
     /// Creation time of the object, in seconds since 1970
     pub created: i64,
@@ -152,13 +152,13 @@ impl PoolState {
         self.node_view.terms.warm.low.into()
     }
 
-    /// Returns whether the pool allocates now.
+    /// Returns whether the pool allocates now. If not, [`PoolState::phase`] says why.
     pub fn is_serving(&self) -> bool {
         self.phase == PoolPhase::Serving
     }
 }
 
-/// All pools with their state.
+/// The states of all pools, by name, with indexes by age, rank and range.
 #[derive(Debug, Default)]
 pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
@@ -179,7 +179,8 @@ pub struct PoolStates {
 }
 
 impl PoolStates {
-    /// Evaluates all pools from the cache again. Only cursors and pauses are kept from before.
+    /// Evaluates all pools from the cache again. Of their earlier states, only the cursors of searches and the pauses
+    /// are kept.
     pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut pools_by_age: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
@@ -235,7 +236,7 @@ impl PoolStates {
         &self.pod_ranges
     }
 
-    /// Returns the pool of that name.
+    /// Returns the pool of that name, or `None` if there was no such pool when the pools were last evaluated.
     pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&PoolState>
     where
         PoolName: Borrow<N>,
@@ -427,7 +428,7 @@ impl PoolState {
         (self.priority, self.selector.specificity() + pods)
     }
 
-    /// Returns the families of the pool's ranges.
+    /// Returns for each family whether the pool has ranges of it.
     pub fn families(&self) -> Dual<bool> {
         Dual::from_fn(|family| self.space.block_len(family).is_some())
     }
@@ -472,7 +473,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{cidr, cluster, node, pool, pool_with};
 
-    /// Evaluates these pools.
+    /// Returns the states of these pools in a cluster without nodes.
     fn evaluated(pools: Vec<Pool>) -> PoolStates {
         let mut states = PoolStates::default();
         states.evaluate(&cluster(pools, Vec::new()), &[], Duration::ZERO);

@@ -20,13 +20,14 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns whether the request of this step is a write.
+    /// Returns whether the step needs a write: a creation, a replacement or a deletion.
     pub fn is_write(self) -> bool {
         matches!(self, Step::Create | Step::Replace | Step::Delete)
     }
 }
 
-/// The purpose of a request in flight. The state machine keeps it until the answer, and passes both to the loop.
+/// The purpose of a request in flight. When the answer arrives, the state machine passes purpose and answer to the
+/// loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
@@ -64,14 +65,14 @@ pub enum Purpose {
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
-    /// A write of a pool's status. Also the read of the pool after a write, be it of its status or of its finalizers, that
+    /// A write of a pool's status. Also the read of the pool after a write (of its status or its finalizers) that
     /// conflicted or is indeterminate
     PoolStatus { name: PoolName },
-    /// A write of a claim's status or finalizers, or its deletion. Also the read of the claim after a write that conflicted
-    /// or is indeterminate
+    /// A write of a claim's status or finalizers, or its deletion. Also the read of the claim after a write that
+    /// conflicted or is indeterminate
     Claim { name: ClaimName },
-    /// The creation of the claim of a StatefulSet's pod. Also the read of the claim after a creation that conflicted or is
-    /// indeterminate
+    /// The creation of the claim of a StatefulSet's pod. Also the read of the claim after a creation that conflicted or
+    /// is indeterminate
     Sticky { name: ClaimName },
 }
 

@@ -1,9 +1,13 @@
 //! The quarantine loop: podCIDRs of a deleted node wait, then become free.
 //!
-//! A range becomes free only when all of these hold: the node's UID is gone; the pool's quarantine is over; no cached
-//! pod reports an address in the range; a consistent list of the pods bound to the node's name shows no such pod
-//! either; and this controller has written the NodeSubnet without the node's UID. The NodeSubnet records the quarantine
-//! (`spec.quarantined`), so a restart of the controller does not shorten it.
+//! A range becomes free only when all of these hold:
+//! - The node's UID is gone.
+//! - The pool's quarantine is over.
+//! - No cached pod reports an address in the range.
+//! - A consistent list of the pods bound to the node's name shows no such pod either.
+//! - This controller has written the NodeSubnet without the node's UID.
+//!
+//! The NodeSubnet records the quarantine (`spec.quarantined`), so a restart of the controller does not shorten it.
 
 use super::allocations::{AllocationState, QuarantineKey};
 use super::context::IN_USE_PAUSE;
@@ -19,7 +23,7 @@ use crate::cluster::request::{ApiRequest, RequestOutcome};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// State of the quarantine loop.
+/// The queue of the quarantine loop. The quarantines themselves are in the ledger.
 #[derive(Debug, Default)]
 pub struct Quarantine {
     /// Quarantines to process. Each is due at its earliest end

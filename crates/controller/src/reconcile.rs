@@ -34,9 +34,9 @@ pub trait Loop {
 /// The answer to a request, for the loop that sent the request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAnswer<'a> {
-    /// The purpose with which the loop sent the request
+    /// What the loop sent the request for, with the key of the object
     pub purpose: &'a Purpose,
-    /// Whether the request was a write
+    /// Whether the request was a write; if not, it was a read or a list
     pub wrote: bool,
     /// The answer of the API server, or why the outcome is unknown
     pub outcome: &'a RequestOutcome,
@@ -46,7 +46,7 @@ pub struct RequestAnswer<'a> {
 
 #[cfg(test)]
 impl<'a> RequestAnswer<'a> {
-    /// Builds the answer to a write.
+    /// Builds the answer to a write, which contains no list.
     pub(crate) fn to_write(purpose: &'a Purpose, outcome: &'a RequestOutcome) -> Self {
         RequestAnswer {
             purpose,

@@ -24,13 +24,13 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// Creates a reference to an object of this kind.
+    /// Creates a reference to an object. The name of a pod must contain its namespace.
     pub(crate) fn new(kind: ObjectKind, name: impl Into<Text>, uid: &ObjectUid) -> Self {
         let (name, uid) = (name.into(), uid.clone());
         Regarding { kind, name, uid }
     }
 
-    /// Creates a reference to a node.
+    /// Creates a reference to a node, for events about it.
     pub fn node(node: &Node) -> Self {
         Regarding::new(ObjectKind::Node, node.name.clone(), &node.uid)
     }
@@ -56,7 +56,7 @@ pub struct EventRecord {
 }
 
 impl EventRecord {
-    /// Creates a warning.
+    /// Creates a report on which an operator should act. Its event has the type `Warning`.
     pub(crate) fn warning(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             about: about.into(),
@@ -66,7 +66,7 @@ impl EventRecord {
         }
     }
 
-    /// Creates a report on which nobody has to act.
+    /// Creates a report on which nobody has to act. Its event has the type `Normal`.
     pub(crate) fn info(about: impl Into<Regarding>, reason: &'static str, note: String) -> Self {
         EventRecord {
             warning: false,

@@ -55,7 +55,7 @@ pub struct ControllerParts {
     pub leadership: watch::Receiver<Leadership>,
     /// Passes the content that the Lease should get to the elector
     pub want: watch::Sender<Option<LeaseContent>>,
-    /// Metrics of the loops and pools
+    /// Metrics of the loops, of their requests, and of pools
     pub metrics: ControllerMetrics,
     /// Receives the controller's progress, from which `/readyz` is computed
     pub readiness: LeaderReadiness,
@@ -106,7 +106,7 @@ pub async fn run(
     settled
 }
 
-/// Starts the watches of all kinds.
+/// Starts a watch of each kind of object. The watches end when the returned set is dropped.
 fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
     let tasks = JoinSet::new();
     let mut watches = Watches { parts, out, tasks };
@@ -307,7 +307,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // No timer is needed for work that is due already: it waits for an answer or for the lease.
+        // No timer is needed for work that is due already, because such work waits for an answer or for the lease.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

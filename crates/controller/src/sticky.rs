@@ -1,14 +1,15 @@
 //! The loop of sticky addresses: creates the IPClaims of the pods of StatefulSets.
 //!
 //! A pod of a StatefulSet with sticky addresses names the claim that has the pod's own name
-//! ([`named_claim`](cadastre_api::sticky::named_claim)). If there is no such claim when the pod is bound to a node, this
-//! loop creates it. All else is done for every claim, by the loop of claims.
+//! ([`named_claim`](cadastre_api::sticky::named_claim)). If there is no such claim when the pod is bound to a node,
+//! this loop creates it. The loop of claims does the rest, as for every claim.
 //!
 //! # Guarantees
-//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in advance.
+//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in
+//!   advance.
 //! - A claim is created only for a pod that a StatefulSet controls, and this StatefulSet owns the claim. So the garbage
 //!   collector deletes the claim after the StatefulSet.
-//! - A pod whose claim cannot be created hears of it by an event, and no other pod waits for that.
+//! - If the claim of a pod cannot be created, an event of the pod says so. No other pod has to wait because of that.
 
 #[cfg(test)]
 mod tests;
@@ -33,10 +34,11 @@ use crate::pools::{PoolPhase, PoolState};
 use cadastre_api::{AllocationMode, AssignmentMode, IPClaimSpec};
 use cadastre_core::mutation::Mutation;
 
-/// Interval at which the loop looks again for a pool. Most changes that help are seen as events.
+/// Interval at which the loop looks again for a pool. Most changes that help, such as a new pool, queue the claim
+/// sooner.
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
-/// State of the loop of sticky addresses.
+/// The queue of the loop of sticky addresses, and the claims for which it found no pool.
 #[derive(Debug, Default)]
 pub struct StickyLoop {
     /// Claims that a pod has named, or that are gone
@@ -119,7 +121,8 @@ impl StickyLoop {
         KeyDecision::Send(request, Purpose::Sticky { name: name.clone() })
     }
 
-    /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look again.
+    /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look
+    /// again.
     fn without_pool(
         &mut self,
         name: &ClaimName,
@@ -156,8 +159,8 @@ impl StickyLoop {
     }
 }
 
-/// Returns the oldest pod for which the claim is to be created: it names the claim by its own name, and is bound to a
-/// node.
+/// Returns the oldest pod for which the claim is to be created: the pod names the claim by the pod's own name, and is
+/// bound to a node.
 pub(crate) fn pod_of<'a>(
     name: &ClaimName,
     cache: &'a ClusterCache,
@@ -197,7 +200,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
     })
 }
 
-/// Returns whether claims can have addresses of the pool, perhaps not now.
+/// Returns whether the pool can serve claims, even if it allocates nothing just now.
 fn serves_claims(pool: &PoolState) -> bool {
     pool.allocation_mode == AllocationMode::Blocks
         && pool.terms.namespaces.specificity() == 0

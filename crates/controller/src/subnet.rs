@@ -1,8 +1,8 @@
 //! The NodeSubnet loop. It writes which ranges a node has, and which ranges of earlier nodes of that name are in
-//! quarantine. The node's agent and the next leader read that.
+//! quarantine. The node's agent and the next leader read these records.
 //!
 //! The loop is level-triggered: it computes the spec from the Node and the ledger, and writes it whenever the present
-//! one differs, for whatever reason. No podCIDR waits for this loop.
+//! spec differs, for whatever reason. No podCIDR waits for this loop.
 
 mod conditions;
 mod spec;
@@ -38,7 +38,7 @@ const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 /// processes that saw the deletion know that its podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
-/// State of the NodeSubnet loop.
+/// The queues of the NodeSubnet loop, its requests in flight, and what it has to record or report.
 #[derive(Debug, Default)]
 pub struct Subnets {
     /// Names of NodeSubnets to process first, because nodes wait for the blocks in them
@@ -70,7 +70,7 @@ impl Loop for Subnets {
         {
             KeyDecision::Done => it.update_conditions(name, cx),
             // The write of the spec has to wait, perhaps because the API server keeps rejecting it. The conditions
-            // report that, so they must not wait for it.
+            // report such rejections, so the conditions must not wait for that write.
             KeyDecision::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.update_conditions(name, cx)
@@ -104,8 +104,8 @@ impl Subnets {
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// Queues the NodeSubnets with withheld podCIDRs, because a range became free and they may no longer have to be
-    /// withheld.
+    /// Queues the NodeSubnets with withheld podCIDRs, because a range became free, so that perhaps these podCIDRs need
+    /// not be withheld any more.
     pub fn requeue(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
@@ -164,7 +164,8 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        // Whatever ends the use of a withdrawn range, such as the end of a pod, need not be an event of this NodeSubnet.
+        // The use of a withdrawn range may end by an event of another object, such as a pod. So this NodeSubnet is
+        // checked again later.
         let withdrawn = is
             .and_then(|is| is.report.as_ref())
             .map_or(&[][..], |it| &it.withdrawn);

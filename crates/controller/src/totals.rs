@@ -14,16 +14,16 @@ use cadastre_core::Family;
 pub struct Totals {
     /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
-    /// Addresses in use by pods
+    /// Addresses in use, as agents or (in blocks that no agent reports) pods report them
     pub used: u128,
-    /// Addresses in cooldown
+    /// Addresses in cooldown, as agents report them
     pub cooling: u128,
     /// Blocks outside the ranges that the pool's spec has now
     pub outside: usize,
 }
 
 impl Totals {
-    /// Converts to the form in the pool's status.
+    /// Converts the counts to the texts in the pool's status.
     pub fn status(self) -> AddressStatus {
         AddressStatus {
             allocated: self.held.to_string(),

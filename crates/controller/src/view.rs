@@ -28,7 +28,7 @@ pub struct ControllerView {
     /// Number of addresses without a pod; how long the oldest of them has been without one; number of leak candidates
     /// that NodeSubnets list
     pub leaks: (usize, Duration, usize),
-    /// Why the default pool could not be created, if it should be
+    /// Why the default pool could not be created; `None` if no reason is known or a pool exists
     pub trouble: Option<String>,
     /// Number of addresses that several pods report
     pub doubled: usize,
@@ -46,7 +46,7 @@ pub struct ControllerView {
     pub oldest_wait: Duration,
     /// When each pool will be exhausted, according to the forecast in the pool's status
     pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
-    /// Number of pairs of nodes whose podCIDRs overlap
+    /// Number of pairs of overlapping ranges of different nodes, of which at least one is a podCIDR
     pub overlaps: usize,
     /// Number of podCIDRs that overlap pools but do not count, because they are wider than any range that a node could
     /// get

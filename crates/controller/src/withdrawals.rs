@@ -6,20 +6,20 @@
 //! 2. The agent reports the address as withdrawn.
 //! 3. The controller lists the address in `spec.claimed`, with the UID of the claim.
 //!
-//! From then on the address may become a block of any node. The third step makes every older write void: it is based on
-//! a version that shows the first two, and any write of an earlier leader is based on an older version. Without it, an
-//! earlier leader could still return the address to the node.
+//! From then on the address may become a block of any node. The write of step 3 is based on a version that shows steps
+//! 1 and 2. It gives the NodeSubnet a new version, so that every write of an earlier leader, which is based on an older
+//! version, fails. Without step 3, an earlier leader could still return the address to the node.
 //!
 //! The decision follows from the requests, the claims, the present NodeSubnet and what the agent reports as withdrawn.
 //! So it is the same after a change of leaders, and after a restore of the API server.
 //!
 //! # Guarantees
-//! - A range is wanted back only if it lies inside of one of the node's blocks and is not the whole block. A whole block
-//!   is drained instead.
+//! - A range is wanted back only if it lies inside of one of the node's blocks and is not the whole block. A whole
+//!   block is drained instead.
 //! - A range that the agent has withdrawn and that nobody wants any more is returned until the agent no longer reports
-//!   it. Until then it is not wanted back again: the report might be older than the return.
-//! - No range is returned while a block, a pod, or a report of an agent shows that anybody may use an address of it, nor
-//!   during the agent grace.
+//!   it as withdrawn. Until then the range is not wanted back again, because the report might be older than the return.
+//! - No range is returned while a block, a pod, or a report of an agent shows that anybody may use an address of it,
+//!   nor during the agent grace.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ pub(crate) struct Withdrawals {
 }
 
 impl Withdrawals {
-    /// Returns the withdrawals of a node with these blocks. `is` is its NodeSubnet, whose annotations contain the
-    /// requests of users.
+    /// Returns the withdrawals of a node with these blocks. `is` is the node's NodeSubnet, whose annotations contain
+    /// the requests of users.
     pub(crate) fn of(
         node: &Node,
         is: Option<&Subnet>,
@@ -92,7 +92,8 @@ impl Withdrawals {
     }
 }
 
-/// Returns whether a node's agent has withdrawn ranges that its NodeSubnet neither wants back nor may return yet.
+/// Returns whether a node's agent has withdrawn ranges that its NodeSubnet lists neither in `withdraw` nor in
+/// `returned`. Such ranges are not wanted any more, but cannot be returned yet.
 pub(crate) fn holds_back(spec: &NodeSubnetSpec, withdrawn: &[Cidr]) -> bool {
     let is_listed = |range| lists(&spec.withdraw, range) || lists(&spec.returned, range);
     withdrawn.iter().any(|range| !is_listed(range))

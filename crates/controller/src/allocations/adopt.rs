@@ -14,10 +14,10 @@
 //!
 //! # Caveats
 //! An agent can keep any range from other nodes by reporting it, but only as many blocks as a node may have. A block is
-//! adopted only if demand could have given it to the node: it lies in a pool that selects the node, it is no larger
-//! than the pool's blocks, and the node stays within its limit. After a gap (a time without a leader), the leader
-//! ignores that limit. The reason: a node may have got another block in place of the lost one, but still uses the lost
-//! one, which must not go to another node.
+//! adopted only if the node could also have got it by asking for a block. So the block must lie in a pool that selects
+//! the node, and must be no larger than the pool's blocks. The node must stay within `maxBlocksPerNode`. After a gap (a
+//! time without a leader), the leader ignores this limit. The reason: a node may have got another block in place of the
+//! lost one, but still uses the lost one, which must not go to another node.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ use cadastre_core::{Addr, Cidr};
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {
-    /// Returns a single block of a node.
+    /// Creates the table with a single block of one node.
     #[cfg(test)]
     pub(crate) fn of(node: &str, block: Cidr) -> Self {
         UnadoptedBlocks([(node.into(), vec![block])].into())
@@ -172,23 +172,24 @@ impl AllocationState {
         }
     }
 
-    /// If an agent uses the quarantined block and no pool could allocate the block today, returns an address in it.
-    /// Such a block must stay until the agent no longer uses it, because only the block's object keeps the range from
-    /// other nodes.
+    /// If an agent uses the quarantined block and no pool could allocate the block today, returns an address of the
+    /// block. Such a block stays in quarantine until the agent no longer uses it, because only the block's object keeps
+    /// the range from other nodes.
     pub(crate) fn quarantined_in_use(&self, block: &Cidr) -> Option<Addr> {
         let is_of_pool = self.source_of(block).is_some();
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool from which some node could have got the block: the block is no larger than the pool's blocks.
+    /// Returns the pool from which some node could have got the block: the pool allocates blocks that are at least as
+    /// large.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
         (pool.allocation_mode == AllocationMode::Blocks && len <= block.len()).then_some(pool)
     }
 
-    /// Returns the pool of a reported block if the node could get the block by demand. `more` is the number of other
-    /// blocks of the node that wait for adoption.
+    /// Returns the pool of a reported block if the node could get the block by asking for one. `more` is the number of
+    /// other blocks of the node that wait for adoption.
     fn pool_for(
         &self,
         block: &BlockReport,
@@ -258,7 +259,7 @@ mod tests {
         }));
     }
 
-    /// Applies a report without blocks.
+    /// Changes the cache: the agent of the node no longer reports any block.
     fn stop_using(cache: &mut ClusterCache, name: &str) {
         cache.subnets.change(ObjectEvent::Applied(Subnet {
             version: 2,

@@ -29,14 +29,14 @@ pub use entry::BlockEntry;
 pub(crate) use listed::machine_in;
 pub(crate) use objects::sound;
 
-/// All blocks that the leader knows.
+/// All blocks of live nodes and all quarantined blocks, by range and by owner.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
-    /// Name and UID of nodes with blocks
+    /// Name and UID of each Node that has blocks, live or deleted
     owners: BTreeSet<(NodeName, ObjectUid)>,
-    /// Provisional blocks whose objects the watch has shown; they are to be confirmed or deleted next
+    /// Provisional blocks whose objects the watch has shown; each is to be confirmed or deleted next
     to_judge: BTreeSet<Cidr>,
 }
 
@@ -46,8 +46,7 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns a block for changes of its state. Its owner must not be changed this way: that is for
-    /// [`crate::allocations::AllocationState`].
+    /// Returns a block for changes of its state. The caller must not change the owner, by which the table finds blocks.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
@@ -63,7 +62,7 @@ impl BlockTable {
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
-    /// Returns whether the UID has any block.
+    /// Returns whether the node with this UID has any block, even a provisional or quarantined one.
     pub fn has(&self, uid: &ObjectUid) -> bool {
         self.by_owner.contains_key(uid)
     }

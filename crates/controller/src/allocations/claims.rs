@@ -1,14 +1,15 @@
 //! Claims in the ledger: the addresses that IPClaims have.
 //!
 //! A claim's addresses are holdings like those of nodes, so nothing else is allocated from them. When a pod uses the
-//! claim, each address is also a block of the pod's node: a second holding of the same range, with the life of every
-//! block. A block that is exactly the address of a claim is the claim's block, whatever it was allocated for.
+//! claim, each address is also a block of the pod's node: a second holding of the same range, created, listed and
+//! released like every block. A block that is exactly the address of a claim is the claim's block, whatever it was
+//! allocated for.
 //!
 //! # Guarantees
 //! - A claim's holding leaves the ledger only when the claim's object is gone.
 //! - No address is recorded for two claims.
 //! - A claim's holding gives no node the right to assign the address; only a block does. So a wrong record of a claim
-//!   can cause a wait, and never two holders.
+//!   can make a pod wait, but never gives an address to two nodes.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,7 @@ pub(crate) struct ClaimEntry {
 }
 
 impl ClaimEntry {
-    /// Returns the addresses as ranges of one address.
+    /// Returns the addresses as ranges of one address, IPv4 first.
     pub(crate) fn cidrs(&self) -> impl Iterator<Item = Cidr> + Clone + '_ {
         self.addresses.iter().map(|(cidr, _)| *cidr)
     }
@@ -50,7 +51,7 @@ impl ClaimTable {
         self.entries.get(name)
     }
 
-    /// Returns the claim that has exactly this range.
+    /// Returns the claim that has exactly this address. Returns `None` for a range of several addresses.
     pub fn of(&self, range: &Cidr) -> Option<&ClaimName> {
         self.by_address.get(range)
     }
@@ -76,19 +77,19 @@ impl ClaimTable {
         entries.filter(|entry| entry.pool == *pool).count()
     }
 
-    /// Returns the number of claims that have addresses.
+    /// Returns the number of claims that have addresses, whether or not the API server has stored these.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether no claim has addresses.
+    /// Returns whether no claim has addresses, stored or not.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 }
 
 impl AllocationState {
-    /// Returns whether the holding is for a claim.
+    /// Returns whether the holder is the one that all claims share.
     pub(crate) fn is_of_claims(&self, holder: Holder) -> bool {
         self.holders.is_of_claims(holder)
     }
@@ -99,7 +100,7 @@ impl AllocationState {
         holdings.any(|(_, holding)| !self.is_of_claims(holding.holder))
     }
 
-    /// Returns the blocks of a node that are no claim's.
+    /// Returns the blocks of a node, without those that are addresses of claims.
     pub(crate) fn plain_blocks<'a>(
         &'a self,
         uid: &ObjectUid,
@@ -108,7 +109,7 @@ impl AllocationState {
         own.filter(|entry| self.claims.of(&entry.cidr).is_none())
     }
 
-    /// Returns a range of a node that overlaps the address, other than the block of the claim itself.
+    /// Returns a range of a node that overlaps the claim's address, except the block that is exactly this address.
     pub(crate) fn conflict_with_claim(&self, address: &Cidr) -> Option<Cidr> {
         self.conflicts_with_claim(address).next()
     }
@@ -121,8 +122,8 @@ impl AllocationState {
         others.map(|(_, holding)| holding.cidr)
     }
 
-    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a live
-    /// node has the block, and no other range overlaps the address.
+    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a
+    /// live node has the block, and no other range overlaps the address.
     pub(crate) fn block_around(&self, address: &Cidr) -> Option<&BlockEntry> {
         let mut others = self.conflicts_with_claim(address);
         let (Some(wide), None) = (others.next(), others.next()) else {
@@ -153,13 +154,13 @@ impl AllocationState {
         blocks.map(|entry| entry.owner.name.clone()).collect()
     }
 
-    /// Returns whether a block may be inside of another one: it is the address of a claim, which the node of the other
-    /// block has handed over.
+    /// Returns whether `block` may lie inside of `other`: `block` is the address of a claim, which the node of `other`
+    /// has handed over.
     pub(super) fn is_claim_inside(&self, block: &Cidr, other: &Cidr) -> bool {
         self.claims.of(block).is_some() && other != block && other.contains(block)
     }
 
-    /// Records the addresses of a claim that has none yet, for which the caller has recorded these holdings.
+    /// Records the addresses of a claim that has none yet. The caller has recorded a holding for each address.
     pub(crate) fn begin_claim(
         &mut self,
         claim: &Claim,
@@ -184,9 +185,9 @@ impl AllocationState {
         );
     }
 
-    /// Records what a claim's object shows: the addresses in its status, unless the claim has others already or
-    /// another claim has one of them. Addresses that this leader chose and that the API server has not stored yield to
-    /// those in the status, which an earlier leader chose.
+    /// Records the addresses in a claim's status, unless the claim has other addresses already or another claim has one
+    /// of them. Addresses that this leader chose and that the API server has not stored yield to those in the status,
+    /// which an earlier leader chose.
     pub(crate) fn claim_seen(&mut self, claim: &Claim) {
         let stored: Vec<Cidr> = claim.addresses().map(Cidr::host).collect();
         if let Some(entry) = self.claims.entries.get_mut(&claim.name) {

@@ -123,7 +123,7 @@ impl AllocationState {
         of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
-    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the NodeSubnet as it is now.
+    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the present NodeSubnet.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let mut cidrs = node.pod_cidrs.to_vec();
         cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));

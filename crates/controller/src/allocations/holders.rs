@@ -10,9 +10,9 @@ use cadastre_core::Holder;
 /// The form of a holder's ranges. The podCIDRs of a node and its blocks have separate holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HolderUse {
-    /// `node.spec.podCIDRs`
+    /// Ranges in `node.spec.podCIDRs`
     PodCidrs,
-    /// IPAMBlocks
+    /// Ranges of IPAMBlocks
     Blocks,
 }
 

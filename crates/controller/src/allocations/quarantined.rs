@@ -24,13 +24,13 @@ pub(crate) type QuarantineKey = (NodeName, ObjectUid);
 /// The podCIDRs of one deleted Node that are in quarantine.
 #[derive(Clone, Debug)]
 pub struct QuarantinedRanges {
-    /// The machine that had the ranges. If it registers again under the same name, it gets them back.
+    /// The machine that had the ranges. If it registers again under the same name, its new Node gets them back.
     pub machine: MachineIdentity,
-    /// The ranges in quarantine.
+    /// podCIDRs that the deleted Node had.
     pub ranges: Vec<Cidr>,
     /// Earliest end of the quarantine, by the monotonic clock.
     pub until: Duration,
-    /// The same end as wall time, which NodeSubnets record for users and for the next leader.
+    /// Earliest end of the quarantine as wall time, which NodeSubnets record for users and for the next leader.
     pub until_wall: Timestamp,
     /// Whether the ranges are to be freed: the quarantine is over and no pod uses them, or a live node has the ranges
     /// again. This entry is removed once no NodeSubnet records it.
@@ -50,7 +50,7 @@ impl QuarantinedRanges {
 }
 
 impl AllocationState {
-    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges: otherwise the
+    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges. Otherwise the
     /// quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a new
     /// quarantine starts.
     pub(super) fn end_superseded_quarantine(&mut self, node: &Node) {

@@ -1,4 +1,4 @@
-//! Which addresses a claim gets.
+//! Chooses the addresses of a claim: free addresses of its pool, or those that the claim asks for.
 
 use std::collections::BTreeSet;
 
@@ -107,7 +107,8 @@ fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, C
             .or_else(|| unadopted.any_in(range))
     };
     let carved = cx.allocations.ledger.carve(&mut space, holder, avoid);
-    // The text has no numbers: they would change with every block, and the statuses of all waiting claims with them.
+    // The text has no numbers, because they would change with every block, and then the status of every waiting claim
+    // would be written again.
     let carved = carved.map_err(|full| {
         let text = format!(
             "pool \"{name}\" has no free {} address outside the blocks of nodes: add ranges to the pool",
@@ -145,7 +146,7 @@ fn requested(
             let text = format!("{addr} is the address of claim {claim}");
             return Err(ClaimProblem::new(IN_USE, text));
         }
-        // A node is asked for an address that lies in its block and that no pod uses.
+        // A node is asked to hand over an address that lies in its block and that no pod uses.
         let can_withdraw = |entry: &BlockEntry| entry.pool == *name;
         let around = cx
             .allocations
@@ -184,7 +185,7 @@ fn requested(
     Ok(held.collect())
 }
 
-/// Returns why a pool never assigns an address.
+/// Returns why a pool never assigns an address, or `None` if it may assign the address.
 fn why_not(addr: Addr, pool: &PoolState) -> Option<&'static str> {
     let is_in = |spans: &[cadastre_core::IpRange]| {
         spans

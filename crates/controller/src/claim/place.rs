@@ -1,4 +1,4 @@
-//! Which node has the addresses of a claim.
+//! Decides which node gets the addresses of a claim, and from which node they are recalled.
 
 use super::{ClaimProblem, IN_USE, WITHDRAWING};
 use crate::Context;
@@ -13,8 +13,8 @@ use cadastre_api::Recall;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
-/// Hands the addresses of a claim to the node of the pod that names it. Recalls them from a node without such a pod, and
-/// from a node that cannot get all of them. Returns why the pod has to wait, if it has to.
+/// Hands the addresses of a claim to the node of the pod that names the claim. Recalls them from a node without such a
+/// pod, and from a node that cannot get all of them. Returns why the pod has to wait, if it has to.
 pub(super) fn place(
     claim: &Claim,
     cx: &mut Context,
@@ -143,7 +143,7 @@ fn may_place(
     cx: &Context,
 ) -> Result<(), ClaimProblem> {
     let (addr, pool) = (cidr.first(), &entry.pool);
-    // A node in whose block the address lies has handed it over.
+    // If the address lies in the block of a node, that node has handed the address over, so its block is no conflict.
     let conflict = cx.allocations.conflict_with_claim(cidr);
     if let Some(range) = conflict.filter(|_| cx.allocations.block_around(cidr).is_none()) {
         let text = format!(

@@ -1,12 +1,12 @@
 //! Claims that are deleted some time after their last use (`spec.ttlSecondsAfterUse`).
 //!
 //! # Guarantees
-//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion fails
-//!   if the claim's object has changed since.
-//! - The time counts from `status.releasedAt`, by the wall clock. So it goes on when another controller leads. Clocks that
-//!   differ delay the deletion by at most the time itself.
-//! - A claim that a pod has just stopped naming stays for [`SETTLE`] or the whole time, whichever is shorter, however
-//!   old its last release is. A pod that waited long without ever having the addresses can thus be replaced by another.
+//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion
+//!   fails if the claim's object has changed since.
+//! - `ttlSecondsAfterUse` counts from `status.releasedAt`, by the wall clock. So it goes on when another controller
+//!   leads. If the clocks of two leaders differ, the deletion is delayed by at most `ttlSecondsAfterUse`.
+//! - A claim that a pod has just stopped naming stays for at least [`SETTLE`] or `ttlSecondsAfterUse`, whichever is
+//!   shorter, even if its last release is old. So a pod that never got the addresses can be replaced by another.
 
 #[cfg(test)]
 mod tests;
@@ -22,21 +22,21 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::context::IN_USE_PAUSE;
 use cadastre_core::mutation::Mutation;
 
-/// The minimum time for which a claim without pods is kept. If its `ttlSecondsAfterUse` is shorter, that applies instead.
+/// The minimum time for which a claim without pods is kept, unless its `ttlSecondsAfterUse` is shorter.
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// When an unused claim is to be deleted.
 #[derive(Debug)]
 pub(super) struct Expiry {
-    /// The release and the time after use from which `at` was computed
+    /// `status.releasedAt` and `ttlSecondsAfterUse`, from which `at` was computed
     of: (Timestamp, u32),
     /// When to delete the claim, by the monotonic clock
     at: Duration,
 }
 
 impl ClaimLoop {
-    /// Returns the deletion of the claim if its time after use is over. Otherwise the claim is looked at again when the
-    /// time is over, or when something changes.
+    /// Returns the deletion of the claim if its `ttlSecondsAfterUse` is over. Otherwise the claim is looked at again
+    /// when that time is over, or when something changes.
     pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let ttl = claim.spec.as_ref().ok().and_then(|spec| spec.ttl);
         let released_at = claim.status.released_at.as_ref().map(|it| it.0);
@@ -50,7 +50,7 @@ impl ClaimLoop {
         let known = self.expiring.get(&claim.name).filter(|it| it.of == of);
         let at = known.map_or_else(|| now + time_left(released_at, ttl, cx), |it| it.at);
         self.expiring.insert(claim.name.clone(), Expiry { of, at });
-        // A pod that the cache does not show yet may name the claim.
+        // While the list of pods is incomplete, a pod that the cache does not show yet may name the claim.
         let again = if cx.cache.pods.is_complete() {
             at
         } else {
@@ -77,7 +77,7 @@ fn is_unused(claim: &Claim, cx: &Context) -> bool {
         && cx.cache.pods.of_claim(&claim.name).is_empty()
 }
 
-/// Returns how long a claim that is unused from now on stays.
+/// Returns how long a claim stays that becomes unused now.
 fn time_left(released_at: Timestamp, ttl: u32, cx: &Context) -> Duration {
     let least = SETTLE.min(Duration::from_secs(ttl.into()));
     left_after(released_at, ttl, cx).max(least)

@@ -1,4 +1,4 @@
-//! The status that a claim should have.
+//! Builds the status of a claim: its addresses, node and pod, and the condition `Ready`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 

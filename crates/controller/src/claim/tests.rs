@@ -21,7 +21,7 @@ pub(super) const CLAIM: &str = "default/web-0";
 /// The address that the first claim of the pool 10.0.0.0/24 gets: claims are allocated from the end of a pool.
 pub(super) const ADDRESS: &str = "10.0.0.254/32";
 
-/// A cluster with the loop of claims. Writes take effect at once.
+/// A cluster with the claim loop. Writes take effect at once.
 pub(super) struct Fixture {
     pub(super) cache: ClusterCache,
     pub(super) allocations: AllocationState,
@@ -139,7 +139,7 @@ impl Fixture {
         self.step(|claims, cx| _ = claims.answered(&answer, cx));
     }
 
-    /// Returns the owner of the block that the address is.
+    /// Returns the node that has this address as a block.
     fn node_of(&self, address: &str) -> Option<&str> {
         let entry = self.allocations.blocks.get(&cidr(address))?;
         Some(&entry.owner.name)
@@ -418,7 +418,7 @@ fn in_block_of_node(pods: &[&str]) -> Fixture {
     fixture
 }
 
-/// Applies what the NodeSubnet of node `a` lists for the claim, and perhaps the agent's answer.
+/// Makes the NodeSubnet of node `a` withdraw the claim's address. With `is_answered`, the agent has confirmed that.
 fn hand_over(fixture: &mut Fixture, is_answered: bool) {
     let address = "10.0.0.17";
     let mut is = subnet("a", &["10.0.0.16/28"], 0);
@@ -458,7 +458,7 @@ fn an_address_in_the_block_of_a_node_goes_to_a_claim_once_the_node_has_handed_it
     hand_over(&mut fixture, true);
     fixture.settle(CLAIM);
     assert_eq!(fixture.node_of(address), Some("b"));
-    // The block inside of the other one is confirmed, and the other one stays.
+    // The claim's block inside of node a's block is confirmed, and node a's block stays.
     let owner = Owner::node(&"b".into(), &"b".into());
     let object = Block {
         version: 100,

@@ -16,7 +16,7 @@ use cadastre_api::{
 };
 use cadastre_core::{Addr, Cidr};
 
-/// The highest demand that is accepted. A higher one is a mistake, because no node runs so many pods.
+/// The highest demand that is accepted. A higher demand is a mistake, because no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
 /// Maximum number of descriptions of invalid entries.
 const MOST_TEXTS: usize = 5;

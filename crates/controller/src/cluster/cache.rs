@@ -12,7 +12,7 @@ use super::objects::{AgentReport, Block, Claim, Node, Object, Pool, ServiceRange
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
 
-/// All cached objects.
+/// The controller's copies of the API objects that it watches, with one cache per kind.
 #[derive(Debug, Default)]
 pub struct ClusterCache {
     /// Nodes: podCIDRs, labels, addresses, and the identity of the machine
@@ -27,7 +27,7 @@ pub struct ClusterCache {
     pub claims: ObjectCache<Claim>,
     /// ServiceCIDRs, whose addresses pods must not get
     pub services: ObjectCache<ServiceRange>,
-    /// Pods and their addresses
+    /// Pods: the addresses that they report, and the claims that they name
     pub pods: PodIndex,
     /// Addresses of all nodes, which pods must not get
     pub node_addresses: Addresses,

@@ -111,7 +111,7 @@ pub fn pod(pod: PodLite) -> Pod {
     let annotations = meta.annotations.unwrap_or_default();
     let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
     let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
-    // A kubelet can create mirror pods in any namespace, so they can claim nothing.
+    // A kubelet can create mirror pods in any namespace, so a mirror pod must not get a claim of that namespace.
     let own_name = meta.name.as_deref().unwrap_or_default();
     let owner = sticky::stateful_set(meta.owner_references.as_deref().unwrap_or_default());
     let claim = sticky::named_claim(own_name, &annotations, owner.is_some());
@@ -275,7 +275,7 @@ fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
     })
 }
 
-/// Builds the IPAMBlock to write.
+/// Builds the IPAMBlock to create or to replace, the inverse of [`block`].
 pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
     let owner = &spec.owner;
     let text = |text: &Text| text.to_string();
@@ -348,7 +348,7 @@ pub(crate) fn claim_object(name: &str, new: NewClaim) -> IPClaim {
     let mut claim = IPClaim::new(name, new.spec);
     claim.metadata.namespace = Some(namespace.to_owned());
     claim.metadata.owner_references = owner.map(|it| vec![it]);
-    // With the finalizer, the claim can get its addresses at once.
+    // No address becomes a block before the claim has its finalizer. A claim created with it needs no second write.
     claim.metadata.finalizers = Some(vec![CLAIM_FINALIZER.to_owned()]);
     claim
 }

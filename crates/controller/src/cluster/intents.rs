@@ -14,18 +14,18 @@ use cadastre_core::Cidr;
 /// The allocation of podCIDRs to a node, whose write may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteIntent {
-    /// Name of the node
+    /// Name of the node that is to get the podCIDRs
     pub name: NodeName,
-    /// UID of the node
+    /// UID of this node; the API server rejects the write if the Node has another UID by now
     pub uid: ObjectUid,
-    /// The podCIDRs that the node is to get
+    /// The podCIDRs, at most one per family
     pub cidrs: Vec<Cidr>,
 }
 
 /// All allocations that may be in flight, and the object versions on which they were decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteIntents {
-    /// Allocations of podCIDRs
+    /// Allocations of podCIDRs whose outcome the leader does not know yet
     pub assignments: BTreeSet<WriteIntent>,
     /// The object versions that the leader had seen. A new leader whose cache has reached these versions needs no
     /// further list
@@ -36,13 +36,13 @@ pub struct WriteIntents {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeenVersions {
-    /// The highest version of a Node
+    /// The highest version of a Node, which has podCIDRs
     pub nodes: u64,
-    /// The highest version of a NodeSubnet
+    /// The highest version of a NodeSubnet, which lists blocks and quarantined ranges
     pub subnets: u64,
-    /// The highest version of an IPAMBlock
+    /// The highest version of an IPAMBlock, each of which allocates one block
     pub blocks: u64,
-    /// The highest version of an IPClaim
+    /// The highest version of an IPClaim, whose status has addresses
     pub claims: u64,
 }
 

@@ -18,12 +18,12 @@
 //!   have written the Lease before these writes.
 //!
 //! # Assumptions
-//! - Two processes never lead at once if the clocks of their hosts run at similar rates: they must differ by less than
-//!   renew deadline and lease duration do. Safety does not depend on this, because a leader's writes wait for
-//!   [`LeadershipTerm::named`].
+//! - Two processes never lead at once if the clocks of their hosts run at similar rates. Within a lease duration, one
+//!   clock may gain on the other at most the difference between lease duration and renew deadline. Safety does not
+//!   depend on this, because a leader's writes wait for [`LeadershipTerm::named`].
 //! - No process starts as a candidate just when a user deletes the Lease of an active leader: having never seen the
-//!   Lease, it could not know of the leader. (If NodeSubnets exist, the new process still fences the leader off,
-//!   because [`Takeover::First`] alone does not count as a first start.)
+//!   Lease, this process could not know of the leader. (Even then, if NodeSubnets exist, the new process fences the
+//!   leader off, because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
@@ -93,7 +93,7 @@ pub struct Elector {
     wanted: Option<LeaseContent>,
     /// When the last write began, and the number in `wanted` at that time
     last_write: (Mono, u64),
-    /// See [`LeadershipTerm::answered_since`]
+    /// Since when the API server has answered without interruption
     answered_since: Mono,
     /// When the API server last answered; `None` if the last call failed
     answered: Option<Mono>,
@@ -116,7 +116,7 @@ enum Phase {
     Released,
 }
 
-/// The Lease while this process leads.
+/// The present term, and the Lease as last read or written in this term.
 #[derive(Debug)]
 struct HeldLease {
     term: LeadershipTerm,
@@ -189,7 +189,7 @@ impl Elector {
         }
     }
 
-    /// Returns the present result of the election.
+    /// Returns whether this process leads, stands by, or has given up leadership.
     pub fn leadership(&self) -> Leadership {
         match &self.phase {
             Phase::Released => Leadership::Released,
@@ -339,7 +339,7 @@ impl Elector {
         record
     }
 
-    /// Handles the answer to the last call.
+    /// Handles the answer to the last call. Ignores an answer if no call is unanswered.
     pub fn answer(&mut self, answer: LeaseAnswer, now: Mono) {
         let Some((kind, at)) = self.outstanding.take() else {
             return;
@@ -403,8 +403,8 @@ impl Elector {
         }
     }
 
-    /// Updates since when the API server has answered without interruption. An interruption is a failed call, or more
-    /// than [`STEADY`] between two answers. The time before the process's first answer is no interruption.
+    /// Keeps track of since when the API server has answered without interruption. An interruption is a failed call, or
+    /// more than [`STEADY`] between two answers. The time before the process's first answer is no interruption.
     fn note_answer(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
@@ -476,9 +476,9 @@ impl Elector {
             self.due = now.max(self.no_write_before);
             return;
         }
-        // An attempt that was based on another version of the Lease can no longer succeed. One exception is the
-        // creation of the Lease, if the Lease is deleted: then the candidate waits until the created Lease runs out, as
-        // for any other.
+        // An attempt that was based on another version of the Lease can no longer succeed. One exception is an attempt
+        // to create the Lease: it succeeds late if the Lease is deleted. Then the candidate waits until the Lease that
+        // it created runs out, as for the Lease of any other process.
         let is_based_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
         self.attempt = self.attempt.take().filter(is_based_on_this);

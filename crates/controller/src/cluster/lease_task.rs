@@ -42,8 +42,9 @@ impl WriteGate {
     /// Returns for how much longer writes may be sent. Returns `None` if this process does not lead in this term, or
     /// the term's time runs out.
     ///
-    /// The successful write of the Lease proves that every later leader took over after the write was decided. The time
-    /// limit only avoids needless conflicts.
+    /// A later leader must take over by a newer write of the Lease. So the successful write proves that every later
+    /// leader took over after this leader decided the write that waits here. The time limit only avoids needless
+    /// conflicts.
     pub async fn pass(&self, term: &TermId, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
@@ -64,23 +65,23 @@ impl WriteGate {
     }
 }
 
-/// Everything that the task of the election needs.
+/// The task of the election, with all that it needs.
 pub struct Election {
     /// Client for the Lease; must not retry by itself
     pub client: Client,
     /// Namespace of the Lease
     pub namespace: String,
-    /// Name of the Lease
+    /// Name of the Lease, also for logs
     pub name: String,
-    /// Settings of this candidate
+    /// The identity of this process, and the durations of the election
     pub settings: LeaseSettings,
     /// Channel on which the result is published
     pub publish: watch::Sender<Leadership>,
     /// The content that the controller wants the Lease to get
     pub wanted: watch::Receiver<Option<LeaseContent>>,
-    /// State of `/readyz`
+    /// Gets the result of the election, for `/readyz`
     pub readiness: LeaderReadiness,
-    /// Metrics of the election
+    /// Metrics of the election, which the task updates
     pub metrics: LeaderMetrics,
 }
 
@@ -335,7 +336,7 @@ fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     match (status.code, ask) {
         (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
         (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
-        // A creation answered with 404 is among these: its namespace is missing.
+        // A creation answered with 404 ends here, too: the namespace is missing.
         (400..500, _) => (
             LeaseAnswer::Failed,
             Some(format!(

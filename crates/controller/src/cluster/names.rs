@@ -8,8 +8,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Defines a type for an immutable text, which clones share. It is ordered and formatted like its `str`, so maps can be
-/// searched by `str`.
+/// Defines a type for an immutable text, which clones share. The type is ordered and formatted like its `str`, so maps
+/// can be searched by `str`.
 macro_rules! name {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(
         $(#[$doc])*
@@ -65,7 +65,7 @@ macro_rules! name {
 name! {
     /// The name of a Node and of its NodeSubnet. A later Node can have the same name: only the [`ObjectUid`] differs.
     NodeName;
-    /// The name of an IPPool.
+    /// The name of an IPPool. A later IPPool can have the same name.
     PoolName;
     /// The namespace and name of an IPClaim, as `namespace/name`.
     ClaimName;

@@ -14,8 +14,8 @@ fn term_path() -> String {
     )
 }
 
-/// Returns the operation that tests that the term is still the one that was read. On a Node without annotations it
-/// tests that there are still none, because a JSON Patch cannot test a value below a missing parent.
+/// Returns the operation that tests that the term is still the one that was read. For a Node without annotations, the
+/// operation tests that there are still none, because a JSON Patch cannot test a value below a missing parent.
 fn test_term(term: Option<&str>, annotated: bool) -> Value {
     if annotated {
         json!({"op": "test", "path": term_path(), "value": term})

@@ -36,8 +36,9 @@ pub struct ObjectUpdate<T> {
 pub struct CacheMark {
     /// Number of lists that had begun or ended by then, see [`ObjectCache::answer`].
     pub epoch: u64,
-    /// The highest version that was known (`latest`), and the highest that the watch had delivered (`horizon`)
+    /// The highest version that was known from any source
     latest: u64,
+    /// The highest version that the watch had delivered
     horizon: u64,
 }
 
@@ -66,10 +67,11 @@ pub struct ObjectCache<T: Object> {
     /// The highest version in any requested list. Such a list includes the effects of all watch events up to this
     /// version.
     floor: u64,
-    /// When the running list was requested (`listing`), and when the last complete list was requested (`listed`)
+    /// When the running list was requested, by the monotonic clock; `None` if no list is running
     listing: Option<Duration>,
     /// The highest version known when the running list began
     known_before: u64,
+    /// When the last complete list was requested, by the monotonic clock; `None` before the first one
     listed: Option<Duration>,
     /// The highest version that the watch has delivered.
     horizon: u64,
@@ -145,7 +147,7 @@ impl<T: Object> ObjectCache<T> {
         }
     }
 
-    /// Returns the object of that name.
+    /// Returns the cached object of that name. The API server may have a newer version of it.
     pub fn get<N: Ord + ?Sized>(&self, name: &N) -> Option<&Arc<T>>
     where
         T::Name: Borrow<N>,
@@ -158,12 +160,12 @@ impl<T: Object> ObjectCache<T> {
         self.objects.values()
     }
 
-    /// Returns the number of objects.
+    /// Returns the number of cached objects, including those that a running relist has not shown yet.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Returns whether there is no object.
+    /// Returns whether the cache contains no object, for example because no list has arrived yet.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }

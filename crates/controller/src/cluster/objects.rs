@@ -18,7 +18,7 @@ pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
-    /// The type of its names.
+    /// The type of the object's name.
     type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
@@ -51,7 +51,8 @@ pub struct Node {
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
-    /// The annotation `cadastre.dev/term`, by which the API server rejects writes of earlier leaders
+    /// The annotation `cadastre.dev/term`. The leader's JSON Patches test it, so that the API server rejects writes of
+    /// earlier leaders
     pub term: Option<TermId>,
     /// Whether the node has any annotation. If not, a JSON Patch cannot test the annotation for the term
     pub annotated: bool,
@@ -142,7 +143,7 @@ pub struct Subnet {
 /// entries are about ranges of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
-    /// UID of the Node that the agent runs on
+    /// UID of the Node that the agent runs on. The controller ignores reports for any other UID
     pub node_uid: ObjectUid,
     /// How many addresses per family the node wants from each pool in all
     pub demand: Box<[(PoolName, u64)]>,
@@ -154,14 +155,14 @@ pub struct AgentReport {
     pub withdrawn: Box<[Cidr]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
-    /// Number of invalid entries
+    /// Number of all invalid entries, including those that `refused` does not describe
     pub refusals: u64,
     /// Conditions of the controller and of other writers
     pub conditions: Box<[SubnetCondition]>,
 }
 
 impl AgentReport {
-    /// Returns the condition of that type.
+    /// Returns the condition of that type, whoever wrote it.
     pub fn condition(&self, kind: &str) -> Option<&SubnetCondition> {
         self.conditions.iter().find(|it| &*it.kind == kind)
     }
@@ -209,17 +210,17 @@ impl SubnetCondition {
 /// What an agent reports of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockReport {
-    /// Range of the block
+    /// Range of the block. The block may belong to another node, because agents can report any range
     pub cidr: Cidr,
-    /// UID of the block's object
+    /// UID of the block's object, by which the report is matched to the block
     pub uid: ObjectUid,
-    /// Number of addresses in use
+    /// Number of addresses that are assigned to attachments
     pub used: u64,
-    /// Number of addresses in cooldown
+    /// Number of released addresses that wait before they are assigned again
     pub cooling: u64,
     /// Number of addresses that can be assigned now
     pub free: u64,
-    /// Number of withdrawn addresses
+    /// Number of addresses in ranges that the agent has withdrawn
     pub withdrawn: u64,
     /// Whether the agent has released the block for good
     pub released: bool,
@@ -290,9 +291,9 @@ pub struct Block {
 /// The parsed spec of an IPAMBlock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockSpec {
-    /// Range of the block
+    /// Range of the block; immutable, and the name of the object is derived from it
     pub cidr: Cidr,
-    /// The pool from which the block was allocated
+    /// The pool from which the block was allocated; this pool may be gone
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
@@ -307,9 +308,9 @@ pub struct BlockSpec {
 pub struct Owner {
     /// Whether the node is deleted and the block in quarantine
     pub quarantined: bool,
-    /// Name of the node
+    /// Name of the node, live or deleted
     pub name: NodeName,
-    /// UID of the node
+    /// UID of the node; a later Node of the same name has another UID
     pub uid: ObjectUid,
     /// In quarantine, the machine that had the block; else empty
     pub machine: MachineIdentity,
@@ -366,7 +367,7 @@ impl Claim {
 /// The parsed spec of an IPClaim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimSpec {
-    /// The pool from which the claim gets addresses; `None` if the pool is that of the addresses
+    /// The pool from which the claim gets addresses; `None` if `addresses` decide the pool
     pub pool: Option<PoolName>,
     /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
     pub addresses: Vec<Addr>,
@@ -374,7 +375,7 @@ pub struct ClaimSpec {
     pub ttl: Option<u32>,
 }
 
-/// A ServiceCIDR.
+/// The ranges of a ServiceCIDR, whose addresses pods must not get.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceRange {
     /// `metadata.name`
@@ -425,11 +426,11 @@ pub struct PodClaim {
 /// What the controller needs to create the claim of a pod of a StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sticky {
-    /// UID of the pod
+    /// UID of the pod, for events about the pod
     pub pod_uid: ObjectUid,
-    /// Name of the StatefulSet
+    /// Name of the StatefulSet that controls the pod
     pub owner: Text,
-    /// UID of the StatefulSet
+    /// UID of the StatefulSet, which is to own the claim
     pub owner_uid: ObjectUid,
     /// The pools that the pod names, best first; if empty, the pools that serve every pod
     pub pools: Box<[PoolName]>,

@@ -54,7 +54,8 @@ impl PodIndex {
         self.listed && self.unseen.is_none()
     }
 
-    /// Applies a watch event. Returns whether any address is no longer reported by a pod.
+    /// Applies a watch event. Returns whether an address may no longer be reported: a pod that reported addresses has
+    /// changed or is gone.
     pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
             ObjectEvent::Restarted { .. } => {
@@ -89,8 +90,8 @@ impl PodIndex {
         self.all_in_range_of(node, range).next()
     }
 
-    /// Returns the addresses that pods report in a range that the node has or had, like
-    /// [`any_in_range_of`](Self::any_in_range_of).
+    /// Returns the addresses that pods report in a range that the node has or had. The node's own mirror pods count,
+    /// other mirror pods do not.
     pub(crate) fn all_in_range_of(
         &self,
         node: &NodeName,
@@ -116,7 +117,8 @@ impl PodIndex {
         self.reported.within(range).count()
     }
 
-    /// Returns whether a pod reports this address, which is in a range of the node.
+    /// Returns whether a pod reports this address, which lies in a range of the node. The node's own mirror pods count,
+    /// other mirror pods do not.
     pub fn reports(&self, node: &NodeName, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
@@ -154,12 +156,12 @@ impl PodIndex {
         self.reported.doubled()
     }
 
-    /// Returns the number of known pods.
+    /// Returns the number of known pods, including finished ones.
     pub fn len(&self) -> usize {
         self.by_uid.len()
     }
 
-    /// Returns whether no pod is known.
+    /// Returns whether no pod is known, not even a finished one.
     pub fn is_empty(&self) -> bool {
         self.by_uid.is_empty()
     }

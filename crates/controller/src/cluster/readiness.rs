@@ -48,7 +48,7 @@ impl LeaderReadiness {
         self.readiness.last_heard()
     }
 
-    /// Sets the result of the election.
+    /// Records whether this process leads, and updates `/readyz`.
     pub fn leadership(&self, leadership: Leadership) {
         self.change_state(|state| state.leadership = Some(leadership));
     }

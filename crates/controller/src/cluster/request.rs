@@ -51,7 +51,7 @@ impl ObjectKind {
     }
 }
 
-/// One call to the API server.
+/// One call to the API server. Every write contains the state on which it was decided, as a guard.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
@@ -65,7 +65,7 @@ pub enum ApiRequest {
     Read(ObjectKind, Text),
     /// Lists the pods bound to a node, read from etcd. This is the last check before the node's ranges become free.
     ListPodsOf { node: NodeName },
-    /// Reads kubeadm's ConfigMap.
+    /// Reads kubeadm's ConfigMap, which may name ranges for the default pool.
     ReadKubeadm,
     /// Creates an object of that name. The API server rejects this if the name exists.
     Create(Text, ObjectSpec),
@@ -103,9 +103,9 @@ pub enum ObjectSpec {
 /// An IPClaim to create for a pod of a StatefulSet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewClaim {
-    /// The spec of the claim
+    /// The spec of the claim: its pool, and how long the claim stays after its last use
     pub spec: IPClaimSpec,
-    /// The StatefulSet of the pod
+    /// The StatefulSet that controls the pod and is to own the claim
     pub owner: Option<ClaimOwner>,
 }
 
@@ -118,7 +118,7 @@ pub struct ClaimOwner {
 }
 
 impl ObjectSpec {
-    /// Returns the kind of the object.
+    /// Returns the kind of object that has this spec.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectSpec::Subnet(_) => ObjectKind::Subnet,
@@ -139,7 +139,7 @@ pub struct KnownObject {
 }
 
 impl KnownObject {
-    /// Returns identity and version of the object.
+    /// Returns identity and version of a cached object, for the guards of a write.
     pub fn of(object: &impl Object) -> Self {
         KnownObject {
             name: object.name().clone().into(),
@@ -152,11 +152,11 @@ impl KnownObject {
 /// The podCIDRs to write to a node, with the guards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodCidrAllocation {
-    /// Name of the node
+    /// Name of the node that gets the podCIDRs
     pub name: NodeName,
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
-    /// The term annotation as read
+    /// The term annotation as read; the JSON Patch tests it
     pub term: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
@@ -170,15 +170,15 @@ pub struct PodCidrAllocation {
 /// term, and then late allocations by that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTouch {
-    /// Name of the node
+    /// Name of the node that gets the term
     pub name: NodeName,
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
-    /// The term annotation as read
+    /// The term annotation as read; the JSON Patch tests it
     pub from: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
-    /// The term to set
+    /// The term of this leader, which is to replace `from`
     pub term: TermId,
 }
 
@@ -215,8 +215,9 @@ impl ApiRequest {
     }
 
     /// Returns whether the write must wait for a write of the Lease: it could do harm if a process decided it after
-    /// losing leadership. Three kinds of writes need not wait: allocations of podCIDRs wait until the Lease names them
-    /// anyway, touches are the fence themselves, and no decision is based on the statuses that the controller writes.
+    /// losing leadership. The other writes need not wait. Allocations of podCIDRs wait until the Lease names them
+    /// anyway. Touches are the fence themselves. No decision is based on the status of a pool or the conditions of a
+    /// NodeSubnet.
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -229,7 +230,7 @@ impl ApiRequest {
     }
 }
 
-/// The outcome of a request.
+/// The outcome of a request, as far as the answer proves it.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -284,16 +285,16 @@ pub enum Rejection {
     /// The request was never sent, because this process no longer leads or is shutting down.
     NotSent,
 }
-/// A request to send.
+/// A request that the state machine wants to send, with what the writer checks before it sends a write.
 #[derive(Clone, Debug)]
 pub struct OutgoingRequest {
     /// Number by which the answer is matched to the request
     pub id: RequestId,
-    /// The request
+    /// What to read, list or write
     pub request: ApiRequest,
     /// For writes, the term in which the write was decided. The write is sent only while that term is valid
     pub term: Option<TermId>,
-    /// Name of the loop to which the request belongs
+    /// Name of the loop to which the request belongs, for metrics and logs
     pub loop_name: &'static str,
     /// For writes, the number that a write of the Lease must reach first (see [`super::lease::LeaseContent`])
     pub number: u64,

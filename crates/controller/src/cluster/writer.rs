@@ -1,8 +1,9 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only in the term in which it was decided, and only once the Lease is written for its number. So
-//!   every later leader took over after the decision. The timeout of a write ends no later than the term's validity.
+//! - A write is sent only in the term in which it was decided, and only once the Lease was written for the write's
+//!   number. So every later leader took over after the decision. The timeout of a write ends no later than the term's
+//!   validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -41,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// Sends requests to the API server.
+/// Sends requests to the API server, each write only after [`WriteGate::pass`].
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -54,7 +55,7 @@ impl Writer {
         Writer { client, gate }
     }
 
-    /// Sends one request and returns its outcome.
+    /// Sends one request and returns its outcome. A write waits first until the gate lets it pass.
     pub async fn send(&self, outgoing: OutgoingRequest) -> RequestOutcome {
         let limit = match outgoing.request {
             ApiRequest::List(_) => MANY,
@@ -122,7 +123,8 @@ impl Writer {
                 let request =
                     RequestMethod::Delete(precondition).request(&path(kind, &known.name))?;
                 if kind == ObjectKind::Claim {
-                    // Its finalizer keeps a claim. The answer then shows that it is being deleted.
+                    // A claim with a finalizer stays after the deletion. Then the answer contains the claim, with its
+                    // deletion time.
                     let answer = self.client.request_status::<IPClaimLite>(request).await?;
                     let kept = answer.left().map(convert::claim);
                     return Ok(kept.map_or(RequestOutcome::Gone, RequestOutcome::Claim));
@@ -290,7 +292,7 @@ fn path(kind: ObjectKind, name: &str) -> String {
     format!("{collection}/{own_name}")
 }
 
-/// Returns a new object as JSON.
+/// Returns a new object with this name and spec as JSON.
 fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     match spec {
         ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
@@ -300,8 +302,8 @@ fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     }
 }
 
-/// Returns the JSON Patch that replaces the spec of that version of the object. Labels, annotations and other fields
-/// are not changed, because they belong to users, or to a later version of Cadastre.
+/// Returns the JSON Patch that replaces the spec if the object still has the version in `known`. Labels, annotations
+/// and other fields are not changed, because they belong to users, or to a later version of Cadastre.
 fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
@@ -310,7 +312,8 @@ fn spec_patch(known: &KnownObject, spec: &Value) -> Value {
     ])
 }
 
-/// Returns the JSON Patch that replaces the whole status of that version of the object, including absent fields.
+/// Returns the JSON Patch that replaces the status if the object still has the version in `known`. Fields that are
+/// absent from `status` are removed.
 fn replaced_status(known: &KnownObject, status: &impl Serialize) -> Value {
     json!([
         {"op": "replace", "path": "/metadata/uid", "value": &*known.uid},
@@ -384,8 +387,8 @@ fn classify(error: Error, pause: Option<Duration>, is_write: bool) -> RequestOut
             RequestOutcome::Rejected(Rejection::Busy(after.max(pause)))
         }
         400..=499 => RequestOutcome::Rejected(Rejection::Rejected(status.message.clone())),
-        // A write may have taken effect in spite of the error, so its outcome is indeterminate. The delay applies to
-        // the read after that write, too.
+        // A read has no effect, so it can be repeated after the delay. A write may have taken effect in spite of the
+        // 503, so its outcome is indeterminate.
         503 if pause.is_some() && !is_write => RequestOutcome::Rejected(Rejection::Busy(pause)),
         _ if Mutation::ServerErrorCountsAsRejection.is_on() => {
             RequestOutcome::Rejected(Rejection::Missing)

@@ -6,8 +6,8 @@
 //!   same applies if a user asks to drain it. An empty block is recalled after the pool's idle time, or if other nodes
 //!   need it more urgently.
 //! - A node keeps its last blocks of a pool even if it uses none of them, until pods of another node wait. If the pool
-//!   allocates only on demand, it keeps them only for the idle time. The last blocks of both families are recalled
-//!   together, because one family of a dual-stack pool alone is useless.
+//!   allocates only on request, the node keeps them only for the idle time. The last blocks of both families are
+//!   recalled together, because one family of a dual-stack pool alone is useless.
 //! - No block moves back and forth: a block is recalled for another node only if that node's need is more urgent
 //!   ([`NodeNeed`]).
 //! - An agent that does not answer causes only a short delay: then a block of another node is recalled.
@@ -100,8 +100,8 @@ impl Demand {
         changed | self.end_unused(node, report, &entries, cx)
     }
 
-    /// Handles pools that allocate only on demand: recalls the node's last blocks if it has used no address of the pool
-    /// for the idle time. Returns whether it recalled any.
+    /// Handles pools that allocate only on request: recalls the node's last blocks if it has used no address of the
+    /// pool for the idle time. Returns whether it recalled any.
     fn end_unused(
         &mut self,
         node: &Node,
@@ -129,8 +129,8 @@ impl Demand {
         changed
     }
 
-    /// Recalls empty blocks of each pool until as many are recalled as nodes wait with the most urgent need. Takes them
-    /// first from the nodes with the most free addresses, then takes the last blocks of nodes that use none.
+    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks from
+    /// the nodes with the most free addresses first, then takes the last blocks of nodes that use none.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
@@ -212,7 +212,7 @@ fn unused(
     unused
 }
 
-/// Recalls a block, to be released if it is empty. Returns whether it was not recalled before.
+/// Asks a block's agent to release the block if it is empty. Returns false if the block was recalled already.
 fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     let now = cx.now.mono;
     let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {
@@ -226,7 +226,7 @@ fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     is_new
 }
 
-/// Recalls all blocks of a pool that a node has. Returns how many were not recalled before.
+/// Recalls all blocks of a pool that a node has. Returns how many of them were not recalled already.
 fn recall_all(pool: &PoolName, uid: &ObjectUid, cx: &mut Context) -> usize {
     let own = cx.allocations.plain_blocks(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());

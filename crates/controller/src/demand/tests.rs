@@ -8,7 +8,7 @@ pub(crate) use crate::fixtures::*;
 use cadastre_api::FirstBlock;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Handles all nodes once.
+/// Makes the demand loop handle every node once.
 fn handle_all(
     demand: &mut Demand,
     cache: &ClusterCache,
@@ -167,8 +167,8 @@ fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
     assert_eq!(recalled_after(4, &spec, asks()), []);
     let after = recalled_after(5, &spec, asks());
     assert_eq!(after, [("idle-0".to_owned(), 1)]);
-    // No block is recalled just to give a node without demand its first block. Nor is a block recalled from a node whose
-    // pods are about to use it.
+    // No block is recalled just to give a node without demand its first block. Nor is a block recalled from a node
+    // whose pods are about to use it.
     let sight = four_idle_and(subnet("fifth", &[], 0));
     assert_eq!(recalled_after(1000, &spec, sight), []);
     let mut all = asks();

@@ -28,7 +28,8 @@ pub(crate) struct SubnetDiff {
 }
 
 impl Leader {
-    /// Handles a change of a NodeSubnet.
+    /// Brings the ledger up to date with a changed NodeSubnet. Queues its node, and the claims with addresses in its
+    /// blocks.
     pub(crate) fn subnet_changed(
         &mut self,
         name: &NodeName,
@@ -52,7 +53,7 @@ impl Leader {
             self.adopt(name, cache, reports, now);
         }
         // A user may have asked to release an address. The agent reports the address as soon as its pod is gone, so
-        // this report may make it a leak candidate.
+        // this report may make the address a leak candidate.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if changed.requested || changed.reported && is_awaited {
@@ -65,7 +66,8 @@ impl Leader {
         }
     }
 
-    /// Queues the claims whose addresses lie in blocks of the node, which may have handed them over.
+    /// Queues the claims whose addresses lie in blocks of the node, because the node may have handed these addresses
+    /// over.
     fn look_at_claims_in_blocks_of(&mut self, name: &NodeName, cache: &ClusterCache) {
         if self.allocations.claims.is_empty() {
             return;
@@ -108,7 +110,7 @@ impl Leader {
         self.follow_up(noted, cache);
     }
 
-    /// Handles a change of a block's object.
+    /// Brings the ledger up to date with a changed IPAMBlock. Quarantines the block if the Node of its owner is gone.
     pub(crate) fn block_changed(
         &mut self,
         delta: &ObjectUpdate<Block>,
@@ -181,7 +183,7 @@ impl Leader {
         }
     }
 
-    /// Handles a change of a claim.
+    /// Records the addresses of a new or changed claim, or frees those of a deleted claim.
     pub(crate) fn claim_changed(&mut self, delta: &ObjectUpdate<Claim>) {
         let (before, after) = (delta.before.as_deref(), delta.after.as_deref());
         let is_same = |it: &&Claim| after.is_some_and(|after| after.uid == it.uid);

@@ -45,7 +45,7 @@ macro_rules! loops {
                 [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }
 
-            /// Returns all loops mutably.
+            /// Returns all loops mutably, in the order of [`Loops::all`].
             pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut dyn Loop)> {
                 [$(($name, &mut self.$field as &mut dyn Loop),)*].into_iter()
             }
@@ -54,10 +54,16 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// Returns the next request that nodes wait for. The order is: the list at the end of the agent grace; finalizers
-    /// of new pools; the default pool; podCIDRs whose record in a NodeSubnet is overdue; podCIDRs, or the fence until
-    /// it is done; blocks; lists of blocks in NodeSubnets. While the process stops, only the loops of podCIDRs and
-    /// blocks are asked.
+    /// Returns the next request that nodes wait for. These requests come first, in this order:
+    /// 1. the list at the end of the agent grace
+    /// 2. finalizers of new pools
+    /// 3. the default pool
+    /// 4. podCIDRs whose record in a NodeSubnet is overdue
+    /// 5. podCIDRs, or the fence until it is done
+    /// 6. blocks
+    /// 7. lists of blocks in NodeSubnets
+    ///
+    /// While the process stops, only the loops of podCIDRs and blocks are asked.
     pub(super) fn next_awaited(
         &mut self,
         settings: &ControllerSettings,

@@ -102,7 +102,8 @@ impl Leader {
     }
 
     /// Returns the object to which the event about a failing call is attached, and a description of the written object.
-    /// Returns `None` for the finalizers of a pool: a condition of the pool reports such failures.
+    /// Returns `None` for calls whose failures no event reports. For example, a condition reports those of a pool's
+    /// finalizers.
     fn subject(
         &self,
         call: &ObjectCall,

@@ -6,7 +6,7 @@ use crate::cluster::names::NodeName;
 use crate::cluster::request::ObjectSpec;
 use crate::demand::tests::{NOW, node, objects, pool, subnet};
 
-/// The objects of a cluster.
+/// The objects that the API server lists to the controller.
 #[derive(Clone)]
 pub(super) struct Cluster {
     pub nodes: Vec<Node>,

@@ -82,7 +82,7 @@ fn machine() -> MachineIdentity {
 
 const ONE: &str = "10.0.0.0/28";
 
-/// How long the controller waits after one failed call before it uses the block's range again.
+/// Back-off of a call after its first failure.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[test]

@@ -167,7 +167,7 @@ fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
     }
 }
 
-/// A valid spec, with its texts parsed.
+/// The values in a spec, parsed. The default stands for an invalid spec.
 struct Parsed {
     allocation_mode: AllocationMode,
     terms: BlockTerms,

@@ -47,7 +47,7 @@ impl PoolRangeIndex {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
-        // `over` below returns the range itself, so it is left out here.
+        // `over` returns the range itself, so the range is left out here.
         let within = within.filter(move |(inside, _)| **inside != range);
         let within = within.flat_map(|(_, places)| places);
         self.over(&range).flatten().chain(within).copied()

@@ -192,7 +192,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     let part = "serves all pods of node a. Create such a pool";
     assert!(report.note.contains(part), "{}", report.note);
     assert!(fixture.sticky.load().next_at.is_some());
-    // A later pod of the same name hears of it, too.
+    // A later pod of the same name gets an event, too.
     fixture.cache.pods = crate::cluster::pods::PodIndex::default();
     fixture.applied(sticky_pod("u2", Some("a"), &["nowhere"]));
     assert_eq!(fixture.request(), None);

@@ -13,8 +13,8 @@ use cadastre_daemon::watch::ObjectEvent;
 /// A pool in a NodeSubnet: its name, whether it is retained, and its cooldown.
 type Entry = (&'static str, bool, u32);
 
-/// Checks which pools the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a cooldown of its
-/// own, and pool `q` selects it, too. `before` are the pools that the NodeSubnet lists now.
+/// Checks which pools the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a cooldown of
+/// its own. Pool `q` also selects the node. `before` are the pools that the NodeSubnet lists now.
 #[track_caller]
 fn assert_listed(change: impl FnOnce(&mut Pool), before: &[Entry], expected: &[Entry]) {
     let mut p = pool_with("p", "10.0.0.0/24", |spec| spec.terms.cooldown_seconds = 7);

@@ -1,5 +1,5 @@
-//! Metrics of the controller. If other Kubernetes controllers use a common name for a metric, such as
-//! `workqueue_depth`, it has that name here, too.
+//! Metrics of the controller. A metric that other Kubernetes controllers have, too, has the same name here, for example
+//! `workqueue_depth`.
 //!
 //! The number of series is bounded: labels are pools, families, loops, reasons and similar, never nodes, pods or
 //! addresses.
@@ -41,7 +41,7 @@ pub struct ControllerMetrics {
     doubled: IntGauge,
     rejected_entries: IntGauge,
     rejected_writes: IntGaugeVec,
-    /// [`Load::added`] of each loop at the last update
+    /// How many times keys had become ready in each loop's queues ([`Load::added`]) at the last update
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 

@@ -11,7 +11,7 @@ struct Leader {
     process: usize,
     term: String,
     until: Time,
-    /// See [`Checks::is_undetectable`].
+    /// Whether this process could not know, when its term began, that another process still led.
     undetectable: bool,
 }
 
@@ -21,8 +21,9 @@ pub struct LeaderFacts<'a> {
     pub holder: &'a str,
     /// Whether the process had seen a Lease when it sent its last successful write
     pub has_seen: bool,
-    /// Start of the process's last write that took effect while it held the Lease, by its own clock and in true time.
+    /// Start of the process's last write that took effect while it held the Lease, by its own clock.
     pub last_write: Mono,
+    /// Start of the last write that took effect while the process held the Lease, in true time.
     pub last_write_sent: Time,
 }
 
@@ -110,8 +111,8 @@ impl Checks {
     }
 
     /// Returns whether the new leader could not know, when its term began, that another process still led. This is so
-    /// if the Lease was deleted and the new leader created it again, by a write that it sent before the deletion, or
-    /// before it had ever seen a Lease. Only then may two processes lead at once.
+    /// if the Lease was deleted, and the new leader then created the Lease by a write that it had sent too early:
+    /// before the deletion, or before it had ever seen a Lease. Only then may two processes lead at once.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;

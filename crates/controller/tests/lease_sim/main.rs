@@ -1,8 +1,12 @@
 //! Simulation of electors with one Lease. The simulation knows the true time, which no elector can read.
 //!
-//! A seed decides everything in a run: two to four processes, whose clock rates differ from the true rate by up to a
-//! tenth; requests that arrive late or never; answers that are lost before or after the effect; watches that are late,
-//! silent or forbidden; pauses, crashes and graceful stops; edits of the Lease by others; and one deletion.
+//! A seed decides everything in a run:
+//! - two to four processes, whose clock rates differ from the true rate by up to a tenth
+//! - requests that arrive late or never, and answers that are lost before or after the effect
+//! - watches that are late, silent or forbidden
+//! - pauses, crashes and graceful stops
+//! - edits of the Lease by others, and one deletion
+//!
 //! `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 

@@ -24,11 +24,11 @@ const HANDED_OVER: Time = STEADY + SECOND;
 const PATIENCE: Mono = Duration::from_secs(4);
 pub const RENEW_DEADLINE: Mono = Duration::from_secs(10);
 
-/// Counts of events, by which a run without faults or takeovers fails.
+/// Counts of events, by name. The test fails if faults or takeovers were too rare in all runs together.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
-/// Each of these must happen often enough in all seeds together.
+/// Each of these events must happen often enough in all seeds together.
 const COUNTED: [&str; 13] = [
     "first starts",
     "clean hand-overs",
@@ -96,8 +96,9 @@ struct Process {
     cut_off_until: Time,
     /// Number of this start of a process. A restart gets a new number.
     birth: u64,
-    /// Whether the process may watch the Lease, and until when its watch delivers nothing.
+    /// Whether the process may watch the Lease.
     may_watch: bool,
+    /// Until this time the process's watch delivers nothing.
     silent_until: Time,
     /// Calls since quiet times began.
     calls: u64,
@@ -247,7 +248,7 @@ impl World {
         self.counts
     }
 
-    /// Returns whether the run is over.
+    /// Handles one event. Returns whether the run is over.
     fn step(&mut self, event: Event) -> bool {
         match event {
             Event::Wake(process) => {

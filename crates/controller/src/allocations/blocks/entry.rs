@@ -12,28 +12,29 @@ use crate::purpose::Step;
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, HoldingId, HoldingState};
 
-/// State of one block.
+/// What the leader knows about one block: its owner, its object, and its recall or quarantine.
 #[derive(Clone, Debug)]
 pub struct BlockEntry {
-    /// Range of the block
+    /// Range of the block, from which the name of its object is derived
     pub cidr: Cidr,
-    /// The pool from which the block was allocated
+    /// The pool from which the block was allocated; this pool may be gone
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
-    /// Since when the owner has the block
+    /// Since when the owner has the block, rounded up to whole seconds
     pub since: Timestamp,
     /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
     pub until: Option<Timestamp>,
-    /// The same end by the monotonic clock
+    /// Earliest end of the quarantine by the monotonic clock; `None` if the block is not quarantined
     pub quarantined_until: Option<Duration>,
-    /// The block's holding in the ledger
+    /// The block's holding in the ledger; a later block with the same CIDR has another holding
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
-    /// Whether the block is no longer provisional
+    /// Whether the node may use the block: a NodeSubnet lists it, or the watch has shown the block's object and nothing
+    /// older overlaps it. Until then the block is *provisional*
     pub confirmed: bool,
-    /// The next request for the block's object
+    /// The next request for the block's object, if the object needs one
     pub step: Step,
     /// Whether a request for the block's object is in flight
     pub in_flight: bool,
@@ -50,7 +51,7 @@ pub struct BlockEntry {
 }
 
 impl BlockEntry {
-    /// Creates a provisional block whose object is still to be created.
+    /// Creates a provisional block (the node may not use it yet) whose object is still to be created.
     pub(crate) fn new(
         cidr: Cidr,
         pool: PoolName,

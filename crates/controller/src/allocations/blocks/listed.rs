@@ -15,7 +15,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
 impl AllocationState {
-    /// Records all blocks: first those with objects, then those that NodeSubnets list. Afterwards quarantines the
+    /// Records all blocks: first those that have objects, then those that NodeSubnets list. Afterwards quarantines the
     /// blocks whose owner is gone.
     pub(crate) fn rebuild_blocks(&mut self, cache: &ClusterCache, now: Now) {
         for block in cache.blocks.iter() {
@@ -115,9 +115,9 @@ impl AllocationState {
         }
     }
 
-    /// Records blocks that a node's changed NodeSubnet lists although they are unknown to the ledger, quarantined or
-    /// provisional: a late write of an earlier leader may have listed them. The node then has them until its agent
-    /// releases them. Returns these blocks.
+    /// Records blocks that a node's changed NodeSubnet lists, but that the ledger lacks, or has as quarantined or
+    /// provisional. A late write of an earlier leader may have listed them. The node then has these blocks until its
+    /// agent releases them. Returns the blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
         name: &NodeName,
@@ -138,8 +138,8 @@ impl AllocationState {
             };
             let reported = report.and_then(|it| it.of_block(&cidr, &block.uid.as_str().into()));
             let is_released = reported.is_some_and(|it| it.released);
-            // If the block is quarantined here, the late write gave it back to this node. If it is provisional here,
-            // the writer found that no older block overlaps it.
+            // A block that the ledger has as quarantined was given back to this node by the late write. For a block
+            // that the ledger has as provisional, the earlier leader found that no older block overlaps it.
             let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
@@ -193,8 +193,9 @@ impl AllocationState {
         };
         let listed = own.filter(|entry| stays(entry)).filter_map(|entry| {
             if let Some(claim) = self.claims.of(&entry.cidr) {
-                // A pod gets all addresses of a claim or none, so they are listed together. A block that drains is listed
-                // alone, too: it assigns nothing, and the agent can release only a block that is listed.
+                // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a
+                // draining block is listed even alone: the agent assigns nothing from it, and can release only a listed
+                // block.
                 let mut all = self.claims.get(claim)?.cidrs();
                 let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
                 let drains = entry.recall == Some(Recall::Drain);
@@ -216,8 +217,8 @@ impl AllocationState {
         listed.collect()
     }
 
-    /// Returns the block of a claim as a NodeSubnet lists it. An agent of a version that does not know claims must not
-    /// assign its address, so it is listed as reserved; other agents ignore that.
+    /// Returns the block of a claim as a NodeSubnet lists it. The block's address is listed as reserved, so that an
+    /// agent too old to know claims does not assign it. Agents that know claims ignore this reservation.
     fn listed_claim(entry: &BlockEntry, claim: &ClaimName) -> Option<AllocatedBlock> {
         Some(AllocatedBlock {
             cidr: entry.cidr.to_string(),
@@ -230,8 +231,8 @@ impl AllocationState {
         })
     }
 
-    /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address. These
-    /// are all addresses except the reserved ones, whether or not pods may ask for those.
+    /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address: all that
+    /// are neither reserved nor assigned on request only.
     pub fn usable(&self, cidr: &Cidr, pool: &PoolName) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
@@ -286,7 +287,7 @@ fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
     spec.is_some_and(|spec| spec.blocks.iter().any(is_same))
 }
 
-/// Returns the identity of a deleted node's machine. It is empty if the NodeSubnet does not record that node.
+/// Returns the identity of a deleted node's machine. The identity is empty if the NodeSubnet does not record that node.
 pub(crate) fn machine_in(
     cache: &ClusterCache,
     name: &NodeName,

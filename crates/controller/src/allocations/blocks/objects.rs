@@ -13,7 +13,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
 impl AllocationState {
-    /// Handles an object that was created or has changed.
+    /// Records an IPAMBlock that was created or has changed. Returns what other loops have to check.
     pub(crate) fn block_seen(&mut self, block: &Block, now: Now) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         let Some(spec) = sound(block) else {
@@ -40,7 +40,8 @@ impl AllocationState {
             affected.nodes.push(entry.owner.name.clone());
         }
         if entry.step != Step::Delete {
-            // The object of a provisional block is not written: a write would hide when the object was created.
+            // The object of a provisional block is not written: a write would change its resourceVersion, which shows
+            // its age.
             let differs = entry.confirmed && *spec != entry.spec();
             entry.step = if differs {
                 Step::Replace
@@ -135,7 +136,7 @@ impl AllocationState {
             until: spec.until,
             quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
-            // The controller writes an object as quarantined only if the block was confirmed, so this block was.
+            // The controller marks an object as quarantined only if the block was confirmed before.
             confirmed: owner.quarantined,
             step: Step::Settled,
             ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), holding, now)
@@ -155,8 +156,8 @@ impl AllocationState {
         if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return affected;
         }
-        // Blocks of live nodes are decided first. The loop below confirms every quarantined block, and would then
-        // delete a live node's block that overlaps it.
+        // Blocks of live nodes are judged first: a quarantined block is always confirmed, and a live node's block that
+        // overlaps a confirmed one is deleted.
         let to_judge = std::mem::take(&mut self.blocks.to_judge);
         let mut to_judge: Vec<Cidr> = to_judge.into_iter().collect();
         to_judge.sort_by_cached_key(|cidr| {
@@ -192,7 +193,7 @@ impl AllocationState {
     }
 
     /// Marks provisional blocks for deletion if they overlap a block that another node's agent uses: a restore of the
-    /// API has brought them back. Returns the marked blocks. Called at the end of the agent grace.
+    /// API server from a backup has brought them back. Returns the marked blocks. Called at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
@@ -233,7 +234,7 @@ impl AllocationState {
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
-                // The holding belongs to a podCIDR, perhaps one in quarantine. The block yields to it.
+                // The holding belongs to a podCIDR, perhaps one in quarantine. The block yields to the podCIDR.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })

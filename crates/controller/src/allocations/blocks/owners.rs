@@ -126,8 +126,8 @@ impl AllocationState {
     }
 
     /// Returns whether no other holding overlaps the block. Two kinds of holdings do not count: those of claims with
-    /// the claims' blocks, and smaller quarantined blocks of the same deleted node inside the block. Late writes created
-    /// the latter, and they stay in quarantine.
+    /// the claims' blocks, and smaller quarantined blocks of the same deleted node inside the block. Such smaller
+    /// blocks were created by late writes, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {

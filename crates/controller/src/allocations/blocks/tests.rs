@@ -57,7 +57,7 @@ fn cache(nodes: Vec<Node>, objects: Vec<Block>, lists: Vec<Subnet>) -> ClusterCa
     cache
 }
 
-/// Returns the UID of the owner, and whether the block is quarantined.
+/// Returns the UID of the owner of [`BLOCK`], and whether the block is quarantined.
 fn owner(allocations: &AllocationState) -> (String, bool) {
     let owner = &allocations.blocks.get(&cidr(BLOCK)).unwrap().owner;
     (owner.uid.to_string(), owner.quarantined)

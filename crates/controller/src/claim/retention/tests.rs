@@ -4,7 +4,7 @@ use crate::cluster::objects::Pod;
 use crate::fixtures::{at, claim, claiming_pod, pool};
 use cadastre_daemon::watch::ObjectEvent;
 
-/// Returns a claim with this time after use.
+/// Returns a claim with this `ttlSecondsAfterUse`.
 fn with_ttl(ttl: Option<u32>) -> Claim {
     let mut claim = claim(CLAIM, "p", &[]);
     claim.spec.as_mut().unwrap().ttl = ttl;
@@ -16,19 +16,19 @@ fn user() -> Pod {
 }
 
 impl Fixture {
-    /// Sets both clocks.
+    /// Sets the monotonic clock and the wall clock to this second.
     fn clock(&mut self, second: u64) {
         self.now = at(second);
         self.now.wall = Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
     }
 
-    /// Whether the loop has deleted the claim by now.
+    /// Lets the loop work until nothing is left to write. Returns whether the claim is then deleted.
     fn deletes(&mut self) -> bool {
         self.settle(CLAIM);
         self.cache.claims.get(CLAIM).unwrap().deleting
     }
 
-    /// Makes a pod use the claim and end at this second.
+    /// Makes a pod use the claim until this second, and then releases the address.
     fn use_until(&mut self, second: u64) {
         self.applied(user());
         self.settle(CLAIM);
@@ -41,7 +41,7 @@ impl Fixture {
         self.release(ADDRESS);
     }
 
-    /// Continues as the next leader.
+    /// Drops the loop's state, because the next leader starts without it.
     fn change_leader(&mut self) {
         self.claims = ClaimLoop::default();
         self.claims.queue.add(CLAIM.into());

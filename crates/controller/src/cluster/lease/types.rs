@@ -14,7 +14,7 @@ pub type Mono = Duration;
 /// Lease duration that is written on release. An empty holder with this duration marks the Lease as released.
 pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
-/// Settings of a candidate.
+/// The identity of a candidate, and the durations of the election.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
     /// Name of this process; becomes part of the holder in the record
@@ -25,7 +25,7 @@ pub struct LeaseSettings {
     pub lease_duration: Duration,
     /// How long after the start of its last renewal a leader may write
     pub renew_deadline: Duration,
-    /// Interval of renewals
+    /// Interval at which a leader renews the Lease
     pub retry_period: Duration,
 }
 
@@ -98,7 +98,7 @@ pub enum LeaseCall {
     Replace(LeaseRecord),
 }
 
-/// The answer to a call.
+/// The API server's answer to a [`LeaseCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAnswer {
     /// The Lease as read.
@@ -111,7 +111,7 @@ pub enum LeaseAnswer {
     Conflict,
     /// Rejected for another reason. The call had no effect.
     Failed,
-    /// The outcome is unknown.
+    /// No clear answer: the call may have taken effect, or may still do so.
     Unclear,
 }
 
@@ -134,7 +134,7 @@ pub enum Leadership {
 pub struct LeadershipTerm {
     /// Id of the term, never used twice
     pub id: TermId,
-    /// How the term began
+    /// How the term began; the fence does more after an unclean takeover
     pub takeover: Takeover,
     /// From this time on the leader may write nothing, unless a renewal postpones the time
     pub valid_until: Mono,

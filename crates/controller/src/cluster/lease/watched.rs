@@ -6,7 +6,6 @@
 //! - A watch that has stopped silently is not trusted. A Lease that seems to have run out is read before it is
 //!   acquired. A candidate whose watch showed nothing for one and a half retry periods reads as often as without a
 //!   watch.
-//!   without a watch.
 
 use std::time::Duration;
 
@@ -50,7 +49,8 @@ impl Elector {
         }
     }
 
-    /// Returns whether watch events are used now.
+    /// Returns whether watch events count now: this process is a candidate, no call is unanswered, and no read must
+    /// come first.
     fn uses_watch(&self) -> bool {
         matches!(self.phase, Phase::Candidate) && self.outstanding.is_none() && !self.read_first
     }
