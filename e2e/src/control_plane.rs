@@ -191,7 +191,7 @@ impl ControlPlane {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// `https://127.0.0.1:PORT`
+    /// The URL of kube-apiserver, `https://127.0.0.1:PORT`.
     pub fn server(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
@@ -270,8 +270,7 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // An error is ignored: kubectl may end before it has read its input, and kubectl's own error is reported
-            // below.
+            // An error is ignored: kubectl may end before it has read its input, and its exit status is checked anyway.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -296,7 +295,7 @@ impl ControlPlane {
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Reads `/metrics` of etcd.
+    /// Returns etcd's own metrics.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
         let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))
@@ -370,13 +369,14 @@ impl ControlPlane {
     }
 }
 
-/// Returns etcd's data folder.
+/// Returns etcd's data folder in the control plane's folder.
 fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }
 
-/// Returns how far the heap of a Go program grows between two garbage collections, in percent. If the environment does
-/// not set this, collections are rare: so kube-apiserver starts with up to a fifth less processor time.
+/// Returns how far the heap of a Go program grows between two garbage collections, in percent. `GOGC` in the
+/// environment overrides the default. The default of 400 makes collections rare, which saves up to a fifth of
+/// kube-apiserver's processor time at start.
 fn gogc() -> OsString {
     std::env::var_os("GOGC").unwrap_or_else(|| "400".into())
 }

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 /// A user that can authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// For example `system:kube-controller-manager`.
+    /// The name, for example `system:kube-controller-manager`.
     pub name: String,
-    /// For example `system:masters`.
+    /// The groups of the user, for example `system:masters`.
     pub groups: Vec<String>,
     pub(crate) token: String,
 }

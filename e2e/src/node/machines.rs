@@ -25,9 +25,9 @@ pub const MACHINES: u8 = 60;
 /// Settings of a site.
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
-    /// Settings of the site's control plane. Users for the machines are added
+    /// Settings of the site's control plane. [`Site::start`] adds users for the machines
     pub control_plane: Options,
-    /// Settings of kube-controller-manager. Flags are added by which it detects a dead node soon
+    /// Settings of kube-controller-manager. [`Site::start`] adds flags for the detection of dead nodes within 10 s
     pub kcm: KcmOptions,
     /// Whether the test installs Cadastre's CRDs itself
     pub bare: bool,
@@ -114,7 +114,7 @@ impl Site {
         &self.core.fabric
     }
 
-    /// The control plane.
+    /// The control plane, which machines reach through the fabric.
     pub fn cluster(&self) -> &ControlPlane {
         &self.cluster
     }
