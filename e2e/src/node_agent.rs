@@ -126,7 +126,7 @@ impl NodeAgent {
         joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
-    /// Adds a container and returns its addresses.
+    /// Adds a container and returns its addresses, IPv4 first.
     pub async fn add(&self, add: Add) -> Result<Vec<Addr>, OpError> {
         let addresses = match self.ask(Op::Add(add)).await? {
             OpOutcome::Assigned(assigned) => assigned.addresses,
