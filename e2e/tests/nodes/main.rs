@@ -127,7 +127,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// What most tests share. Fields are dropped in their order: the controller must be dropped before the site.
+/// The site, the controller and the clients that most tests share. Fields are dropped in their order: the controller
+/// must be dropped before the site.
 struct Stage {
     _controller: Daemon,
     site: Site,
