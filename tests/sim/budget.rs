@@ -1,8 +1,8 @@
 //! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
 //!
-//! These are counted over a minute: writes of an object that have no effect, reads of an object, all requests of a
-//! process, and how often only the clock wakes the process. After a successful write of an object, or when a new object
-//! has its name, the counts of the object start again.
+//! Four counts over a minute are limited: writes of an object that have no effect, reads of an object, all requests of
+//! a process, and how often only the clock wakes the process. After a successful write of an object, or when a new
+//! object has its name, the counts of the object start again.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -71,8 +71,8 @@ impl Sim {
         names.then(|| self.some_claim_name())
     }
 
-    /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
-    /// pod of that name exists.
+    /// Decides whether the StatefulSet creates a pod now, and returns the pod's name. It creates no pod while the
+    /// earlier pod of that name exists.
     pub fn draw_ordinal(&mut self) -> Option<String> {
         if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
             return None;
@@ -103,7 +103,7 @@ impl Sim {
             }
             return;
         }
-        // Most users know which pools serve claims.
+        // Most users choose a pool that serves claims.
         let any = self.rng.chance(1_000);
         let serves = |pool: &&Arc<Pool>| {
             let of_blocks = |it: &IPPoolSpec| it.allocation_mode == AllocationMode::Blocks;
@@ -283,8 +283,8 @@ impl Sim {
         pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
-    /// Checks at the end that every claim has addresses or says why it has none, and that it is with the pod that
-    /// names it.
+    /// Checks at the end that every claim has conditions, and that a deleted claim is left only if a node has its
+    /// addresses.
     pub fn check_claims_end(&self) -> Verdict {
         for claim in self.api.claims.live.values() {
             if claim.status.conditions.is_empty() {

@@ -12,7 +12,7 @@ use super::clock::{MS, SECOND, Time};
 use super::host::Host;
 use super::run::{Due, Sim};
 
-/// A scheduled event on a host. Each text is the UID of a pod.
+/// A scheduled event on a host. The UIDs are those of pods.
 pub enum Act {
     /// The host boots.
     Start,

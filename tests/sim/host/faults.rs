@@ -122,7 +122,7 @@ impl Sim {
         }
     }
 
-    /// The disk is full, or fails, for some time.
+    /// Makes the disk full or broken for the time `length`.
     fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
         let until = self.now + length;
         self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
