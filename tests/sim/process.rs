@@ -67,7 +67,7 @@ pub struct Run {
     pub lease: Option<(u64, Timestamp)>,
     /// Whether agents have had time to publish since this process began to lead.
     pub agents_heard: bool,
-    /// When this process last tried to acquire the Lease: for how long nobody had led.
+    /// For how long nobody had led when this process last tried to acquire the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].

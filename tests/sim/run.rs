@@ -43,7 +43,7 @@ const UNNAMED: u32 = 1_000;
 
 /// A scheduled event.
 pub enum Due {
-    /// An object changes.
+    /// Objects change, as users, kubelets and other programs change them.
     Work,
     /// The faults and changes end. From then on, everything has to settle until the end of the run.
     EndFaults,
@@ -271,7 +271,7 @@ impl Sim {
             }
             _ => None,
         };
-        // Nor are there sticky pods, which no mutation needs.
+        // A trial of a mutation has no sticky pods, because no mutation needs them.
         let sticky = match trial {
             None if plan.claims > 0 => {
                 *Rng::new(seed.rotate_left(16) ^ !0).pick(&[0, 1_500, 4_000])
