@@ -29,7 +29,7 @@ pub const CONTAINERD: &str = "v2.3.7";
 pub const CNI_PLUGINS: &str = "v1.9.1";
 /// The Prometheus release 3.15.0, written as the version of its Go module.
 pub const PROMETHEUS: &str = "v0.315.0";
-/// The release of helm 4, with which most charts are installed.
+/// The release of helm 4, which tests use unless they ask for helm 3.
 pub const HELM: &str = "v4.3.1";
 /// The release of helm 3, which is tested too, because most clusters still use helm 3.
 pub const HELM3: &str = "v3.22.0";
@@ -168,7 +168,7 @@ impl Source {
 }
 
 impl Program {
-    /// Returns the file name of the executable.
+    /// Returns the file name of the executable. helm 3 and helm 4 have the same.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",

@@ -49,7 +49,7 @@ pub fn find() -> Option<PathBuf> {
     all.find(|it| it.is_file())
 }
 
-/// A running browser with one page.
+/// A running browser with one page. The browser is killed when this value is dropped.
 pub struct Browser {
     process: Process,
     commands: Sender,

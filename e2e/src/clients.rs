@@ -92,7 +92,7 @@ impl Desk {
         })
     }
 
-    /// Writes a file into the folder.
+    /// Writes a file into the folder, or replaces it.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         Ok(fs::write(self.folder.join(name), text)?)
     }

@@ -42,14 +42,14 @@ pub const ADMIN: &str = "admin";
 const START_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(25);
 
-/// Settings of a control plane.
+/// Settings for [`ControlPlane::start`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--service-cluster-ip-range`: one CIDR, or two of different families, comma-separated.
     pub service_cidrs: String,
     /// Users that can authenticate in addition to [`ADMIN`], kube-controller-manager and kube-scheduler.
     pub users: Vec<User>,
-    /// Additional flags for kube-apiserver.
+    /// Additional flags for kube-apiserver, as `--name=value`.
     pub apiserver_args: Vec<String>,
     /// Whether admission mounts ServiceAccount tokens into pods. If so, a pod's ServiceAccount must exist before the
     /// pod, and kube-controller-manager must run to create ServiceAccounts.
@@ -186,7 +186,7 @@ impl ControlPlane {
         self.scratch.path()
     }
 
-    /// The address on which kube-apiserver listens.
+    /// The address on which kube-apiserver listens. It does not change when kube-apiserver restarts.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
@@ -295,7 +295,7 @@ impl ControlPlane {
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Returns etcd's own metrics.
+    /// Returns etcd's own metrics, for example the size of its database.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
         let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))

@@ -19,12 +19,12 @@ use crate::process::{self, Process};
 
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How to start a [`Daemon`].
+/// Settings for [`Daemon::start`].
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
     /// Part of the log file's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
     pub name: String,
-    /// The subcommand and its flags. `--admin-address` is added to these.
+    /// The subcommand and its flags, without `--admin-address`, which [`Daemon::start`] adds.
     pub args: Vec<String>,
     /// Additional environment variables. `KUBECONFIG` is set in any case.
     pub env: Vec<(String, String)>,

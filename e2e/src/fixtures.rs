@@ -209,7 +209,7 @@ impl Fixtures {
         Ok(format!("it has none; its events: {notes:?}"))
     }
 
-    /// Returns the podCIDRs that a node has now.
+    /// Returns the podCIDRs that a node has now, without waiting; empty if it has none.
     pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }

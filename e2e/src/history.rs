@@ -47,7 +47,7 @@ struct SeenSpec {
     pod_cidrs: Vec<String>,
 }
 
-/// One revision of one node.
+/// One revision of one node, as the API server stored it.
 #[derive(Clone, Debug)]
 pub struct Revision {
     /// When the recorder received this revision.
@@ -56,7 +56,7 @@ pub struct Revision {
     pub uid: String,
     /// The node's name, which a later node may have too.
     pub name: String,
-    /// The podCIDRs as written in the API.
+    /// The podCIDRs as written in the API; empty if the node has none.
     pub pod_cidrs: Vec<String>,
     /// The annotation `cadastre.dev/term`: the id of the leader's term that touched the Node, so that writes of earlier
     /// leaders fail.

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-/// A user that can authenticate.
+/// A user that can authenticate by a static token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// The name, for example `system:kube-controller-manager`.

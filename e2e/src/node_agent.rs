@@ -108,7 +108,7 @@ impl NodeAgent {
         self.folder().join("run/cni.sock")
     }
 
-    /// The socket of the gRPC API.
+    /// The path of the socket on which the agent serves its gRPC API.
     pub fn socket(&self) -> PathBuf {
         self.folder().join("run/agent.sock")
     }

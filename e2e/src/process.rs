@@ -79,7 +79,7 @@ impl Process {
         })
     }
 
-    /// The process id.
+    /// The process id. The kernel does not reuse it before this value is dropped or the process was waited for.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

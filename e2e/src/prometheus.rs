@@ -161,7 +161,7 @@ impl Prometheus {
         Ok(firing.map(|mut it| it["labels"].take()).collect())
     }
 
-    /// Returns the end of the server's log.
+    /// Returns the end of the server's log, for an error message.
     pub fn log_tail(&self) -> String {
         self.process.log_tail(30)
     }

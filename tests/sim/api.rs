@@ -107,7 +107,7 @@ pub struct Api {
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// The node of each pod, by the pod's UID. Deleted pods are kept.
     pub placed: BTreeMap<ObjectUid, NodeName>,
-    /// Whether the Lease loses the intents that are written to it.
+    /// Whether the Lease loses the intents (allocations that may be in flight) that are written to it.
     pub forgets_intents: bool,
     /// The terms that nodes had, by the node's UID, before touches that the mutation `TouchWithoutEffect` made
     /// ineffective.
@@ -150,7 +150,7 @@ impl Api {
 
     // Writes of kubelets, users and agents. The server's rules apply to these, but no preconditions.
 
-    /// Creates or replaces an object.
+    /// Creates or replaces an object, with a new version.
     pub fn put<T: Stored>(&mut self, object: T) -> Arc<T> {
         let version = self.revision();
         let kind = T::kind_mut(self);

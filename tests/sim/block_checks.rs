@@ -260,7 +260,7 @@ impl Checks {
         history.contested |= contested;
     }
 
-    /// Records written podCIDRs, whoever wrote them. Blocks that overlap them count as contested.
+    /// Records that podCIDRs were written, whoever wrote them. Blocks that overlap these ranges count as contested.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
         for ((cidr, _), history) in &mut self.blocks.histories {
             history.contested |= ranges.iter().any(|range| range.overlaps(cidr));

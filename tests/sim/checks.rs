@@ -46,7 +46,7 @@ pub const DUPLICATE: &str = "one holder";
 pub struct Violation {
     pub rule: &'static str,
     pub text: String,
-    /// Names of the objects concerned.
+    /// The names of the objects concerned. The trace of the failure shows the lines about these objects.
     pub names: BTreeSet<Text>,
 }
 
@@ -101,7 +101,8 @@ pub struct Checks {
     /// The holder of the Lease, and since when.
     pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
-    /// By term: when the Lease was last written in that term, and the intents that it named then.
+    /// By term: when the Lease was last written in that term, and the intents (allocations that may be in flight) in
+    /// it.
     pub leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
     pub last_term: Option<TermId>,

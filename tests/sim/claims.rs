@@ -25,7 +25,7 @@ use super::checks::{Verdict, wrong};
 use super::pool_model::counted;
 use super::run::Sim;
 
-/// The number of names of claims.
+/// How many names users choose from for the claims that they create.
 const NAMES: u64 = 6;
 /// The number of pods of the StatefulSet with sticky addresses.
 const ORDINALS: u64 = 4;
@@ -44,12 +44,11 @@ pub struct ClaimRecords {
 }
 
 impl ClaimRecords {
-    /// Records that the pod names the claim.
     pub fn note_pod(&mut self, uid: &ObjectUid, claim: &ClaimName) {
         self.of_pod.insert(uid.clone(), claim.clone());
     }
 
-    /// Returns the claim that the pod names.
+    /// Returns the claim that the pod with this UID names, if it names one.
     pub fn claim_of(&self, uid: &ObjectUid) -> Option<&ClaimName> {
         self.of_pod.get(uid)
     }

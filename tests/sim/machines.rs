@@ -137,7 +137,7 @@ impl Sim {
         }
     }
 
-    /// Makes a random host lose its store.
+    /// Makes a random host lose its store, unless that host is off.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {
             self.lose_store_soon(id);

@@ -9,9 +9,9 @@ use super::rng::Rng;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub processes: usize,
-    /// The number of node names.
+    /// The number of node names, and so the maximum number of Nodes.
     pub names: u64,
-    /// The number of pool names.
+    /// The number of pool names, and so the maximum number of pools.
     pub pools: u64,
     /// The chance that a new pool allocates blocks rather than podCIDRs.
     pub blocks: u32,

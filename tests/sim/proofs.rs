@@ -9,7 +9,7 @@
 
 use super::Mutation::{self, *};
 
-/// The conditions under which the simulation runs.
+/// The conditions of the runs in which a mutation must be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// The conditions that follow from the seed alone.
@@ -29,7 +29,7 @@ pub enum Scenario {
     Scarce,
     /// Pods have addresses that Cadastre has not assigned.
     Strangers,
-    /// Like [`Scenario::Crowded`], and the Lease does not contain intents.
+    /// Like [`Scenario::Crowded`], and the Lease does not name the allocations that may be in flight (intents).
     NoIntents,
     /// Like [`Scenario::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,

@@ -35,14 +35,14 @@ pub struct Received {
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<TermId>,
     pub takeover: Option<Takeover>,
-    /// Whether the Lease gave the process the intents of earlier leaders.
+    /// Whether the Lease gave the process the intents of earlier leaders: allocations that may be in flight.
     pub has_inherited_intents: bool,
     /// Whether the controller has requested a write other than a touch in that term. If so, it has passed the fence.
     pub has_written: bool,
     /// Whether the controller has requested a list in that term.
     pub has_listed: bool,
-    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a deleted node may arrive after
-    /// newer ones of the same name. The process ignores them, and so must the checks.
+    /// UIDs of nodes that were received with podCIDRs while they existed. An event of a deleted node may arrive after
+    /// newer events of the same name. The process ignores such an event, and so must the checks.
     had_podcidrs: BTreeSet<ObjectUid>,
     /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
     pub seen_deleted: BTreeSet<ObjectUid>,

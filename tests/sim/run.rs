@@ -37,11 +37,11 @@ const RESTORES: u32 = 1_500;
 /// The share of seeds with unreliable monotonic clocks, in ten thousand.
 const CLOCKS: u32 = 3_000;
 
-/// The share, in ten thousand, of seeds in which the Lease loses intents, as if a leader of an earlier version had
-/// written it.
+/// The share, in ten thousand, of seeds in which the Lease loses intents (allocations that may be in flight), as if a
+/// leader of an earlier version had written it.
 const UNNAMED: u32 = 1_000;
 
-/// A scheduled event.
+/// An event that is scheduled for a virtual time.
 pub enum Due {
     /// Objects change, as users, kubelets and other programs change them.
     Work,
@@ -134,7 +134,7 @@ impl Due {
     }
 }
 
-/// One run of one process.
+/// One run of one controller process; `incarnation` counts the runs of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunId {
     pub process: usize,
@@ -236,7 +236,7 @@ pub struct Sim {
     pub registering: BTreeSet<NodeName>,
     /// The scheduled events, by time; events of the same time in the order in which they were scheduled.
     schedule: BTreeMap<(Time, u64), Due>,
-    /// How many events were scheduled.
+    /// How many events were scheduled so far, which orders events of the same time.
     scheduled: u64,
 }
 
@@ -257,7 +257,8 @@ impl Sim {
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
-            // In half of these runs clocks only lose time, so the checks demand that nothing happens too early.
+            // In half of the runs with bad clocks, clocks only lose time. So the checks still demand that nothing
+            // happens too early.
             plan.with_bad_clocks(chance.chance(5_000))
         } else {
             plan
@@ -470,7 +471,7 @@ impl Sim {
         }
     }
 
-    /// The present or last run of a process.
+    /// Returns the id of a process's present run, or of its last run if the process is down.
     pub fn run_id(&self, process: usize) -> RunId {
         RunId {
             process,

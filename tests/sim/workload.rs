@@ -143,7 +143,7 @@ impl Sim {
         format!("n{}", self.rng.below(self.plan.names)).into()
     }
 
-    /// Draws one of the objects of a kind.
+    /// Draws an existing object of a kind; `None` if there is none.
     pub fn some<T: Stored>(&mut self) -> Option<Arc<T>> {
         let live = &T::kind(&self.api).live;
         let at = self.rng.index(live.len().max(1));

@@ -22,7 +22,7 @@ use crate::{crds, scheduler};
 /// it starts.
 pub const MACHINES: u8 = 60;
 
-/// Settings of a site.
+/// Settings for [`Site::start`].
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
     /// Settings of the site's control plane. [`Site::start`] adds users for the machines
@@ -109,7 +109,7 @@ impl Site {
         Machine::start(Arc::clone(&self.core), number, options).await
     }
 
-    /// The network between machines.
+    /// The network between machines, to set routes and to disconnect machines.
     pub fn fabric(&self) -> &Fabric {
         &self.core.fabric
     }

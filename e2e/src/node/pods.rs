@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, ListParams};
 use crate::fixtures::Fixtures;
 use crate::wait::until;
 
-/// A pod that runs.
+/// A running pod, with the parts of its Pod object that tests need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Running {
     /// The name of the pod's Node

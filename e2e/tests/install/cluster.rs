@@ -31,7 +31,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of `count` machines.
+    /// Starts a cluster of `count` machines, without Cadastre.
     pub async fn start(count: usize, helm: fn(Helm) -> Helm) -> Self {
         let options = SiteOptions {
             control_plane: Options {
