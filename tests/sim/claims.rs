@@ -1,8 +1,9 @@
 //! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
 //!
-//! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
-//! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
-//! controller creates their claims, unless users have done so. It deletes some of them some time after their use.
+//! Users create and delete claims, some for addresses that they choose, and pods that name claims. Several pods may
+//! name one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under a few names. The
+//! controller creates their claims, unless users have done so, and deletes some of these claims some time after their
+//! use.
 //!
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a

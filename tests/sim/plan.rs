@@ -47,8 +47,8 @@ pub struct Plan {
     pub lost_stores: u32,
     /// The chance that a new pod names a claim. If 0, there are no claims.
     pub claims: u32,
-    /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is no
-    /// StatefulSet, and claims have no time after use.
+    /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
+    /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
     pub sticky: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,

@@ -124,8 +124,8 @@ impl Sim {
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// Handles the differences to the nodes `before` the restore. If the restore has brought a Node back, its host has
-    /// ended. If the restore has removed a Node, its host will register again.
+    /// Does for each Node what follows from the restore. `before` is the list of Nodes just before it. If the restore
+    /// has brought a Node back, its host has ended. If the restore has removed a Node, its host will register again.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -218,7 +218,7 @@ impl Sim {
         }
     }
 
-    /// Handles the differences to the pods `before` the restore.
+    /// Does for each pod what follows from the restore. `before` is the list of pods just before it.
     fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
         let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
         for pod in before {

@@ -57,7 +57,7 @@ pub enum Due {
     Crash(RunId),
     /// A process asks its controller for requests.
     CallController(RunId),
-    /// A process calls its elector.
+    /// A process asks its elector for the next request about the Lease.
     CallElector(RunId),
     /// A changed leadership is passed to a controller.
     PassLeadership(RunId),
@@ -246,7 +246,8 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
         let plan = plan.under(scenario);
-        // These draws have a generator of their own, so that all other draws of the seed do not depend on them.
+        // These special conditions are drawn from a generator of their own, so that the other draws of the seed stay
+        // the same.
         let mut chance = Rng::new(!seed);
         let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
             Scenario::AsDrawn => chance.chance(share),

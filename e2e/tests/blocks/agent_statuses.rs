@@ -1,4 +1,5 @@
-//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the agent.
+//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the
+//! agent.
 
 use std::net::Ipv4Addr;
 

@@ -111,7 +111,7 @@ async fn a_node_that_is_deselected_drains_its_blocks_and_releases_them_when_empt
     let all = pods("desel-1", 0..17);
     agents.allocate_all("desel-1", "desel", all).await?;
     let had = fixtures.listed("desel-1", 2).await?;
-    // One block is empty, the other one is not.
+    // Empties one of the two blocks. In the other one, one address stays in use.
     agents.free_all("desel-1", pods("desel-1", 1..17)).await?;
     let status = fixtures.in_use("desel-1", 1).await?.status.unwrap();
     assert_eq!(status.blocks.len(), 2);
