@@ -41,7 +41,8 @@ pub async fn policy(
     Ok(())
 }
 
-/// Waits until a policy of [`policy`] rejects `object`. kubectl sends the object with the arguments `args`.
+/// Waits until the API server rejects `object` because of a policy that [`policy`] created. kubectl sends the object
+/// with the arguments `args`.
 pub async fn is_refused(cluster: &ControlPlane, args: &[&str], object: &Value) -> Result<()> {
     until("the policy is at work", LIMIT, async || {
         let tried = cluster.kubectl_stdin(args, &object.to_string()).await;

@@ -21,17 +21,17 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{self, Process};
 
-/// The Kubernetes release that is built.
+/// The Kubernetes release of the programs of the control plane, and of kubelets.
 pub const KUBERNETES: &str = "v1.36.3";
-/// The containerd release that is built.
+/// The containerd release of the nodes.
 pub const CONTAINERD: &str = "v2.3.7";
-/// The release of the CNI plugins that is built.
+/// The release of the reference CNI plugins.
 pub const CNI_PLUGINS: &str = "v1.9.1";
-/// The Prometheus release that is built: 3.15.0, written as the version of its Go module.
+/// The Prometheus release 3.15.0, written as the version of its Go module.
 pub const PROMETHEUS: &str = "v0.315.0";
-/// The helm release that is built.
+/// The release of helm 4, which tests use unless they ask for helm 3.
 pub const HELM: &str = "v4.3.1";
-/// The helm 3 release that is built, because most clusters still use helm 3.
+/// The release of helm 3, which is tested too, because most clusters still use helm 3.
 pub const HELM3: &str = "v3.22.0";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
@@ -70,33 +70,33 @@ pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGo
 /// A program that the harness can find or build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// `etcd`
+    /// `etcd`, the API server's database
     Etcd,
-    /// `kube-apiserver`
+    /// `kube-apiserver`, which serves the Kubernetes API
     KubeApiserver,
-    /// `kube-controller-manager`
+    /// `kube-controller-manager`, which runs the controllers of Kubernetes
     KubeControllerManager,
-    /// `kube-scheduler`
+    /// `kube-scheduler`, which binds pods to nodes
     KubeScheduler,
-    /// `kubelet`
+    /// `kubelet`, which runs the pods of a node
     Kubelet,
-    /// `kubectl`
+    /// `kubectl`, the command line client of the API
     Kubectl,
-    /// `containerd`
+    /// `containerd`, the container runtime of the nodes
     Containerd,
     /// `containerd-shim-runc-v2`, which containerd finds by name in `PATH`
     ContainerdShim,
     /// `ctr`, containerd's command line
     Ctr,
-    /// `bridge`, a CNI plugin
+    /// `bridge`, a CNI plugin that connects pods to a bridge of the node
     Bridge,
-    /// `loopback`, a CNI plugin
+    /// `loopback`, a CNI plugin that sets up a pod's interface `lo`
     Loopback,
-    /// `macvlan`, a CNI plugin
+    /// `macvlan`, a CNI plugin that connects pods to the network of the node's interface
     Macvlan,
-    /// `portmap`, a CNI plugin
+    /// `portmap`, a CNI plugin that forwards ports of the node to pods
     Portmap,
-    /// `ptp`, a CNI plugin
+    /// `ptp`, a CNI plugin that connects each pod to the node by a veth pair
     Ptp,
     /// `host-local`, the reference CNI IPAM plugin
     HostLocal,
@@ -168,7 +168,7 @@ impl Source {
 }
 
 impl Program {
-    /// Returns the file name of the executable.
+    /// Returns the file name of the executable. helm 3 and helm 4 have the same.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -241,8 +241,7 @@ impl Program {
         }
     }
 
-    /// Returns the build tags. Prometheus is built without the service discovery of two dozen clouds, in a third of the
-    /// time.
+    /// Returns the build tags. Without the service discovery of clouds, Prometheus is built in a third of the time.
     fn tags(self) -> &'static str {
         match self.source() {
             Source::Prometheus => "remove_all_sd",
@@ -287,7 +286,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
     })
 }
 
-/// Builds those of `programs` that are missing, and shows progress on standard error. This blocks, possibly for
+/// Builds those of `programs` that are missing, and shows progress on standard error. Blocks the thread, possibly for
 /// minutes.
 pub fn ensure(programs: &[Program]) -> Result<()> {
     let cache = cache()?;
@@ -341,7 +340,7 @@ pub(crate) fn lock(cache: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// Returns the cache folder; the module's documentation says which folder that is.
+/// Returns the cache folder. `CADASTRE_CACHE`, `XDG_CACHE_HOME` or `HOME` determines the folder, in this order.
 pub(crate) fn cache() -> Result<PathBuf> {
     let folder = |name| {
         env::var_os(name)

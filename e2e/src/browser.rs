@@ -49,7 +49,7 @@ pub fn find() -> Option<PathBuf> {
     all.find(|it| it.is_file())
 }
 
-/// A running browser with one page.
+/// A running browser with one page. The browser is killed when this value is dropped.
 pub struct Browser {
     process: Process,
     commands: Sender,
@@ -209,7 +209,7 @@ impl Browser {
     pub async fn picture(&mut self) -> Result<Vec<u8>> {
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let answer = answer.await?;
-        // A `ByteString` is read from base64.
+        // Deserializing a `ByteString` decodes base64.
         let ByteString(picture) = serde_json::from_value(answer["data"].clone())?;
         Ok(picture)
     }

@@ -14,7 +14,7 @@ use crate::assets::{self, Program, say};
 
 /// The release of grpcio and grpcio-tools that is installed.
 const GRPCIO: &str = "1.85.1";
-/// The folder of the Go module whose `go.mod` and `go.sum` the Go clients are built with.
+/// The folder with the `go.mod` and `go.sum` of the Go clients.
 const GO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/grpc-go");
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -92,7 +92,7 @@ impl Desk {
         })
     }
 
-    /// Writes a file into the folder.
+    /// Writes a file into the folder, or replaces it.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         Ok(fs::write(self.folder.join(name), text)?)
     }

@@ -15,7 +15,7 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// A control plane with a running controller. On drop the controller is stopped before the control plane.
 pub struct TestCluster {
-    /// The controller under test
+    /// The controller under test, which [`Self::restart`] replaces
     pub controller: Daemon,
     /// The control plane that the controller is connected to
     pub control_plane: ControlPlane,
@@ -33,8 +33,8 @@ impl TestCluster {
         })
     }
 
-    /// Returns a new [`Fixtures`] of the administrator. Each test that shares a cluster needs its own, because clients
-    /// belong to the tokio runtime that created them.
+    /// Returns a new [`Fixtures`] of the administrator. Each test that shares a cluster needs a [`Fixtures`] of its
+    /// own, because a client belongs to the tokio runtime that created it.
     pub async fn fixtures(&self) -> Result<Fixtures> {
         Ok(Fixtures::new(self.control_plane.client().await?))
     }

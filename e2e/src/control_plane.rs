@@ -42,14 +42,14 @@ pub const ADMIN: &str = "admin";
 const START_LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(25);
 
-/// Settings of a control plane.
+/// Settings for [`ControlPlane::start`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--service-cluster-ip-range`: one CIDR, or two of different families, comma-separated.
     pub service_cidrs: String,
     /// Users that can authenticate in addition to [`ADMIN`], kube-controller-manager and kube-scheduler.
     pub users: Vec<User>,
-    /// Additional flags for kube-apiserver.
+    /// Additional flags for kube-apiserver, as `--name=value`.
     pub apiserver_args: Vec<String>,
     /// Whether admission mounts ServiceAccount tokens into pods. If so, a pod's ServiceAccount must exist before the
     /// pod, and kube-controller-manager must run to create ServiceAccounts.
@@ -186,12 +186,12 @@ impl ControlPlane {
         self.scratch.path()
     }
 
-    /// The address on which kube-apiserver listens.
+    /// The address on which kube-apiserver listens. It does not change when kube-apiserver restarts.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// `https://127.0.0.1:PORT`
+    /// The URL of kube-apiserver, `https://127.0.0.1:PORT`.
     pub fn server(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
@@ -270,8 +270,7 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // An error is ignored: kubectl may end before it has read its input, and kubectl's own error is reported
-            // below.
+            // An error is ignored: kubectl may end before it has read its input, and its exit status is checked anyway.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -296,7 +295,7 @@ impl ControlPlane {
         Ok(metrics::parse(&get(&client, "/metrics").await?))
     }
 
-    /// Reads `/metrics` of etcd.
+    /// Returns etcd's own metrics, for example the size of its database.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
         let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))
@@ -370,13 +369,14 @@ impl ControlPlane {
     }
 }
 
-/// Returns etcd's data folder.
+/// Returns etcd's data folder in the control plane's folder.
 fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }
 
-/// Returns how far the heap of a Go program grows between two garbage collections, in percent. If the environment does
-/// not set this, collections are rare: so kube-apiserver starts with up to a fifth less processor time.
+/// Returns how far the heap of a Go program grows between two garbage collections, in percent. `GOGC` in the
+/// environment overrides the default. The default of 400 makes collections rare, which saves up to a fifth of
+/// kube-apiserver's processor time at start.
 fn gogc() -> OsString {
     std::env::var_os("GOGC").unwrap_or_else(|| "400".into())
 }

@@ -14,7 +14,7 @@ use crate::wait::until;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Applies the CRDs generated from the code, and waits until objects of each kind can be listed.
+/// Applies the CRDs generated from the code, and waits until objects of each kind except IPClaim can be listed.
 pub async fn install(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     let params = PatchParams::apply("cadastre-e2e");

@@ -19,12 +19,12 @@ use crate::process::{self, Process};
 
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How to start a [`Daemon`].
+/// Settings for [`Daemon::start`].
 #[derive(Clone, Debug, Default)]
 pub struct DaemonOptions {
     /// Part of the log file's name: `cadastre-NAME.log`. Two daemons with the same folder need different names.
     pub name: String,
-    /// The subcommand and its flags. `--admin-address` is added to these.
+    /// The subcommand and its flags, without `--admin-address`, which [`Daemon::start`] adds.
     pub args: Vec<String>,
     /// Additional environment variables. `KUBECONFIG` is set in any case.
     pub env: Vec<(String, String)>,
@@ -138,17 +138,20 @@ pub(crate) async fn request(
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// Returns the path of `cadastre`.
+/// Returns the path of `cadastre`: the environment variable `CADASTRE_BIN` if set, else the binary built with the
+/// tests.
 pub fn binary() -> Result<PathBuf> {
     built("cadastre", "CADASTRE_BIN")
 }
 
-/// Returns the path of the CNI plugin.
+/// Returns the path of the CNI plugin: the environment variable `CADASTRE_IPAM` if set, else the binary built with the
+/// tests.
 pub fn plugin() -> Result<PathBuf> {
     built("cadastre-ipam", "CADASTRE_IPAM")
 }
 
-/// Returns the path of the kubectl plugin.
+/// Returns the path of the kubectl plugin: the environment variable `CADASTRE_KUBECTL` if set, else the binary built
+/// with the tests.
 pub fn kubectl_plugin() -> Result<PathBuf> {
     built("kubectl-cadastre", "CADASTRE_KUBECTL")
 }

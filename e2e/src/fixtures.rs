@@ -32,17 +32,17 @@ pub const GROUP: &str = "group";
 pub struct Fixtures {
     /// For kinds that have no field here
     pub client: Client,
-    /// Nodes of the cluster
+    /// For Nodes of the cluster
     pub nodes: Api<Node>,
-    /// Pods of the namespace `default`
+    /// For pods of the namespace `default`
     pub pods: Api<Pod>,
-    /// Pools
+    /// For pools, the kind IPPool
     pub pools: Api<IPPool>,
-    /// NodeSubnets
+    /// For NodeSubnets, which the controller creates for Nodes
     pub subnets: Api<NodeSubnet>,
-    /// NodeAddresses
+    /// For NodeAddresses, which agents write
     pub addresses: Api<NodeAddresses>,
-    /// Blocks
+    /// For blocks, the kind IPAMBlock
     pub blocks: Api<IPAMBlock>,
 }
 
@@ -60,7 +60,7 @@ impl Fixtures {
         }
     }
 
-    /// Writes a NodeAddresses object, as an agent does.
+    /// Writes a NodeAddresses object by server-side apply, as an agent does.
     pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
         // Empty fields are not serialized. If an empty list without a UID were applied, the object would have no spec.
         if list.node_uid.is_empty() {
@@ -99,13 +99,13 @@ impl Fixtures {
         self.pool(name, spec).await
     }
 
-    /// Merges `spec` into the spec of a pool.
+    /// Changes the spec of a pool by a merge patch with `spec`.
     pub async fn change_pool(&self, name: &str, spec: Value) -> Result<IPPool> {
         merge(&self.pools, name, json!({ "spec": spec })).await
     }
 
-    /// Merges `spec` into the spec of a pool, and waits until the controller has read the change. The pool's status
-    /// shows that: it names the generation of the pool that it describes.
+    /// Changes the spec of a pool by a merge patch with `spec`, and waits until the controller has read the change. By
+    /// then, `observedGeneration` in the pool's status is the pool's new generation.
     pub async fn change_pool_observed(&self, name: &str, spec: Value) -> Result<IPPool> {
         let generation = self.change_pool(name, spec).await?.metadata.generation;
         self.pool_until(name, "the change is observed", |it| {
@@ -121,12 +121,12 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Creates a node that belongs to a group.
+    /// Creates a node with the label [`GROUP`], so that the pools of this group select the node.
     pub async fn node(&self, group: &str, name: &str) -> Result<Node> {
         self.create_node(node_of_group(group, name)).await
     }
 
-    /// Creates a node that belongs to a group, and returns its podCIDRs as soon as it has some.
+    /// Creates a node with the label [`GROUP`], and returns its podCIDRs once it has any.
     pub async fn served_node(&self, group: &str, name: &str) -> Result<Vec<String>> {
         self.node(group, name).await?;
         self.served(name).await
@@ -152,12 +152,12 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Merges `change` into a node.
+    /// Changes a node by a merge patch with `change`.
     pub async fn change_node(&self, name: &str, change: Value) -> Result<Node> {
         merge(&self.nodes, name, change).await
     }
 
-    /// Merges `change` into a NodeSubnet.
+    /// Changes a NodeSubnet by a merge patch with `change`.
     pub async fn change_subnet(&self, name: &str, change: Value) -> Result<NodeSubnet> {
         merge(&self.subnets, name, change).await
     }
@@ -209,7 +209,7 @@ impl Fixtures {
         Ok(format!("it has none; its events: {notes:?}"))
     }
 
-    /// Returns the podCIDRs that a node has now.
+    /// Returns the podCIDRs that a node has now, without waiting; empty if it has none.
     pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
@@ -280,7 +280,8 @@ impl Fixtures {
             .await
     }
 
-    /// Makes the agents of a pool's nodes demand `low` free addresses. The agents then release only recalled blocks.
+    /// Makes the agents of a pool's nodes demand `low` free addresses. `high` is so large that agents release no blocks
+    /// except recalled ones.
     pub async fn keep_free(&self, pool: &str, low: u32) -> Result<IPPool> {
         self.change_pool(pool, json!({"warm": {"low": low, "high": 65_536}}))
             .await
@@ -334,8 +335,7 @@ impl Fixtures {
         Ok(events.list(&params).await?.items)
     }
 
-    /// Returns how many events with this reason were emitted for the object. Events that Kubernetes has merged into a
-    /// series are counted one by one.
+    /// Returns how many events with this reason were emitted for the object. A series of n events counts as n.
     pub async fn event_count(&self, uid: &str, reason: &str) -> Result<i32> {
         let events = self.events_of(uid).await?;
         let of_reason = events
@@ -411,12 +411,12 @@ pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|it| it.type_ == kind)
 }
 
-/// Returns a node that belongs to a group.
+/// Returns a minimal Node with the label [`GROUP`], so that the pools of this group select the node.
 pub fn node_of_group(group: &str, name: &str) -> Node {
     labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)])
 }
 
-/// Adds labels to a node.
+/// Adds labels to a node, and replaces labels with the same keys.
 pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     let all = node.metadata.labels.get_or_insert_default();
     all.extend(

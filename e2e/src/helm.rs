@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::assets::{self, Program};
 use crate::control_plane::{ADMIN, ControlPlane};
 
-/// Returns the folder of the chart.
+/// Returns the folder of this repository's chart.
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/cadastre")
 }

@@ -47,16 +47,16 @@ struct SeenSpec {
     pod_cidrs: Vec<String>,
 }
 
-/// One revision of one node.
+/// One revision of one node, as the API server stored it.
 #[derive(Clone, Debug)]
 pub struct Revision {
-    /// When the recorder received it.
+    /// When the recorder received this revision.
     pub at: Instant,
-    /// The node's UID.
+    /// The node's UID, which tells the node from others of the same name.
     pub uid: String,
-    /// The node's name.
+    /// The node's name, which a later node may have too.
     pub name: String,
-    /// The podCIDRs as written in the API.
+    /// The podCIDRs as written in the API; empty if the node has none.
     pub pod_cidrs: Vec<String>,
     /// The annotation `cadastre.dev/term`: the id of the leader's term that touched the Node, so that writes of earlier
     /// leaders fail.
@@ -282,7 +282,7 @@ impl Log {
     }
 }
 
-/// Replays the history. A range that overlaps a live one is reported and then ignored, so that the live ranges stay
+/// Replays the history. A range that overlaps a live range is reported and then ignored, so that the live ranges stay
 /// disjoint. Therefore a new range need only be compared with one neighbour.
 fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();

@@ -12,7 +12,7 @@ use crate::process::{self, Process};
 /// clusters set up by kubeadm.
 pub const USER: &str = "system:kube-controller-manager";
 
-/// Settings of kube-controller-manager.
+/// Settings for [`ControlPlane::start_kcm`].
 #[derive(Clone, Debug)]
 pub struct KcmOptions {
     /// `--allocate-node-cidrs`; needs `cluster_cidrs`.
@@ -26,7 +26,7 @@ pub struct KcmOptions {
     pub burst: u32,
     /// `--controllers`, for example only `node-ipam-controller`; empty means all.
     pub controllers: Vec<String>,
-    /// Additional flags.
+    /// Additional flags, as `--name=value`.
     pub args: Vec<String>,
 }
 

@@ -15,12 +15,12 @@ use anyhow::{Context as _, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
-/// A user that can authenticate.
+/// A user that can authenticate by a static token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// For example `system:kube-controller-manager`.
+    /// The name, for example `system:kube-controller-manager`.
     pub name: String,
-    /// For example `system:masters`.
+    /// The groups of the user, for example `system:masters`.
     pub groups: Vec<String>,
     pub(crate) token: String,
 }

@@ -49,7 +49,7 @@ impl Holders {
         Self { seen, task }
     }
 
-    /// Returns the holders observed so far.
+    /// Returns the holders observed so far, oldest first.
     pub fn seen(&self) -> Seen {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.clone()

@@ -9,7 +9,7 @@ pub struct Sample {
     pub name: String,
     /// Labels with unescaped values.
     pub labels: BTreeMap<String, String>,
-    /// May be NaN or infinite.
+    /// The value, which may be NaN or infinite.
     pub value: f64,
 }
 

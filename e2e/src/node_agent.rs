@@ -22,9 +22,10 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::{Fixtures, LIMIT};
 use crate::wait::until;
 
-/// The timeout of the plugin.
+/// How long a call waits for the agent's answer, as in the plugin.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Flags of [`Agents`]. Everything is published within about a second, and an ADD that gets no address ends after a
+/// Flags of [`Agents`]. Agents publish everything within about a second, and an ADD that gets no address ends after a
+/// second.
 /// second.
 const QUICK: [&str; 6] = [
     "--publish-interval",
@@ -43,7 +44,7 @@ pub struct NodeAgent {
     kubeconfig: PathBuf,
     /// Flags of the next start, besides the name of the node and the paths
     pub flags: Vec<String>,
-    /// The running agent
+    /// The running agent; `None` before [`Self::start`]
     pub daemon: Option<Daemon>,
 }
 
@@ -70,7 +71,7 @@ impl NodeAgent {
         Ok(())
     }
 
-    /// Returns the running agent.
+    /// Returns the running agent. If the agent was not started, this is an error.
     pub fn running(&mut self) -> Result<&mut Daemon> {
         let none = || format!("the agent of {} does not run: start it first", self.node);
         self.daemon.as_mut().with_context(none)
@@ -107,12 +108,12 @@ impl NodeAgent {
         self.folder().join("run/cni.sock")
     }
 
-    /// The socket of the gRPC API.
+    /// The path of the socket on which the agent serves its gRPC API.
     pub fn socket(&self) -> PathBuf {
         self.folder().join("run/agent.sock")
     }
 
-    /// The store's file.
+    /// The path of the store.
     pub fn store(&self) -> PathBuf {
         self.folder().join("lib/node.redb")
     }
@@ -135,7 +136,7 @@ impl NodeAgent {
     }
 }
 
-/// The attachment of a container to the network `net`.
+/// The attachment of a container's `eth0` to the network `net`.
 pub fn attachment(container: &str) -> Attachment {
     Attachment {
         network: "net".to_owned(),
@@ -199,7 +200,7 @@ impl Agents {
         .await
     }
 
-    /// Adds many containers at once.
+    /// Runs [`Agents::allocate`] for many containers concurrently.
     pub async fn allocate_all(
         &self,
         node: &str,
@@ -258,7 +259,7 @@ impl Agents {
         Ok(addresses)
     }
 
-    /// Sends an ADD to a node once.
+    /// Sends an ADD to a node's agent once. The inner error is the agent's answer.
     pub async fn add(&self, node: &str, add: Add) -> Result<Result<Vec<String>, OpError>> {
         let answer = self.agent(node)?.add(add).await;
         Ok(answer.map(|all| all.iter().map(ToString::to_string).collect()))
@@ -271,7 +272,7 @@ impl Agents {
         Ok(())
     }
 
-    /// Deletes many containers at once.
+    /// Runs [`Agents::free`] for many containers concurrently.
     pub async fn free_all(
         &self,
         node: &str,
@@ -301,7 +302,7 @@ fn of_pool(pool: &str, container: &str) -> Add {
     }
 }
 
-/// The reference to a pod in an ADD.
+/// Returns the reference to a pod that an ADD has.
 pub fn pod_ref(pod: &Pod) -> PodRef {
     PodRef {
         namespace: pod.namespace().unwrap_or_default(),

@@ -79,7 +79,7 @@ pub async fn delete(
         .context("cannot delete the nodes")
 }
 
-/// Lists all nodes.
+/// Lists all nodes in one request.
 pub async fn list(client: &Client) -> Result<Vec<Node>> {
     Ok(Api::<Node>::all(client.clone())
         .list(&ListParams::default())
@@ -87,7 +87,7 @@ pub async fn list(client: &Client) -> Result<Vec<Node>> {
         .items)
 }
 
-/// Returns the names of all nodes.
+/// Returns the names of all nodes. Requests only metadata, which costs less than [`list`].
 pub async fn names(client: &Client) -> Result<Vec<String>> {
     let nodes = Api::<Node>::all(client.clone())
         .list_metadata(&ListParams::default())

@@ -10,7 +10,8 @@
 //!
 //! # Caveats
 //! - If this process is killed in the millisecond between the fork and the request of `setpriv`, the child survives.
-//! - Children of a child are not killed. None of the programs that are started here has children of its own.
+//! - Children of a child are not killed. Chromium's children end with Chromium, and those of a node's programs end with
+//!   the node's namespaces.
 
 use std::fs::File;
 use std::io;
@@ -78,7 +79,7 @@ impl Process {
         })
     }
 
-    /// The process id.
+    /// The process id. The kernel does not reuse it before this value is dropped or the process was waited for.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -95,7 +96,7 @@ impl Process {
         kill_process(pid, signal).with_context(|| format!("cannot signal {} ({pid:?})", self.name))
     }
 
-    /// Returns the exit status if the process has ended.
+    /// Returns the exit status if the process has ended, else `None`.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }

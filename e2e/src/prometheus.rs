@@ -161,7 +161,7 @@ impl Prometheus {
         Ok(firing.map(|mut it| it["labels"].take()).collect())
     }
 
-    /// Returns the end of the server's log.
+    /// Returns the end of the server's log, for an error message.
     pub fn log_tail(&self) -> String {
         self.process.log_tail(30)
     }
@@ -213,7 +213,7 @@ pub fn promtool(args: &[&str], input: &str) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // An error is ignored: promtool may end before it has read all of its input, and its exit status is checked below.
+    // An error is ignored: promtool may end before it has read all of its input, and its exit status is checked anyway.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let done = child.wait_with_output()?;

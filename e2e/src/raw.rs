@@ -56,10 +56,10 @@ pub struct Endpoint {
     tls: Arc<rustls::ClientConfig>,
 }
 
-/// One HTTP request.
+/// One HTTP request to the API server.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// POST, PATCH, DELETE, …
+    /// The method: POST, PATCH, DELETE, …
     pub method: Method,
     /// Path and query, with a leading slash.
     pub path: String,
@@ -101,7 +101,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the calls per second.
+    /// Returns how many calls a second were answered, over the whole of `elapsed`.
     #[allow(clippy::cast_precision_loss)]
     pub fn rate(&self) -> f64 {
         self.latencies.len() as f64 / self.elapsed.as_secs_f64()

@@ -89,7 +89,7 @@ impl Scratch {
         self.keep.store(true, Ordering::Relaxed);
     }
 
-    /// The path of the folder.
+    /// The path of the folder, which exists at least until this value is dropped.
     pub fn path(&self) -> &Path {
         &self.path
     }

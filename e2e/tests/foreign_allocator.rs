@@ -75,7 +75,8 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
         .await
         .unwrap();
     let mut created = 60;
-    // Cadastre may have won every race, so it is stopped, for less than its lease lasts, until the other one has won.
+    // Cadastre may have won every race. So it is paused while each further node is created, until
+    // kube-controller-manager has written a podCIDR first.
     wait::until("the other one has written", LIMIT, async || {
         cadastre.process().signal(Signal::STOP)?;
         let node = nodes::numbered(created).name_any();

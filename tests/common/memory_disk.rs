@@ -18,9 +18,9 @@ const SECTOR: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Lasts,
-    /// From the n-th change or sync from now on, none happens: the process was killed
+    /// The process is killed at the n-th change or sync, so that neither this one nor a later one happens
     Dies(u64),
-    /// Like [`Fate::Dies`], but the first half of the n-th write happens
+    /// The process is killed in the n-th write, so that only the first half of this write happens, and nothing later
     Tears(u64),
     /// From the n-th access on, writes fail because the disk is full
     Full(u64),
@@ -149,7 +149,8 @@ impl MemoryDisk {
     }
 }
 
-/// Appends all zeros at once. One at a time would take half of the time of an unoptimised simulation.
+/// Extends the content to `size` with zeros, all at once. To append them one by one would take half of the time of an
+/// unoptimised simulation.
 fn grow(bytes: &mut Vec<u8>, size: usize) {
     let more = size.saturating_sub(bytes.len());
     bytes.extend_from_slice(&vec![0; more]);

@@ -23,7 +23,7 @@ pub struct Page {
     prose: String,
 }
 
-/// A fenced block.
+/// A fenced code block of a page.
 pub struct Block {
     /// The language of the block, which may be empty
     pub language: String,
@@ -107,7 +107,7 @@ impl Page {
         (sentences, code)
     }
 
-    /// The code in sentences.
+    /// Returns the code between backticks in sentences.
     pub fn code(&self) -> Vec<String> {
         self.parted().1
     }

@@ -107,9 +107,9 @@ pub struct Api {
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// The node of each pod, by the pod's UID. Deleted pods are kept.
     pub placed: BTreeMap<ObjectUid, NodeName>,
-    /// Whether the Lease loses the intents that are written to it.
+    /// Whether the Lease loses the intents (allocations that may be in flight) that are written to it.
     pub forgets_intents: bool,
-    /// By UID of a node: the terms that it had before each touch that the mutation `TouchWithoutEffect` made
+    /// The terms that nodes had, by the node's UID, before touches that the mutation `TouchWithoutEffect` made
     /// ineffective.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<TermId>>>,
     /// How many times only the test of the node's UID prevented that two nodes got one range, and how many times only
@@ -150,7 +150,7 @@ impl Api {
 
     // Writes of kubelets, users and agents. The server's rules apply to these, but no preconditions.
 
-    /// Creates or replaces an object.
+    /// Creates or replaces an object, with a new version.
     pub fn put<T: Stored>(&mut self, object: T) -> Arc<T> {
         let version = self.revision();
         let kind = T::kind_mut(self);
@@ -220,7 +220,7 @@ impl Api {
         pods.filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| n == node))
     }
 
-    // Requests of controllers.
+    // Requests of controllers, with the preconditions that each request names.
 
     pub fn execute(&mut self, request: &ApiRequest, at: Time) -> RequestOutcome {
         let outcome = self.try_execute(request, at);
@@ -442,8 +442,8 @@ impl Api {
         Some((after.version, status))
     }
 
-    /// Writes an agent's NodeAddresses. Returns `false` if they exist although `is_new` is set, or do not exist
-    /// although it is not.
+    /// Writes an agent's NodeAddresses. Returns `false` without writing if `is_new` is wrong: it must be set exactly if
+    /// the object does not exist yet.
     pub fn write_addresses(
         &mut self,
         name: &NodeName,
@@ -551,7 +551,7 @@ impl Api {
     }
 }
 
-/// A claim that a controller creates.
+/// Returns a claim as the API server stores it when a controller creates it.
 fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim {
     assert!(new.owner.is_some(), "{name} would outlive its StatefulSet");
     Claim {
@@ -615,7 +615,7 @@ fn same_term(node: &Node, term: Option<&TermId>, annotated: bool) -> bool {
     node.annotated == annotated && (!annotated || node.term.as_ref() == term)
 }
 
-/// The condition that another writer updates after it has seen this version of a NodeSubnet.
+/// Returns the condition that another writer sets after it has seen this version of a NodeSubnet.
 fn of_another(version: u64) -> SubnetCondition {
     SubnetCondition {
         kind: OF_ANOTHER.into(),

@@ -2,9 +2,9 @@
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
-//!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
-//!    a controller has allocated. There is one exception: the address of a claim may be a block inside of a block whose
-//!    NodeSubnet wants the address back.
+//! existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that a
+//! controller has allocated. There is one exception: an address that a NodeSubnet withdraws from a block may be a block
+//! of its own, for a claim.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
 //!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
@@ -31,7 +31,7 @@ use super::run::{RunId, Sim};
 /// A controller must respect a pool, service range or pod that it received at least this long ago.
 const HEEDED: Time = 120 * SECOND;
 
-/// The history of each block (by CIDR and UID) and of each node.
+/// The history of each block (by CIDR and UID), and when each node was deleted.
 #[derive(Clone, Default)]
 pub struct BlockChecks {
     histories: BTreeMap<Key, BlockHistory>,
@@ -57,7 +57,7 @@ fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
         .unwrap_or_default()
 }
 
-/// Whether the range is an address inside of `wide`, a block in the NodeSubnet, which wants the address back.
+/// Whether the range is a single address of the block `wide`, and the NodeSubnet withdraws this address.
 fn is_withdrawn_from(subnet: Option<&Subnet>, wide: &Cidr, range: &Cidr) -> bool {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
     let is_host = *range == Cidr::host(range.first()) && range != wide;
@@ -83,7 +83,7 @@ impl BlockChecks {
         }
     }
 
-    /// Records that a restore has lost the block's object.
+    /// Records that a restore has lost the block's object. The block then counts as edited.
     pub fn lost(&mut self, block: Key) {
         self.histories.entry(block).or_default().edited = true;
     }
@@ -111,8 +111,7 @@ impl Checks {
             }
         }
         if author == Author::World {
-            // A NodeSubnet is one of two records of the node's blocks. A user has changed it, so its blocks count as
-            // edited.
+            // A user has changed the NodeSubnet, so the blocks that it listed count as edited.
             for block in listed(before) {
                 self.blocks.histories.entry(block).or_default().edited = true;
             }
@@ -261,7 +260,7 @@ impl Checks {
         history.contested |= contested;
     }
 
-    /// Records written podCIDRs, whoever wrote them. Blocks that overlap them count as contested.
+    /// Records that podCIDRs were written, whoever wrote them. Blocks that overlap these ranges count as contested.
     pub fn podcidrs_written(&mut self, ranges: &[Cidr]) {
         for ((cidr, _), history) in &mut self.blocks.histories {
             history.contested |= ranges.iter().any(|range| range.overlaps(cidr));
@@ -281,7 +280,8 @@ impl Checks {
         let was_listed =
             |it: &&(&Key, &BlockHistory)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // A block that a late deletion removed may have been created again, too.
+        // A late deletion may also have removed the block, and the controller may have created it again. Then the
+        // release of the earlier object counts.
         let is_let_go = |it: &BlockHistory| it.released.contains(&owner.uid);
         let remade = |it: &BlockHistory| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -452,16 +452,16 @@ fn owner_is(subnet: Option<&Subnet>, uid: &ObjectUid) -> bool {
 }
 
 impl Sim {
-    /// The blocks that a host uses: those of its present Node that are not released, and those with addresses in use of
-    /// Nodes that a restore has removed. A host that is off for good uses none.
+    /// Returns the blocks that a host uses: blocks of its present Node that are not released, and blocks with addresses
+    /// in use of Nodes that a restore has removed. After a restore, a host that is off for good uses none.
     fn used_by(&self, id: usize) -> Vec<&Key> {
         let agent = &self.machines.hosts[id];
         if agent.is_gone && self.was_restored() {
             return Vec::new();
         }
         let node = self.machines.live_node(id, &self.api);
-        // A host without a Node cannot publish anything. After a restore, a host has no Node for good if the restore
-        // brought back an earlier Node of its name.
+        // After a restore, a host stays without a Node if the restore brought back an earlier Node of its name. Such a
+        // host cannot publish which blocks it uses.
         if node.is_none() && self.was_restored() && !self.registering.contains(&agent.name) {
             return Vec::new();
         }

@@ -1,8 +1,8 @@
 //! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
 //!
-//! These are counted over a minute: writes of an object that have no effect, reads of an object, all requests of a
-//! process, and how often only the clock wakes the process. After a successful write of an object, or when a new object
-//! has its name, the counts of the object start again.
+//! Four counts over a minute are limited: writes of an object that have no effect, reads of an object, all requests of
+//! a process, and how often only the clock wakes the process. After a successful write of an object, or when a new
+//! object has its name, the counts of the object start again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +25,7 @@ const WRITES: usize = 16;
 const READS: usize = 40;
 /// The maximum number of requests of one process in a minute.
 const ALL: usize = 6_000;
-/// The maximum number of times that only its clock wakes a process in a minute.
+/// The maximum number of times in a minute that a process is woken by nothing but its clock.
 const WAKES: usize = 2_400;
 
 /// The times of the events in the last minute.
@@ -131,7 +131,7 @@ impl Budget {
         self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
     }
 
-    /// Counts that only its clock has woken a process, and checks the count against the limit.
+    /// Counts a waking of a process by nothing but its clock, and checks the count against the limit.
     pub fn woke(&mut self, run_id: RunId, now: Time) -> Verdict {
         let count = self.wakes.entry(run_id).or_default().add(now);
         if count > WAKES * self.pace {

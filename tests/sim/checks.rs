@@ -13,9 +13,9 @@
 //!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
 //!    another size and contain addresses of its own pods.
-//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it. The Lease
-//!    names it until it can no longer take effect. Any other write that could do harm if an earlier leader sent it is
-//!    sent only after a write of the Lease that took effect after the decision.
+//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it among the
+//! intents. The Lease names it until it can no longer take effect. Any other write that could do harm when it arrives
+//! late is sent only if the Lease was written after the decision.
 //! 5. *Fence.* After an unclean takeover of a Lease without intents, no podCIDRs are allocated before every existing
 //!    node without podCIDRs has the new term.
 //! 6. *Records.* A NodeSubnet does not lose its record of a node's ranges while the node exists and has them, or while
@@ -46,11 +46,11 @@ pub const DUPLICATE: &str = "one holder";
 pub struct Violation {
     pub rule: &'static str,
     pub text: String,
-    /// Names of the objects concerned.
+    /// The names of the objects concerned. The trace of the failure shows the lines about these objects.
     pub names: BTreeSet<Text>,
 }
 
-/// Whether a rule holds.
+/// `Ok` if all checked rules hold, else the first violation.
 pub type Verdict = Result<(), Violation>;
 
 /// Returns a violation of a rule. The trace of the failure shows the objects in `names`.
@@ -90,8 +90,8 @@ pub struct Checks {
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
-    /// By UID of a node and the ranges chosen for it: UIDs of dead nodes. The process that last chose the ranges had to
-    /// respect their quarantine.
+    /// The dead nodes (by UID) whose quarantine a choice of ranges had to respect. The key is the UID of the node that
+    /// gets the ranges, and the ranges. If several processes chose them, the last choice counts.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
     pub born: BTreeMap<ObjectUid, Time>,
     /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
@@ -101,7 +101,8 @@ pub struct Checks {
     /// The holder of the Lease, and since when.
     pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
-    /// By term: when the Lease was last written in that term, and the intents that it named then.
+    /// By term: when the Lease was last written in that term, and the intents (allocations that may be in flight) in
+    /// it.
     pub leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
     pub last_term: Option<TermId>,

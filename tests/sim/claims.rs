@@ -1,8 +1,9 @@
 //! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
 //!
-//! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
-//! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
-//! controller creates their claims, unless users have done so. It deletes some of them some time after their use.
+//! Users create and delete claims, some for addresses that they choose, and pods that name claims. Several pods may
+//! name one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under a few names. The
+//! controller creates their claims, unless users have done so, and deletes some of these claims some time after their
+//! use.
 //!
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
@@ -25,7 +26,7 @@ use super::checks::{Verdict, wrong};
 use super::pool_model::counted;
 use super::run::Sim;
 
-/// The number of names of claims.
+/// How many names users choose from for the claims that they create.
 const NAMES: u64 = 6;
 /// The number of pods of the StatefulSet with sticky addresses.
 const ORDINALS: u64 = 4;
@@ -44,12 +45,11 @@ pub struct ClaimRecords {
 }
 
 impl ClaimRecords {
-    /// Records that the pod names the claim.
     pub fn note_pod(&mut self, uid: &ObjectUid, claim: &ClaimName) {
         self.of_pod.insert(uid.clone(), claim.clone());
     }
 
-    /// Returns the claim that the pod names.
+    /// Returns the claim that the pod with this UID names, if it names one.
     pub fn claim_of(&self, uid: &ObjectUid) -> Option<&ClaimName> {
         self.of_pod.get(uid)
     }
@@ -71,8 +71,8 @@ impl Sim {
         names.then(|| self.some_claim_name())
     }
 
-    /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
-    /// pod of that name exists.
+    /// Decides whether the StatefulSet creates a pod now, and returns the pod's name. It creates no pod while the
+    /// earlier pod of that name exists.
     pub fn draw_ordinal(&mut self) -> Option<String> {
         if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
             return None;
@@ -103,7 +103,7 @@ impl Sim {
             }
             return;
         }
-        // Most users know which pools serve claims.
+        // Most users choose a pool that serves claims.
         let any = self.rng.chance(1_000);
         let serves = |pool: &&Arc<Pool>| {
             let of_blocks = |it: &IPPoolSpec| it.allocation_mode == AllocationMode::Blocks;
@@ -283,8 +283,8 @@ impl Sim {
         pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
-    /// Checks at the end that every claim has addresses or says why it has none, and that it is with the pod that
-    /// names it.
+    /// Checks at the end that every claim has conditions, and that a deleted claim is left only if a node has its
+    /// addresses.
     pub fn check_claims_end(&self) -> Verdict {
         for claim in self.api.claims.live.values() {
             if claim.status.conditions.is_empty() {

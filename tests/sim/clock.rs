@@ -24,7 +24,7 @@ pub struct Clocks {
     /// When the rate last changed (`since`), and what the monotonic clock showed at that time, in microseconds.
     since: Time,
     shown: u64,
-    /// Until when the monotonic clock stands still.
+    /// The virtual time until which the monotonic clock stands still.
     stands_until: Time,
     /// The rate of the monotonic clock, in parts per million of true time.
     rate: u64,
@@ -76,7 +76,7 @@ impl Clocks {
         self.set_pace(now, self.rate, until);
     }
 
-    /// Lets the monotonic clock jump ahead by `by`.
+    /// Lets the monotonic clock jump ahead by `by` microseconds.
     pub fn jump(&mut self, by: Time) {
         self.shown += by;
     }

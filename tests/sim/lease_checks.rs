@@ -1,4 +1,5 @@
-//! Checks of leadership: the term of each write, the intents that the Lease names, and the fence.
+//! Checks of leadership: the term of each write, the fence, and the intents. Intents are the allocations of podCIDRs
+//! that a leader may have in flight, as the Lease names them.
 
 use std::collections::BTreeMap;
 

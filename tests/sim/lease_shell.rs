@@ -35,7 +35,8 @@ impl Sim {
                 let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
                 run.agents_heard &= leads;
                 if !leads && !matches!(ask, LeaseCall::Get) {
-                    // How long nobody has renewed the Lease, by the wall clocks of two hosts.
+                    // The time since the last renewal of the Lease: from the last holder's wall clock to this process's
+                    // wall clock.
                     let since = run.lease.map(|(_, renewed)| renewed);
                     let vacant = since.map(|time| clocks.wall(self.now).duration_since(time));
                     let vacant = vacant.and_then(|time| Duration::try_from(time).ok());

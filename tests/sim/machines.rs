@@ -12,7 +12,7 @@ use super::clock::{MS, SECOND, Time};
 use super::host::Host;
 use super::run::{Due, Sim};
 
-/// A scheduled event on a host. Each text is the UID of a pod.
+/// A scheduled event on a host. The UIDs are those of pods.
 pub enum Act {
     /// The host boots.
     Start,
@@ -137,7 +137,7 @@ impl Sim {
         }
     }
 
-    /// Makes a random host lose its store.
+    /// Makes a random host lose its store, unless that host is off.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {
             self.lose_store_soon(id);

@@ -125,7 +125,7 @@ impl<T> Default for Feed<T> {
     }
 }
 
-/// A watch of any kind.
+/// A watch, whatever the kind of its objects is.
 pub trait AnyFeed {
     /// Restarts the watch with a list.
     fn relist(&mut self);

@@ -41,7 +41,7 @@ pub enum PersistentFault {
     Requests {
         subject: Subject,
         fate: Fate,
-        /// Whether the fault concerns all requests of that kind. Otherwise only those about some objects.
+        /// Whether the fault concerns all requests of its kind, or only those about some objects.
         all: bool,
         from: Time,
     },

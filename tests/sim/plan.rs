@@ -9,9 +9,9 @@ use super::rng::Rng;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub processes: usize,
-    /// The number of node names.
+    /// The number of node names, and so the maximum number of Nodes.
     pub names: u64,
-    /// The number of pool names.
+    /// The number of pool names, and so the maximum number of pools.
     pub pools: u64,
     /// The chance that a new pool allocates blocks rather than podCIDRs.
     pub blocks: u32,
@@ -47,8 +47,8 @@ pub struct Plan {
     pub lost_stores: u32,
     /// The chance that a new pod names a claim. If 0, there are no claims.
     pub claims: u32,
-    /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is no
-    /// StatefulSet, and claims have no time after use.
+    /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
+    /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
     pub sticky: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,

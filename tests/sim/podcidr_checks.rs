@@ -166,8 +166,9 @@ impl Checks {
         starting.next().map(|it| it.name.clone())
     }
 
-    /// Whether an earlier node with the same name had these ranges, or the process had chosen the ranges for such a
-    /// node. This is known from the history, the process's own decisions, and the NodeSubnet that the process received.
+    /// Whether an earlier node with the same name had the ranges of this allocation, or the process had chosen them for
+    /// such a node. This is known from the history, the process's own decisions, and the NodeSubnet that the process
+    /// received.
     fn had_before(&self, a: &PodCidrAllocation, received: &Received) -> bool {
         let all = |had: &[Cidr]| a.cidrs.iter().all(|cidr| had.contains(cidr));
         let had = |dead: &DeadNode| dead.name == a.name && all(&dead.ranges);
@@ -213,7 +214,7 @@ impl Checks {
                 continue;
             }
             let seen = received.is_some_and(|received| received.seen_deleted.contains(&dead.uid));
-            // If another node had all of these ranges later, the quarantine of that node counts instead.
+            // If another node had all ranges of the dead node later, the quarantine of that other node counts instead.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));

@@ -92,8 +92,8 @@ impl PoolModel {
     }
 
     /// Whether the node gets nothing from this pool because the pool lacks a family. The oldest of the node's best
-    /// pools decides which families the node gets. A pool that lacks one of them is not used if another pool of the
-    /// same rank has all of them.
+    /// pools decides which families the node gets. A pool that lacks one of these families is not used if another pool
+    /// of the same rank has all of them.
     pub fn is_passed_over(&self, serving: &[PoolModel], labels: &[(Text, Text)]) -> bool {
         let rank = |it: &PoolModel| (it.priority, it.selector.len());
         let alike =

@@ -67,7 +67,7 @@ pub struct Run {
     pub lease: Option<(u64, Timestamp)>,
     /// Whether agents have had time to publish since this process began to lead.
     pub agents_heard: bool,
-    /// When this process last tried to acquire the Lease: for how long nobody had led.
+    /// For how long nobody had led when this process last tried to acquire the Lease.
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
@@ -77,7 +77,8 @@ pub struct Run {
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
     /// Requests that wait because no write of the Lease has followed their decision yet.
     pub awaiting_lease: Vec<RequestId>,
-    /// The intents that the controller wants in the Lease, until they are passed to the elector.
+    /// The intents (allocations that may be in flight) that the controller wants in the Lease, until the elector has
+    /// them.
     pub wanted: Option<LeaseContent>,
     /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
     pub look_at: Option<Time>,

@@ -4,12 +4,12 @@
 //! and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
-// The match below is a table: one line for each mutation, by its bare name.
+// The function `proof` is a table: one line for each mutation, by its bare name.
 #![allow(clippy::enum_glob_use, clippy::match_same_arms)]
 
 use super::Mutation::{self, *};
 
-/// The conditions under which the simulation runs.
+/// The conditions of the runs in which a mutation must be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
     /// The conditions that follow from the seed alone.
@@ -29,7 +29,7 @@ pub enum Scenario {
     Scarce,
     /// Pods have addresses that Cadastre has not assigned.
     Strangers,
-    /// Like [`Scenario::Crowded`], and the Lease does not contain intents.
+    /// Like [`Scenario::Crowded`], and the Lease does not name the allocations that may be in flight (intents).
     NoIntents,
     /// Like [`Scenario::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,
@@ -76,7 +76,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
-        // podCIDRs
+        // Mutations of the allocation of podCIDRs
         IndeterminateAllocationFreed => duplicate(Scarce, 1_000),
         UsedAddressesNotAvoided => sim(Strangers, 200),
         MirrorPodsBelieved => unit(
@@ -109,7 +109,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::foreign::tests::a_podcidr_that_contains_another_nodes_block_is_withheld",
         ),
 
-        // Leader election
+        // Mutations of elections, takeovers and hand-overs
         TakeOverCountsAsClean => sim(AsDrawn, 5_000),
         HandOverNotListed => duplicate(HandOvers, 5_000),
         CacheBehindTrusted => sim(Behind, 4_000),
@@ -147,7 +147,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::cluster::lease::tests::a_candidate_with_a_silent_watch_reads_before_it_acquires",
         ),
 
-        // Deleted nodes
+        // Mutations of the quarantine of deleted nodes' ranges
         NoQuarantine => sim(AsDrawn, 200),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
@@ -172,7 +172,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::allocations::quarantined::tests::a_quarantine_ends_if_a_live_node_of_the_name_has_all_the_ranges",
         ),
 
-        // Blocks
+        // Mutations of blocks
         BlockConfirmedByAnswer => unit(
             "controller::machine::tests::a_block_is_listed_once_the_watch_has_shown_it_not_by_the_answer_to_its_creation",
         ),
@@ -216,7 +216,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
 
-        // Pools, addresses, NodeSubnets
+        // Mutations of pools, addresses and NodeSubnets
         FinalizerRemovedDuringQuarantine => sim(AsDrawn, 1_000),
         ReservedNotLeftOut => sim(AsDrawn, 200),
         WiderOlderPoolIgnored => unit(
@@ -249,7 +249,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysHeld => sim(AsDrawn, 2_000),
 
-        // What a process knows of objects
+        // Mutations of the cache of a controller process
         GoneByAnswerComesBack => unit(
             "controller::cluster::object_cache::tests::an_object_that_an_answer_showed_to_be_gone_stays_gone",
         ),
@@ -263,7 +263,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::cluster::object_cache::tests::an_answer_never_restores_a_deleted_object",
         ),
 
-        // Requests
+        // Mutations of requests and of how their outcomes are read
         UidNotTested => duplicate(Crowded, 5_000),
         TermNotTested => duplicate(NoIntents, 5_000),
         ServerErrorCountsAsRejection => {
@@ -274,7 +274,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("controller::cluster::writer::tests::nothing_is_written_without_the_lease")
         }
 
-        // The agents, and the API server of the simulation
+        // Mutations of agents, claims and withdrawals, and one of the simulated API server
         TouchWithoutEffect => duplicate(NoIntents, 5_000),
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::a_released_block_is_used_again_only_under_another_uid")

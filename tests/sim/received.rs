@@ -35,14 +35,14 @@ pub struct Received {
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<TermId>,
     pub takeover: Option<Takeover>,
-    /// Whether the Lease gave the process the intents of earlier leaders.
+    /// Whether the Lease gave the process the intents of earlier leaders: allocations that may be in flight.
     pub has_inherited_intents: bool,
     /// Whether the controller has requested a write other than a touch in that term. If so, it has passed the fence.
     pub has_written: bool,
     /// Whether the controller has requested a list in that term.
     pub has_listed: bool,
-    /// UIDs of nodes that were received with podCIDRs while they existed. Events of a deleted node may arrive after
-    /// newer ones of the same name. The process ignores them, and so must the checks.
+    /// UIDs of nodes that were received with podCIDRs while they existed. An event of a deleted node may arrive after
+    /// newer events of the same name. The process ignores such an event, and so must the checks.
     had_podcidrs: BTreeSet<ObjectUid>,
     /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
     pub seen_deleted: BTreeSet<ObjectUid>,
@@ -58,10 +58,10 @@ pub struct Received {
     newest: BTreeMap<ObjectUid, u64>,
     /// By UID: the present version of a service range or pod, or the generation of a pool, and when that was received.
     versions: BTreeMap<ObjectUid, (i64, Time)>,
-    /// When the process first requested these ranges for a node (by UID).
+    /// When the process first chose ranges for a node. The key is the node's UID and the ranges.
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// For each choice of this controller process or of an earlier one from which it was inherited (the UID of a node,
-    /// and the ranges chosen for it): the UIDs of the dead nodes whose quarantine the choice had to respect.
+    /// The dead nodes (by UID) whose quarantine a choice of ranges had to respect. The key is the UID of the node that
+    /// gets the ranges, and the ranges. This process made the choice, or inherited it from an earlier one.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
@@ -159,8 +159,9 @@ impl Received {
         }
     }
 
-    /// Records the first write in a term: with it, the controller has passed the fence, and nodes that died earlier are
-    /// no longer in its records. Returns whether it is the first write after an unclean takeover without any list.
+    /// Records a write. With the first write of a term, the controller has passed the fence, and forgets nodes that
+    /// died earlier. Returns whether this is the first write after an unclean takeover, and no list was requested
+    /// before.
     pub fn begins_to_write(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.has_written, true);
         if begins {

@@ -1,9 +1,8 @@
 //! The API server is restored to an older state, as if its etcd were restored from a backup.
 //!
-//! All objects go back to their state in the backup, and so does the revision counter. Administrators should avoid to
-//! set back the counter, but for watches it is the worst case. The server is down for a while before, so that every
-//! connection ends and no request is in flight. Controllers and agents keep running with what they know, and pods keep
-//! running, too.
+//! All objects go back to their state in the backup, and so does the revision counter. Administrators should not set
+//! the counter back, but for watches this is the worst case. Before the restore the server is down for a while, so that
+//! every connection ends and no request is in flight. Controllers, agents and pods keep running with what they know.
 //!
 //! | who | does |
 //! |---|---|
@@ -13,10 +12,12 @@
 //! | kubelets | end pods that the server does not know; start pods that are back; report the others |
 //! | users | delete Nodes that the restore has brought back and whose host is gone |
 //!
-//! # What is left out What docs/backup.md says is not repaired: podCIDRs that are lost (no component here remembers
-//! them); hosts that register again after their Node was deleted since the backup; agents that cannot reach the server
-//! while agents publish what they use, or whose Node is deleted before they have published; pools and labels of nodes
-//! that had other values after the backup.
+//! # Left out
+//! docs/backup.md says what is not repaired, and the simulation leaves it out:
+//! - podCIDRs that are lost, because no component here remembers them;
+//! - hosts that register again after their Node was deleted since the backup;
+//! - agents that cannot reach the server during the agent grace, or whose Node is deleted before they have published;
+//! - pools and labels of nodes that had other values after the backup.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -123,8 +124,8 @@ impl Sim {
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// Handles the differences to the nodes `before` the restore. If the restore has brought a Node back, its host has
-    /// ended. If the restore has removed a Node, its host will register again.
+    /// Does for each Node what follows from the restore. `before` is the list of Nodes just before it. If the restore
+    /// has brought a Node back, its host has ended. If the restore has removed a Node, its host will register again.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -217,7 +218,7 @@ impl Sim {
         }
     }
 
-    /// Handles the differences to the pods `before` the restore.
+    /// Does for each pod what follows from the restore. `before` is the list of pods just before it.
     fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
         let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
         for pod in before {

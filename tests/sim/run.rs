@@ -37,13 +37,13 @@ const RESTORES: u32 = 1_500;
 /// The share of seeds with unreliable monotonic clocks, in ten thousand.
 const CLOCKS: u32 = 3_000;
 
-/// The share, in ten thousand, of seeds in which the Lease loses intents, as if a leader of an earlier version had
-/// written it.
+/// The share, in ten thousand, of seeds in which the Lease loses intents (allocations that may be in flight), as if a
+/// leader of an earlier version had written it.
 const UNNAMED: u32 = 1_000;
 
-/// A scheduled event.
+/// An event that is scheduled for a virtual time.
 pub enum Due {
-    /// An object changes.
+    /// Objects change, as users, kubelets and other programs change them.
     Work,
     /// The faults and changes end. From then on, everything has to settle until the end of the run.
     EndFaults,
@@ -57,7 +57,7 @@ pub enum Due {
     Crash(RunId),
     /// A process asks its controller for requests.
     CallController(RunId),
-    /// A process calls its elector.
+    /// A process asks its elector for the next request about the Lease.
     CallElector(RunId),
     /// A changed leadership is passed to a controller.
     PassLeadership(RunId),
@@ -134,7 +134,7 @@ impl Due {
     }
 }
 
-/// One run of one process.
+/// One run of one controller process; `incarnation` counts the runs of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunId {
     pub process: usize,
@@ -236,7 +236,7 @@ pub struct Sim {
     pub registering: BTreeSet<NodeName>,
     /// The scheduled events, by time; events of the same time in the order in which they were scheduled.
     schedule: BTreeMap<(Time, u64), Due>,
-    /// How many events were scheduled.
+    /// How many events were scheduled so far, which orders events of the same time.
     scheduled: u64,
 }
 
@@ -246,7 +246,8 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
         let plan = plan.under(scenario);
-        // These draws have a generator of their own, so that all other draws of the seed do not depend on them.
+        // These special conditions are drawn from a generator of their own, so that the other draws of the seed stay
+        // the same.
         let mut chance = Rng::new(!seed);
         let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
             Scenario::AsDrawn => chance.chance(share),
@@ -257,7 +258,8 @@ impl Sim {
         let plan = if restored {
             plan.with_restore(&mut chance)
         } else if has_clocks {
-            // In half of these runs clocks only lose time, so the checks demand that nothing happens too early.
+            // In half of the runs with bad clocks, clocks only lose time. So the checks still demand that nothing
+            // happens too early.
             plan.with_bad_clocks(chance.chance(5_000))
         } else {
             plan
@@ -271,7 +273,7 @@ impl Sim {
             }
             _ => None,
         };
-        // Nor are there sticky pods, which no mutation needs.
+        // A trial of a mutation has no sticky pods, because no mutation needs them.
         let sticky = match trial {
             None if plan.claims > 0 => {
                 *Rng::new(seed.rotate_left(16) ^ !0).pick(&[0, 1_500, 4_000])
@@ -470,7 +472,7 @@ impl Sim {
         }
     }
 
-    /// The present or last run of a process.
+    /// Returns the id of a process's present run, or of its last run if the process is down.
     pub fn run_id(&self, process: usize) -> RunId {
         RunId {
             process,

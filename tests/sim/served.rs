@@ -25,7 +25,7 @@ use super::pool_model::PoolModel;
 use super::record_checks::records;
 use super::run::{Due, Sim};
 
-/// The interval of the checks.
+/// The interval between two checks, in virtual time.
 pub const LOOK: Time = 5 * SECOND;
 
 /// The maximum time that a node may wait while something is free for it.

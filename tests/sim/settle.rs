@@ -256,7 +256,7 @@ impl Sim {
         models
     }
 
-    /// All podCIDRs and blocks.
+    /// All podCIDRs, all blocks, and the addresses of claims.
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();

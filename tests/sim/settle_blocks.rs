@@ -15,7 +15,7 @@ use super::host::{Host, Key, key};
 use super::pool_model::PoolModel;
 use super::run::Sim;
 
-/// A block of a node. The numbers of addresses are 0 if the agent has not reported the block.
+/// A block of a node. If the agent has not reported the block, `busy` is 0, and the check chooses `size`.
 #[derive(Debug)]
 struct BlockUse {
     cidr: Cidr,
@@ -25,7 +25,7 @@ struct BlockUse {
     size: u64,
 }
 
-/// The blocks of a pool that a node has, and how many addresses the node demands and keeps ready.
+/// The blocks of a pool that a node has, how many addresses the node demands (`wanted`), and the pool's `warm.low`.
 #[derive(Debug)]
 pub struct PoolUse {
     blocks: Vec<BlockUse>,
@@ -68,12 +68,12 @@ impl PoolUse {
         Family::ALL.into_iter().map(of).max().unwrap_or(0)
     }
 
-    /// Whether the node has blocks, uses none of them, and demands no more than its reserve.
+    /// Whether the node has blocks, uses none of them, and demands at most `low` addresses.
     fn is_idle(&self) -> bool {
         !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
     }
 
-    /// Whether pods wait: the node demands more than the addresses that it uses and its reserve.
+    /// Whether pods wait: the node demands more addresses than it uses and `low` together, or has no block.
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
     }

@@ -406,8 +406,6 @@ impl Sim {
         let rest = self.rng.stretch(100 * MS, 40 * SECOND);
         self.after(rest, Due::Start(run_id.process));
     }
-
-    // The Lease.
 }
 
 /// Returns the outcome that the sender of a request sees if the answer is lost.

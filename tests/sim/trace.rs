@@ -64,7 +64,7 @@ impl Trace {
         self.lines.as_ref().map_or(0, Vec::len)
     }
 
-    /// Returns the last lines about these objects, and the lines that are about no object.
+    /// Returns the last lines about the objects in `names`, and the lines that are about no object.
     pub fn tail(&self, names: &BTreeSet<Text>) -> String {
         let all_of_it = std::env::var_os("LINES").is_some();
         let all = || self.lines.iter().flatten();

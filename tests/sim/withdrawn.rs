@@ -18,14 +18,15 @@ use cadastre_core::{Addr, Cidr};
 use super::checks::{Verdict, wrong};
 use super::run::Sim;
 
-/// By node: the UID of its Node, and the ranges that it has handed back.
+/// By node name: the UID of the Node, and the ranges that this Node has handed back.
 #[derive(Default)]
 pub struct Withdrawn {
     of: BTreeMap<NodeName, (ObjectUid, BTreeSet<Cidr>)>,
 }
 
 impl Withdrawn {
-    /// Forgets the ranges of a node about which nothing is checked any more.
+    /// Forgets the ranges of a node. Nothing is checked about them once its NodeSubnet is deleted, or once its host has
+    /// lost its store after a restore.
     pub fn forget(&mut self, name: &NodeName) {
         self.of.remove(name);
     }

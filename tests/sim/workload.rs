@@ -88,7 +88,8 @@ impl Sim {
         self.after(gap, Due::Work);
     }
 
-    /// In runs with blocks, binds a few pods. Sometimes also causes a fault of a host, or requests a drain or release.
+    /// In runs with blocks, binds a few pods. Sometimes also causes a fault of a host, changes claims, or makes
+    /// requests by annotations of a NodeSubnet.
     fn crowd_in(&mut self) {
         if self.rng.chance(600) {
             self.inject_host_fault();
@@ -142,7 +143,7 @@ impl Sim {
         format!("n{}", self.rng.below(self.plan.names)).into()
     }
 
-    /// Draws one of the objects of a kind.
+    /// Draws an existing object of a kind; `None` if there is none.
     pub fn some<T: Stored>(&mut self) -> Option<Arc<T>> {
         let live = &T::kind(&self.api).live;
         let at = self.rng.index(live.len().max(1));
@@ -489,7 +490,7 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
-        // Half of the edits make the cleared parts invalid, the other half remove them.
+        // In half of the edits the cleared parts count as invalid, in the other half as removed.
         subnet.is_partial = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.quarantined.clear(),
@@ -503,7 +504,8 @@ impl Sim {
         self.api.put(subnet);
     }
 
-    /// Requests drains of random blocks and releases of random orphans, as a user would.
+    /// Requests drains of random blocks, withdrawals of random parts of blocks, and releases of random orphans, as a
+    /// user would.
     fn ask_of_node(&mut self) {
         let Some(subnet) = self.some::<Subnet>() else {
             return;

@@ -1,7 +1,8 @@
-//! Builds missing programs. Without an argument: those of the control plane (`make control-plane`). With `nodes`: those
-//! that nodes need in addition, unless nodes cannot run on this host (`make nodes`). With `tools`: helm, and what
-//! clients in Python and Go are built with (`make tools`). With `monitoring`: Prometheus, for the tests of alerts and
-//! dashboards (`make monitoring`).
+//! Builds missing programs. The argument selects which programs:
+//! - none: the programs of the control plane (`make control-plane`)
+//! - `nodes`: the programs that real nodes need in addition, if nodes can run on this host (`make nodes`)
+//! - `tools`: helm, and the tools that build clients in Python and Go (`make tools`)
+//! - `monitoring`: Prometheus, for the tests of alerts and dashboards (`make monitoring`)
 
 use std::io::Write as _;
 

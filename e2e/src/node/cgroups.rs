@@ -28,7 +28,7 @@ while [ "$tries" -lt 100 ]; do
 done
 "#;
 
-/// One folder in each hierarchy, with a sub-folder for each node.
+/// The cgroups of a site: one folder in each hierarchy, with a sub-folder for each node.
 #[derive(Debug)]
 pub struct Cgroups {
     name: String,
@@ -84,8 +84,8 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes the cgroups of a node whose processes are dead. Otherwise a restarted kubelet would wait 3 s for each of
-    /// them.
+    /// Removes the cgroups of a node whose processes are dead. A restarted kubelet would wait 3 s for each cgroup that
+    /// is left.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {

@@ -78,7 +78,7 @@ impl Holder {
         self.pid
     }
 
-    /// Opens the network namespace.
+    /// Opens the network namespace, so that a thread can move into it.
     pub fn network(&self) -> Result<File> {
         let path = format!("/proc/{}/ns/net", self.pid);
         File::open(&path).with_context(|| format!("cannot open {path}"))

@@ -60,7 +60,7 @@ const WITHOUT_DAD: &str = r#"#!/bin/sh
 exec "$0-wrapped"
 "#;
 
-/// Settings of a machine.
+/// Settings for [`Site::machine`](super::Site::machine).
 #[derive(Clone, Debug, Default)]
 pub struct MachineOptions {
     /// Labels with which the kubelet registers the Node
@@ -111,7 +111,7 @@ impl Machine {
         Ok(this)
     }
 
-    /// The name of the machine's Node.
+    /// The name of the machine's Node, `n` and the machine's number.
     pub fn name(&self) -> &str {
         &self.name
     }

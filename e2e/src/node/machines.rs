@@ -22,12 +22,12 @@ use crate::{crds, scheduler};
 /// it starts.
 pub const MACHINES: u8 = 60;
 
-/// Settings of a site.
+/// Settings for [`Site::start`].
 #[derive(Clone, Debug, Default)]
 pub struct SiteOptions {
-    /// Settings of the site's control plane. Users for the machines are added
+    /// Settings of the site's control plane. [`Site::start`] adds users for the machines
     pub control_plane: Options,
-    /// Settings of kube-controller-manager. Flags are added by which it detects a dead node soon
+    /// Settings of kube-controller-manager. [`Site::start`] adds flags for the detection of dead nodes within 10 s
     pub kcm: KcmOptions,
     /// Whether the test installs Cadastre's CRDs itself
     pub bare: bool,
@@ -109,12 +109,12 @@ impl Site {
         Machine::start(Arc::clone(&self.core), number, options).await
     }
 
-    /// The network between machines.
+    /// The network between machines, to set routes and to disconnect machines.
     pub fn fabric(&self) -> &Fabric {
         &self.core.fabric
     }
 
-    /// The control plane.
+    /// The control plane, which machines reach through the fabric.
     pub fn cluster(&self) -> &ControlPlane {
         &self.cluster
     }

@@ -22,7 +22,7 @@ pub struct NodeSide {
     pub agent: Option<Agent>,
 }
 
-/// The agent's process.
+/// How the agent's process is started.
 #[derive(Clone, Debug)]
 pub struct Agent {
     /// The program and its arguments. The environment variables `NODE_NAME` and `KUBECONFIG` are set for it.

@@ -13,14 +13,14 @@ use kube::api::{DeleteParams, ListParams};
 use crate::fixtures::Fixtures;
 use crate::wait::until;
 
-/// A pod that runs.
+/// A running pod, with the parts of its Pod object that tests need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Running {
     /// The name of the pod's Node
     pub node: String,
-    /// The pod's name
+    /// The pod's name in the namespace `default`
     pub name: String,
-    /// The pod's UID
+    /// The pod's UID, which tells the pod from others of the same name
     pub uid: String,
     /// The container's id, as `containerd://ID`
     pub container: String,
@@ -61,8 +61,8 @@ pub async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     Ok(api.pods.list(&params).await?.items)
 }
 
-/// Deletes the pods of a group, and waits until the API does not have them any more. Then their sandboxes have been
-/// stopped, too.
+/// Deletes the pods of a group, and waits until the API does not have them any more. By then, the kubelets have stopped
+/// the pods' sandboxes.
 pub async fn delete_all(api: &Fixtures, group: &str, limit: Duration) -> Result<()> {
     let params = ListParams::default().labels(&format!("group={group}"));
     let delete = DeleteParams::default();

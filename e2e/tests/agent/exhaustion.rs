@@ -136,7 +136,7 @@ async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_request
         let group = format!("crowd{size}");
         let range = format!("10.16.{}.0/20", 16 * n);
         let terms = json!({"ipv4": {"cidrs": [range], "blockSize": size}});
-        // With the agent's default interval, only urgent changes are written.
+        // The agent's default interval, within which the agent writes only urgent changes.
         let flags = ["--publish-interval", "30"];
         let (_, machine) = start(&group, &range, terms, &flags).await;
         let asked = Instant::now();

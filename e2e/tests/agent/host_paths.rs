@@ -90,7 +90,7 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     // runtime does not use the network yet.
     machine.add("c1").await.unwrap();
     fs::remove_file(&net).unwrap();
-    // An ADD makes the agent write the configuration at once. Otherwise it would try again within a minute.
+    // An ADD makes the agent write the configuration at once. Without an ADD, the agent tries again within a minute.
     machine.add("c2").await.unwrap();
     machine.ready().await;
     assert!(conf.exists());

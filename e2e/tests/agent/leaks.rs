@@ -63,8 +63,8 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
     suspected(&machine, "leak-pod", &["podGone", "leakCandidate"]).await;
     suspected(&machine, "leak-both", &["podGone", "leakCandidate"]).await;
-    // The controller now lists both as leak candidates. Their network namespaces still exist, so neither may be freed
-    // yet.
+    // The controller now lists both addresses as leak candidates. Their network namespaces still exist, so neither
+    // address may be freed yet.
     api.subnet_until("leak-1", "names two suspects", |it| {
         it.spec.leak_candidates.len() == 2
     })

@@ -1,7 +1,8 @@
 //! `cadastre agent` as a process, with a real API server and a real controller. The tests call the agent as the CNI
 //! plugin and other programs do.
-//! Most tests share one control plane and one controller. Each of these has its own group of nodes and its own ranges.
-//! There is no kubelet and no runtime: pods are API objects only, and files take the place of network namespaces.
+//! Most tests share one control plane and one controller. Each of these tests has its own group of nodes and its own
+//! ranges. There is no kubelet and no runtime: pods are API objects only, and files take the place of network
+//! namespaces.
 //!
 //! | file | subject |
 //! |---|---|
@@ -70,7 +71,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// Flags of the controller that [`shared`] starts.
+/// Flags of the controllers that these tests start.
 const FLAGS: [&str; 2] = ["--leak-grace", "2"];
 
 /// Returns the cluster that most tests share, and a new [`Fixtures`] for this test.
@@ -112,7 +113,7 @@ fn merge(spec: &mut Value, more: Value) {
     }
 }
 
-/// Merges `change` into an object.
+/// Changes an object by the merge patch `change`.
 async fn patch<K>(objects: &Api<K>, name: &str, change: Value)
 where
     K: DeserializeOwned + Clone + Debug,
@@ -123,7 +124,6 @@ where
     patched.unwrap();
 }
 
-/// Creates a pod with annotations on a node.
 async fn annotated_pod(
     api: &Fixtures,
     namespace: &str,
@@ -140,7 +140,6 @@ async fn annotated_pod(
     pods.create(&PostParams::default(), &pod).await.unwrap()
 }
 
-/// Returns the UID of a Node.
 async fn uid(api: &Fixtures, node: &str) -> String {
     api.nodes.get(node).await.unwrap().uid().unwrap()
 }
@@ -185,7 +184,7 @@ impl Machine {
         Self(NodeAgent::new(cluster, user, node, &all).unwrap())
     }
 
-    /// Creates a node in a group and starts its agent. Returns when the agent is ready.
+    /// Creates the node `GROUP-1` and starts its agent. Returns when the agent is ready.
     async fn of_group(cluster: &ControlPlane, api: &Fixtures, group: &str, flags: &[&str]) -> Self {
         let name = format!("{group}-1");
         api.node(group, &name).await.unwrap();
@@ -251,7 +250,7 @@ impl Machine {
         client.list(v1::ListRequest {}).await.unwrap().into_inner()
     }
 
-    /// Returns container ids with their addresses, sorted.
+    /// Returns the ids and addresses of the containers that have addresses, sorted.
     async fn in_use(&self) -> Vec<(String, String)> {
         let all = self.list().await.allocations.into_iter();
         let mut held: Vec<(String, String)> = all

@@ -37,9 +37,9 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let (api, mut machine) = start("hang", "10.31.0.0/24", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&api, "hang-1", vec![first.clone()]).await;
-    // The agent closes its store after a second without work. The CNI plugin can open the store only if the agent hangs
-    // after that. STATUS, which runtimes send all the time, is no work. But the agent also works off what it postponed
-    // while it hung. So before each attempt, the test waits until the store is closed again.
+    // The agent closes its store after a second without work, and only then can the CNI plugin open the store. A STATUS
+    // does not count as work. After a hang, the agent first does the work that it postponed. So each attempt begins
+    // when the store is closed.
     eventually("the plugin is served beside a hung agent", async || {
         machine.ask(Op::Status).await?;
         until("the agent has let go of its store", LIMIT, async || {

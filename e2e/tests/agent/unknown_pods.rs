@@ -52,8 +52,8 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
     })
     .await;
 
-    // While no agent runs, the CNI plugin uses the agent's records of pods in the store. So the pod's annotation must
-    // be in there.
+    // While no agent runs, the CNI plugin uses the agent's records of pods in the store. So the test waits until the
+    // store has the pod's annotation.
     eventually("it is noted", async || {
         machine.kill();
         let known = given(&machine, &named, "n2").await;
@@ -76,7 +76,7 @@ async fn pods_that_were_known_get_their_own_and_others_wait_while_nobody_can_tel
         Err(OpErrorKind::PodUnknown)
     );
 
-    // Without the API server, the agent uses the same records of pods.
+    // Without the API server, the agent uses the records of pods in its store.
     cluster.control_plane.kill_apiserver().unwrap();
     machine.start();
     machine.serves_alone().await;

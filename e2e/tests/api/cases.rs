@@ -40,7 +40,7 @@ fn rejected<const N: usize>(
     objects.map(|it| (it, Some((field, message)))).into()
 }
 
-/// Returns an object in which these fields are replaced.
+/// Returns `object` after `fields` have replaced its fields of the same names.
 fn replaced(mut object: Value, fields: Value) -> Value {
     if let (Value::Object(object), Value::Object(fields)) = (&mut object, fields) {
         object.extend(fields);
@@ -48,18 +48,18 @@ fn replaced(mut object: Value, fields: Value) -> Value {
     object
 }
 
-/// Returns the spec of a pool of podCIDRs in which these fields are replaced.
+/// Returns the spec of a pool of podCIDRs. `fields` replace the defaults.
 fn with(fields: Value) -> Value {
     let spec = json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/16"]}});
     replaced(spec, fields)
 }
 
-/// Returns the spec of a pool of blocks in which these fields are replaced.
+/// Returns the spec of a pool of blocks. `fields` replace the defaults.
 fn blocks(fields: Value) -> Value {
     replaced(with(json!({"allocationMode": "Blocks"})), fields)
 }
 
-/// Returns the spec of a pool of blocks in which one field is replaced.
+/// Returns the spec of a pool of blocks in which the field `key` has the value `value`.
 fn one(key: &str, value: Value) -> Value {
     blocks(Value::from_iter([(key, value)]))
 }
@@ -407,7 +407,7 @@ fn selectors() -> Vec<Case> {
     .concat()
 }
 
-/// Fields with a least and a greatest value.
+/// Cases of numeric fields that have a minimum and a maximum.
 fn numbers() -> Vec<Case> {
     let at_least_1 = "should be greater than or equal to 1";
     let at_most_a_day = "should be less than or equal to 86400";
@@ -566,8 +566,8 @@ fn routes_and_dns() -> Vec<Case> {
     .concat()
 }
 
-/// IPAMBlocks. The API server rejects a second block with the same name. So the name must follow from the CIDR, to
-/// reject a second block with the same CIDR.
+/// Cases of IPAMBlocks. A block's name must follow from its CIDR. Names are unique, so there cannot be two blocks with
+/// the same CIDR.
 pub fn ipam_blocks() -> Vec<NamedCase> {
     const PLAIN: &str = "10-244-1-64-26";
     const NAME: &str = "the name of a block is its cidr with - for every other sign: blocks are written by the controller alone";

@@ -1,4 +1,5 @@
-//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the agent.
+//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the
+//! agent.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{blocks, node, shared};
 
-/// Status and message of the condition `Accepted`.
+/// Returns status and message of the condition `Accepted`.
 fn accepted(subnet: &NodeSubnet) -> Option<(&str, &str)> {
     let conditions = &subnet.status.as_ref()?.conditions;
     let condition = conditions.iter().find(|it| it.type_ == "Accepted")?;
@@ -130,7 +131,7 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
         fixtures.listed("bad-1", 1).await?;
         blocks(&fixtures, "bad", 2).await?;
     }
-    // Only the node with the wrong status gets a report.
+    // Only the NodeSubnet of the node with the wrong status has the condition.
     let neighbour = fixtures.subnets.get("bad-2").await?;
     assert_eq!(accepted(&neighbour), None);
     agents.allocate("bad-2", "bad", "web").await?;

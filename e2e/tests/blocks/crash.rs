@@ -50,7 +50,8 @@ async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>
     Ok(lists)
 }
 
-/// Makes each node of a half demand that many blocks of 16 addresses, in addition to the addresses in use.
+/// Makes each node of one half of the nodes demand `blocks` blocks of 16 addresses, in addition to the addresses in
+/// use.
 async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) -> Result<()> {
     let name = format!("half{half}-1");
     let warm = json!({"warm": {"low": blocks * 16, "high": blocks * 16}});

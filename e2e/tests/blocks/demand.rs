@@ -46,7 +46,7 @@ async fn a_large_demand_is_met_in_full_and_a_repeated_one_changes_nothing() -> R
     Ok(())
 }
 
-/// Waits until the agent demands that many addresses of the node's only pool.
+/// Waits until the agent demands `demand` addresses of the node's only pool.
 async fn demands(fixtures: &Fixtures, node: &str, demand: u32) -> Result<()> {
     let is = |it: &NodeSubnetStatus| it.pools.iter().any(|it| it.demand == i64::from(demand));
     let what = format!("demands {demand} addresses");

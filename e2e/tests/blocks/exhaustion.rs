@@ -22,7 +22,7 @@ fn pool(range: &str) -> Value {
     })
 }
 
-/// Waits until the pool counts that many nodes that wait.
+/// Waits until the pool's status counts `count` waiting nodes.
 async fn waiting(fixtures: &Fixtures, pool: &str, count: i64) -> Result<()> {
     let is = |it: &IPPool| {
         it.status
@@ -106,7 +106,8 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
     fixtures.event(&uid, "WaitingForBlock").await?;
-    // For a node that already has a block, no block is recalled that another node demands, even if that block is empty.
+    // The first node demands the block that becomes empty. So the block is not recalled for the second node, which
+    // already has a block.
     let mut free_block = async || {
         let block = pods.split_off(pods.len() - 16).into_iter();
         let block = block.map(|(_, pod)| pod);
@@ -115,7 +116,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     free_block().await;
     waiting(&fixtures, "rich", 1).await?;
     assert_eq!(fixtures.listed("rich-1", 3).await?, left);
-    // A block that the other node no longer demands is recalled.
+    // Now the first node demands only two blocks, so its third block is recalled for the second node.
     free_block().await;
     fixtures.listed("rich-2", 2).await?;
     fixtures.listed("rich-1", 2).await?;
@@ -126,7 +127,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
 #[tokio::test]
 async fn of_scarce_blocks_every_node_gets_a_first_one() -> Result<()> {
     let (_, fixtures, agents) = shared().await?;
-    // The first eight nodes demand everything before the last one exists.
+    // The first eight nodes demand all blocks of the pool before the last node exists.
     let mut spec = pool("10.32.0.0/24");
     spec["firstBlock"] = json!("OnDemand");
     spec["warm"]["low"] = json!(10_000);
@@ -213,7 +214,7 @@ async fn the_last_block_of_an_idle_node_is_recalled_for_a_pod_that_waits() -> Re
     let [donor] = without[..] else {
         panic!("one node has released its block, not {without:?}");
     };
-    // As soon as that node has a pod, it gets a block again, which is recalled from a node without pods.
+    // As soon as the node without a block has a pod, it gets a block, which is recalled from a node without pods.
     let again = serve(donor).await;
     assert_ne!(again, fifths);
     assert_eq!(fixtures.listed("last-5", 1).await?, fifths);

@@ -34,7 +34,8 @@ async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
 
     let lives = fixtures.pod("leaky-a", "leaky-1", &[]).await?;
     let goes = fixtures.pod("leaky-b", "leaky-1", &[]).await?;
-    // Now another pod reports the address, whatever UID the agent publishes for it.
+    // Another pod reports the third address. Therefore the address is no leak candidate, whatever pod UID the agent
+    // reports.
     fixtures.pod("leaky-c", "leaky-1", &[&address(3)]).await?;
     let stranger = "00000000-0000-4000-8000-000000000001";
     let entry = |n: u32, uid: &str| json!({"address": address(n), "podUID": uid});

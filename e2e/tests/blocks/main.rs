@@ -72,7 +72,7 @@ async fn blocks(fixtures: &Fixtures, pool: &str, count: usize) -> Result<Vec<Str
     .await
 }
 
-/// Waits until all blocks of a node drain.
+/// Waits until all blocks of a node have the recall `Drain`.
 async fn drains(fixtures: &Fixtures, node: &str) -> Result<()> {
     let is_draining = |it: &NodeSubnet| {
         let mut blocks = it.spec.blocks.iter();
@@ -83,7 +83,7 @@ async fn drains(fixtures: &Fixtures, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the recall of a node's block, if there is one.
+/// Returns the field `recall` of a block in the node's NodeSubnet. Panics if the block is not listed.
 async fn recall(fixtures: &Fixtures, node: &str, cidr: &str) -> Result<Option<Recall>> {
     let subnet = fixtures.subnets.get(node).await?;
     let block = subnet.spec.blocks.iter().find(|it| it.cidr == cidr);

@@ -210,7 +210,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() -> Re
                 of(true, old) && of(false, new)
             })
             .await?;
-        // The agent has its own watch, which may lag behind the one above.
+        // The agent has its own watch, which may lag behind what this test has read.
         let has_new = |it: &NodeSubnetStatus| it.blocks.iter().any(|it| it.cidr.starts_with(new));
         let what = "reports the new block";
         fixtures.status_until(name, what, has_new).await?;

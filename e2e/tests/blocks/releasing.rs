@@ -21,7 +21,7 @@ fn pool(range: &str, idle: u32, cooldown: u32) -> Value {
     })
 }
 
-/// The names of pods of a node.
+/// Returns the names `NODE-N` of a node's pods, one for each number in `pods`.
 fn pods(node: &str, pods: Range<u32>) -> impl Iterator<Item = String> {
     pods.map(move |pod| format!("{node}-{pod}"))
 }
@@ -43,7 +43,7 @@ async fn idle_surplus_is_recalled_and_the_last_block_stays() -> Result<()> {
     agents.allocate_all("idle-1", "idle", forty()).await?;
     let had = fixtures.listed("idle-1", 3).await?;
 
-    // Because of the demand of 20 addresses, the node keeps two blocks, although none is in use.
+    // Because of the demand of 20 addresses, the node keeps two blocks, although no address is in use.
     fixtures.keep_free("idle", 20).await?;
     agents.free_all("idle-1", forty()).await?;
     let kept = fixtures.listed("idle-1", 2).await?;
@@ -77,7 +77,8 @@ async fn a_block_in_use_or_cooling_is_not_released() -> Result<()> {
     agents.free_all("used-1", pods("used-1", 21..33)).await?;
     let left = addresses.swap_remove(20).remove(0);
     fixtures.in_use("used-1", 1).await?;
-    // By now a recall would have happened: meanwhile, another node's surplus block was released.
+    // Waits until a surplus block of another node is released. In this time, a wrong recall of the blocks here would
+    // have happened, too.
     let spec = pool("10.21.1.0/24", 1, 0);
     fixtures.block_pool("surplus", spec).await?;
     node(&fixtures, &agents, "surplus", "surplus-1").await?;
@@ -110,7 +111,7 @@ async fn a_node_that_is_deselected_drains_its_blocks_and_releases_them_when_empt
     let all = pods("desel-1", 0..17);
     agents.allocate_all("desel-1", "desel", all).await?;
     let had = fixtures.listed("desel-1", 2).await?;
-    // One block is empty, the other one is not.
+    // Empties one of the two blocks. In the other one, one address stays in use.
     agents.free_all("desel-1", pods("desel-1", 1..17)).await?;
     let status = fixtures.in_use("desel-1", 1).await?.status.unwrap();
     assert_eq!(status.blocks.len(), 2);

@@ -15,7 +15,8 @@ async fn annotate(fixtures: &Fixtures, node: &str, name: &str, value: Value) -> 
     Ok(())
 }
 
-/// Waits until the node's agent reports exactly these ranges as withdrawn, and exactly these as still to be withdrawn.
+/// Waits until the NodeSubnet's status lists exactly the ranges `withdrawn` as withdrawn, and exactly the ranges
+/// `withdrawing` as still to be withdrawn.
 async fn withdrawn(
     fixtures: &Fixtures,
     node: &str,

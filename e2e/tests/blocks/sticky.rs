@@ -1,7 +1,7 @@
 //! Sticky addresses: the pods of a StatefulSet keep their addresses, one claim for each ordinal.
 //!
-//! No StatefulSet controller runs here, so the tests create the pods, as it would: with the names, the annotations of the
-//! template, and the StatefulSet as owner. No garbage collector runs either.
+//! No StatefulSet controller runs here. So the tests create the pods, with the names, annotations and owner that a
+//! StatefulSet controller would give them. No garbage collector runs either.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::claims::{claims, create, ready};
 use crate::{node, shared};
 
-/// Creates a StatefulSet whose template has these annotations.
+/// Creates a StatefulSet whose pod template has the annotations.
 async fn stateful_set(
     api: &Api<StatefulSet>,
     name: &str,
@@ -64,7 +64,7 @@ async fn run(
     agents.run(fixtures, node, &created).await
 }
 
-/// Ends the pod of an ordinal.
+/// Deletes the pod of an ordinal, and its container on the node.
 async fn end(
     fixtures: &Fixtures,
     agents: &Agents,
@@ -98,8 +98,8 @@ async fn ordinals_keep_their_addresses_from_node_to_node() -> Result<()> {
         json!({STICKY_ANNOTATION: "true"}),
     )
     .await?;
-    // A user creates the claim of the last ordinal, with an address. Nodes get the highest blocks first, and there is room
-    // for four blocks.
+    // A user creates the claim of the last ordinal, with an address of the lowest of the pool's four blocks. Nodes get
+    // the highest blocks first, so the address is free.
     let certain = "10.23.12.2";
     create(&fixtures, "ledger-3", json!({"addresses": [certain]})).await?;
     let mut has: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -157,7 +157,7 @@ async fn after_scaling_down_a_claim_stays_for_its_time_after_use() -> Result<()>
     };
     let claims = claims(&fixtures);
     let params = PatchParams::default();
-    // A time after use can be changed. It does not end a claim that a pod uses.
+    // `ttlSecondsAfterUse` can be changed. It does not end a claim that a pod uses.
     for name in ["scaled-0", "scaled-1"] {
         assert_eq!(
             claims.get(name).await?.spec.ttl_seconds_after_use,
@@ -171,7 +171,7 @@ async fn after_scaling_down_a_claim_stays_for_its_time_after_use() -> Result<()>
     run(&fixtures, &agents, &set, of(1)).await?;
     let again = claims.get("scaled-1").await?;
     assert_eq!(again.spec.ttl_seconds_after_use, Some(3600));
-    // The pod of a claim that is deleted keeps its address, and so does the claim.
+    // A claim that is deleted while a pod uses it is gone once the pod has ended.
     claims.delete("scaled-1", &DeleteParams::default()).await?;
     end(&fixtures, &agents, &set, of(1)).await?;
     gone(&claims, "scaled-1").await?;
@@ -195,7 +195,7 @@ async fn a_pod_that_cannot_have_a_claim_hears_why() -> Result<()> {
     let spec = json!({"ipv4": {"cidrs": ["10.23.14.0/27"], "blockSize": 28}});
     fixtures.block_pool("bare", spec).await?;
     node(&fixtures, &agents, "bare", "bare-1").await?;
-    // A pod of another owner gets an address of the pool as usual.
+    // A pod without an owner gets an address of the pool as usual.
     let mut bare = pod_of(&set, 1, "bare-1")?;
     bare.metadata.owner_references = None;
     let bare = fixtures.pods.create(&PostParams::default(), &bare).await?;
@@ -207,7 +207,8 @@ async fn a_pod_that_cannot_have_a_claim_hears_why() -> Result<()> {
     quota_forbids_claims(&fixtures, sticky).await
 }
 
-/// Binds a pod to bare-1 in a namespace whose quota allows no claims.
+/// Binds a pod to bare-1 in a namespace whose quota allows no claims. Waits for the event that says why there is no
+/// claim.
 async fn quota_forbids_claims(fixtures: &Fixtures, annotations: Value) -> Result<()> {
     const TIGHT: &str = "tight";
     let client = &fixtures.client;
@@ -222,7 +223,7 @@ async fn quota_forbids_claims(fixtures: &Fixtures, annotations: Value) -> Result
     quotas
         .create(&post, &serde_json::from_value(quota)?)
         .await?;
-    // No quota controller runs here.
+    // No quota controller runs here, so the test writes the quota's status.
     let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
     let params = PatchParams::default();
     quotas.patch_status("claims", &params, &counted).await?;

@@ -17,8 +17,8 @@ fn rollout(rendered: &str) -> (Option<&str>, Option<&str>) {
     (after("replicas: "), after("type: "))
 }
 
-/// On a single node, a second controller would wait forever for the host port of the first. At an upgrade, so would the
-/// new controller.
+/// On a single node, a second controller would wait forever for the host port of the first. During an upgrade, the new
+/// controller would wait for the host port of the old one.
 #[tokio::test]
 async fn one_node_has_one_controller_and_many_have_two() {
     tools().await;

@@ -287,7 +287,7 @@ async fn labels_environment_volumes_and_accounts_can_be_extended() {
     }
 }
 
-/// A chart with this chart as a dependency can switch it on and off.
+/// A chart that depends on this chart can switch this chart on and off.
 #[tokio::test]
 async fn an_umbrella_chart_switches_this_chart_on_and_off() {
     let folder = tempfile::tempdir().unwrap();

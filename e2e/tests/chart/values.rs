@@ -15,7 +15,6 @@ Generated from `charts/cadastre/values.yaml`: change that and run `make config`.
 |---|---|---|
 ";
 
-/// A value's path, its default and its description.
 #[derive(Debug)]
 struct Entry {
     path: String,

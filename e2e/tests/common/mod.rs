@@ -26,8 +26,8 @@ const SHORT_LEASE: [(&str, &str); 3] = [
     ("CADASTRE_RETRY_PERIOD", "1"),
 ];
 
-/// Waits until no other test holds the returned permit. Tests whose timing depends on free processors run one at a
-/// time.
+/// Waits until no other test holds the permit, and returns the permit. So tests whose timing depends on free processors
+/// run one at a time.
 pub async fn turn() -> SemaphorePermit<'static> {
     static TURN: Semaphore = Semaphore::const_new(1);
     TURN.acquire().await.unwrap()

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::LIMIT;
 
-/// So many pools fit into one NodeSubnet, both by their number and by the size of their settings.
+/// This many pools fit into one NodeSubnet, both by their number and by the size of their settings.
 const FEW: usize = 800;
 
 fn left_out_is(subnet: &NodeSubnet, expected: &str) -> Result<()> {

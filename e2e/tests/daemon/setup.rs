@@ -319,8 +319,8 @@ async fn leads(daemon: &Daemon) {
     .unwrap();
 }
 
-/// Creates a node that gets a block and whose status reports an orphan outside its ranges. A claim is deleted after its
-/// use, and a pod of a StatefulSet on the node gets a claim. Then deletes the node.
+/// Creates a node that gets a block, and whose status reports an orphan outside the node's ranges. Makes the controller
+/// delete a claim after its use, and create a claim for a pod of a StatefulSet. Then deletes the node.
 async fn blocks_come_and_go(hand: &Fixtures) {
     let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/25"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();
@@ -353,7 +353,7 @@ async fn blocks_come_and_go(hand: &Fixtures) {
     })
     .await
     .unwrap();
-    // As if a node had had the address.
+    // `releasedAt` in the past makes the claim look as if a node had used and released its address.
     let released = Patch::Merge(json!({"status": {"releasedAt": "2026-01-01T00:00:00Z"}}));
     let params = PatchParams::default();
     let patched = claims.patch_status("audit", &params, &released).await;

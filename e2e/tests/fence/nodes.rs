@@ -170,8 +170,8 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 
 #[tokio::test]
 async fn the_first_annotation_of_a_node_makes_a_write_fail_and_a_new_read_helps() {
-    // A JSON Patch cannot test a field whose parent is missing. So it tests that the parent is missing, and the node's
-    // first annotation makes it fail.
+    // A JSON Patch cannot test a field whose parent is missing. So for a node without annotations, the patch tests that
+    // the parent is missing. It fails if the node gets its first annotation meanwhile.
     let bench = bench().await;
     let seen = bench.create("first-annotation", json!({})).await;
     bench

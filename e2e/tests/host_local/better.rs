@@ -172,7 +172,7 @@ fn a_file_written_over_in_place_is_found_as_host_local_finds_it() {
             panic!("{:?}", lab.addresses())
         };
         // The first releases of host-local wrote this format, which has only the container id. Both plugins must find
-        // the file by it.
+        // the file by the container id.
         fs::write(lab.side().join("net").join(name), "a").unwrap();
         let again = lab.run_by(plugin, "ADD", "a", &json!({}));
         assert_eq!(code(&again), 999);

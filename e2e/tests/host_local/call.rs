@@ -29,7 +29,6 @@ pub struct Call {
     pub asked: usize,
 }
 
-/// The plugin's exit status and output.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: Option<i32>,

@@ -241,7 +241,7 @@ fn odd(rng: &mut Rng, config: &mut Value) {
     }
 }
 
-/// Returns a random call.
+/// Returns a random call, mostly ADD, DEL or CHECK, and sometimes with invalid parameters.
 pub fn call(rng: &mut Rng, base: &Base) -> Call {
     let command = match rng.below(100) {
         0..48 => "ADD",

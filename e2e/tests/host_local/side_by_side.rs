@@ -12,7 +12,7 @@ use super::configs::{self, Base};
 use super::plugins::Plugins;
 use super::rng::Rng;
 
-/// Calls per case.
+/// The number of calls of a case, unless the case ends early.
 const CALLS: u64 = 40;
 
 /// Which plugin is called in the folder of cadastre-ipam.

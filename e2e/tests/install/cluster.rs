@@ -31,7 +31,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of `count` machines.
+    /// Starts a cluster of `count` machines, without Cadastre.
     pub async fn start(count: usize, helm: fn(Helm) -> Helm) -> Self {
         let options = SiteOptions {
             control_plane: Options {
@@ -131,8 +131,8 @@ impl Cluster {
         cluster.kubectl_stdin(&apply[2..], &crds).await.unwrap();
     }
 
-    /// Waits until a Node's condition `Ready` is `True`, or until it is not, if `ready` is false. Returns the
-    /// condition's message.
+    /// Waits until a Node's condition `Ready` is `True` or, if `ready` is false, is not `True`. Returns the condition's
+    /// message.
     pub async fn ready(&self, node: &str, ready: bool) -> String {
         let what = format!("node {node} is ready: {ready}");
         eventually(&what, async || {

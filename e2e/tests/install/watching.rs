@@ -59,7 +59,7 @@ impl Watch {
         }
     }
 
-    /// Waits until the alert with this label fires, or until it does not, if `fires` is false.
+    /// Waits until the alert with this label fires or, if `fires` is false, until it does not fire.
     pub async fn fires(&self, alert: &str, (label, value): (&str, &str), fires: bool) {
         let what = format!("{alert} of {label} {value} fires: {fires}");
         eventually(&what, async || {

@@ -70,7 +70,7 @@ pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> 
     within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
 }
 
-/// Does the same as [`running`], but each address may lie in any of `ranges`.
+/// Waits until `count` pods of a group run, each with its addresses in any of `ranges`. Returns them sorted.
 pub async fn within(api: &Fixtures, group: &str, count: usize, ranges: &[Cidr]) -> Vec<Running> {
     let what = format!("{count} pods of {group} run");
     eventually(&what, async || {

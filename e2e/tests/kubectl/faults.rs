@@ -117,7 +117,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let clean = run(&cluster, CHECK).await;
     assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
 
-    // All other faults are created together.
+    // Creates all other faults, to find them with one call of `check`.
     fixtures.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
     fixtures.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
     for (cidr, name, uid) in [
@@ -247,8 +247,7 @@ async fn leak_is_released(
     other().await;
     let slow = run(cluster, &format!("release --report {report} --timeout 0")).await;
     slow.assert_out(2, "the request stays");
-    // Overwrites the annotation. The request for the leaked address is gone then, until the next command makes it
-    // again.
+    // Overwrites the annotation, so the leaked address is no longer requested. The next command requests it again.
     other().await;
     let child = start(
         cluster,

@@ -122,7 +122,7 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     );
 }
 
-/// A line without ages, UIDs, our version, and the spaces that align columns.
+/// Returns a line with placeholders for ages, UIDs and our version, and without the spaces that align columns.
 fn plain(line: &str) -> String {
     let indent = line.len() - line.trim_start().len();
     let gaps = line

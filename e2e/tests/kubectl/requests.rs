@@ -140,7 +140,7 @@ async fn a_leak_is_released_long_before_its_grace_is_over(test_cluster: &TestClu
     let status = json!({"nodeUID": node, "blocks": reports(1), "orphans": leak});
     fixtures.write_status("leaky-1", status).await.unwrap();
     let child = start(&test_cluster.control_plane, &format!("release {address}"));
-    // The controller has proof that the pod is gone, and waits for the agent's proof.
+    // The controller knows that the pod is gone, and waits for the agent's proof that the sandbox is gone, too.
     let is_candidate = |it: &cadastre_api::NodeSubnet| {
         it.spec
             .leak_candidates

@@ -172,7 +172,7 @@ pub(crate) async fn twenty_thousand_blocks_are_one_picture() {
     eprintln!("{said}");
     assert!(took[1].as_u64().unwrap() < 5_000_000, "{said}");
 
-    // There is one cell more than blocks: a reserved range beside the blocks.
+    // The picture has a cell for each block, and one for the reserved range that contains no block.
     assert_eq!(
         (page.view().await.as_str(), page.cells().await),
         ("10.0.0.0/11", u64::from(BLOCKS) + 1)

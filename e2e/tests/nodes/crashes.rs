@@ -31,7 +31,8 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
 pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
     let (api, group) = (&stage.api, "kills");
     let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
-    // Pods are created while no agent runs. So the CNI plugin does not know these pods.
+    // Pods are created while no agent runs, so no agent has seen them. With `Serve`, the CNI plugin serves unknown
+    // pods.
     spec["unknownPods"] = json!("Serve");
     api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
@@ -189,7 +190,8 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
 pub(crate) async fn the_agent_hangs(stage: &Stage) {
     let (api, group) = (&stage.api, "hangs");
     let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
-    // Pods are created while the agent hangs. So the CNI plugin does not know these pods.
+    // Pods are created while the agent hangs, so it has not seen them. With `Serve`, the CNI plugin serves unknown
+    // pods.
     spec["unknownPods"] = json!("Serve");
     api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;

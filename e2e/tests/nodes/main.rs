@@ -3,6 +3,7 @@
 //! Tests that leave the site intact share one site with one controller. Each test starts its own machines, and uses
 //! pools and pods of its own group. If nodes cannot run on this host, every test is ignored and the reason is printed.
 //! The test of macvlan is also ignored if the kernel does not have macvlan.
+//!
 //! | file | subject |
 //! |---|---|
 //! | `harness` | the harness itself: it leaves nothing behind |
@@ -127,7 +128,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// What most tests share. Fields are dropped in their order: the controller must be dropped before the site.
+/// The site, the controller and the clients that most tests share. Fields are dropped in their order: the controller
+/// must be dropped before the site.
 struct Stage {
     _controller: Daemon,
     site: Site,

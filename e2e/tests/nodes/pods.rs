@@ -79,7 +79,7 @@ pub async fn running_that(
     .await
 }
 
-/// Does the same as [`running_that`], without a condition.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses. Returns them.
 pub async fn running(api: &Fixtures, group: &str, count: usize) -> Vec<Running> {
     running_that(api, group, count, |_| true).await
 }
@@ -133,7 +133,7 @@ pub fn assert_within<'a>(pods: impl IntoIterator<Item = &'a Running>, ranges: &[
     }
 }
 
-/// Waits until a Node's condition `Ready` is `True`, or until it is not, if `ready` is false. Returns the Node.
+/// Waits until a Node's condition `Ready` is `True` or, if `ready` is false, is not `True`. Returns the Node.
 pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     let wanted = if ready { "True" } else { "False, Unknown" };
     let what = format!("node {node} has Ready: {wanted}");

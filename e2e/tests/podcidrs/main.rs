@@ -44,7 +44,7 @@ async fn shared() -> Result<(&'static TestCluster, Fixtures)> {
     Ok((cluster, cluster.fixtures().await?))
 }
 
-/// Starts a cluster for a single test.
+/// Starts a cluster for a single test. The test must keep the permit until its cluster has ended.
 async fn alone(flags: &[&str]) -> Result<(TestCluster, Fixtures, SemaphorePermit<'static>)> {
     let permit = permit().await?;
     let cluster = TestCluster::start(Options::default(), flags).await?;

@@ -75,7 +75,7 @@ async fn with_a_thousand_pools_a_node_costs_few_requests_and_memory_stays_small(
     );
     let requests = sent(&stage).await? - before;
     println!("{requests} requests for it");
-    // The node, its subnet, its pool's status and events, and what renews the lease: nothing for the other pools.
+    // Requests are needed for the node, its NodeSubnet, its pool's status, events and the Lease, but for no other pool.
     assert!(requests < 40.0, "{requests} requests");
 
     let metrics = stage.controller.metrics().await?;

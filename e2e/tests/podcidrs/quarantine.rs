@@ -67,8 +67,8 @@ async fn a_node_that_is_being_deleted_keeps_its_range_until_it_is_gone() -> Resu
     let cidrs = hand.served("fin-1").await?;
     hand.subnet_until("fin-1", "is there", |_| true).await?;
     hand.delete_node("fin-1").await?;
-    // Watch events of nodes come in order. So when the controller reports this node, it knows that the other one is
-    // being deleted.
+    // Watch events of nodes come in order. So when the controller reports `fin-2`, it knows that `fin-1` is being
+    // deleted.
     hand.waiting_node("fin", "fin-2").await?;
     assert!(hand.pod_cidrs("fin-2").await?.is_empty());
     let subnet = hand.subnets.get("fin-1").await?;

@@ -83,8 +83,8 @@ async fn a_node_that_gets_podcidrs_at_once_has_no_event() -> Result<()> {
     hand.condition("calm", "Ready", "True").await?;
     let node = hand.node("calm", "calm-1").await?;
     hand.served("calm-1").await?;
-    // Events are written in order. So if there were an event of the first node, it would exist by the time of this
-    // later event.
+    // Events are written in order. So if there were an event of the first node, it would exist before the second node's
+    // event.
     hand.change_pool("calm", json!({"disabled": true})).await?;
     hand.condition("calm", "Ready", "False").await?;
     hand.waiting_node("calm", "calm-2").await?;

@@ -122,7 +122,7 @@ impl Sim {
         }
     }
 
-    /// The disk is full, or fails, for some time.
+    /// Makes the disk full or broken for the time `length`.
     fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
         let until = self.now + length;
         self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
@@ -142,8 +142,8 @@ impl Sim {
         {
             worker.close();
         }
-        // The store was the only record of the cooldown of addresses, so the checks no longer demand that cooldown. Nor
-        // does a new store know which addresses were released while there was none.
+        // The store was the only record of the cooldown of addresses, so the checks no longer demand that cooldown. A
+        // new store also does not know which addresses were released while there was none.
         self.machines.hosts[id].is_store_lost = true;
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         if self.was_restored() {

@@ -424,7 +424,8 @@ impl Sim {
         wrong("given range", text, [name.clone()])
     }
 
-    /// Checks that the store has the addresses of all live sandboxes. The agent would assign missing ones again.
+    /// Checks that the store has the addresses of all live sandboxes. The agent would assign addresses again that the
+    /// store lacks.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
         let host = self.host(id);
         if host.disk().is_none() {

@@ -115,7 +115,8 @@ pub struct Host {
     /// Until when the agent's watches deliver nothing.
     pub held_until: Time,
     pub clocks: Clocks,
-    /// UIDs of the host's Nodes that a restore has removed. The ranges that the host uses as these Nodes are in use.
+    /// UIDs of the host's Nodes that a restore has removed. The ranges that the host uses under these Nodes count as in
+    /// use.
     pub forgotten: BTreeSet<ObjectUid>,
     /// The content of the store: its blocks, how many addresses of each block cool, and the block of each assigned
     /// address.

@@ -196,7 +196,7 @@ impl Sim {
         self.turn_host(id)
     }
 
-    /// Takes turns of the agent until there are no more effects.
+    /// Lets the agent take turns, until it starts no effect that is answered at once.
     pub(super) fn turn_host(&mut self, id: usize) -> Verdict {
         loop {
             let now = self.host_now(id);
@@ -415,7 +415,7 @@ impl Sim {
     }
 }
 
-/// A write of an agent.
+/// A write of an agent to the API server.
 pub enum Writing {
     /// The version of the NodeSubnet that the status is based on, and the status.
     Status(u64, Box<NodeSubnetStatus>),

@@ -325,7 +325,7 @@ impl Sim {
     }
 }
 
-/// The error of a request if the file cannot be opened.
+/// Returns the error of a request for which the store's file cannot be opened.
 fn refused(why: &str) -> OpError {
     OpError {
         why: OpErrorKind::Busy,

@@ -24,7 +24,7 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::{Fate, MemoryDisk};
 use crate::run::Sim;
 
-/// After this time without work, the agent closes the file.
+/// After this time without work, the agent closes the store's file.
 const IDLE: Time = SECOND;
 /// The maximum time that the release of a leak may take.
 const FREE_LIMIT: Duration = Duration::from_secs(10);

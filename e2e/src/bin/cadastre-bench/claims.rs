@@ -45,7 +45,8 @@ struct Phases {
 
 type Pick = fn(&Phases) -> Duration;
 
-/// The controller's memory in bytes, and the requests of both phases.
+/// The controller's memory in bytes (before the claims, with the claims, and with their pods), its processor time, and
+/// the API requests of each phase.
 struct Details {
     empty: u64,
     created: u64,
@@ -223,7 +224,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     Ok((Phases { created, bound }, details))
 }
 
-/// Counts claims with addresses, and claims whose addresses are at a node, by a watch.
+/// A watch that counts the claims with addresses, and the claims whose addresses are at a node.
 struct Watching {
     seen: watch::Receiver<(usize, usize)>,
     _tasks: JoinSet<()>,
@@ -257,7 +258,7 @@ impl Watching {
         }
     }
 
-    /// Waits until so many claims have addresses, or until these are at nodes.
+    /// Waits until `count` claims have addresses or, with `bound`, until the addresses of `count` claims are at a node.
     async fn until(&mut self, count: usize, bound: bool) -> Result<()> {
         let reached = |seen: &(usize, usize)| if bound { seen.1 } else { seen.0 } >= count;
         let wait = tokio::time::timeout(LIMIT, self.seen.wait_for(reached)).await;

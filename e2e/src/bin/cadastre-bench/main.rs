@@ -42,7 +42,7 @@ async fn main() -> Result<()> {
     match what.as_str() {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
-        // Two claims for each node of the other measurements.
+        // Two claims per node.
         "claims" => claims::run(2 * count).await,
         "pods" => pods::run(count).await,
         "takeover" => takeover::run(count).await,

@@ -32,7 +32,7 @@ pub struct Seen {
     pub allocated: usize,
     /// Blocks in quarantine
     pub quarantined: usize,
-    /// Blocks that have come into quarantine so far, with those that have left it
+    /// Blocks that have entered quarantine so far, including those that have left quarantine
     pub entered: usize,
     /// Entries in the block lists of all NodeSubnets
     pub listed: usize,

@@ -20,7 +20,6 @@ pub struct Agents {
     hand: Fixtures,
 }
 
-/// A node's agent that runs.
 pub struct Agent(NodeAgent);
 
 impl Agents {

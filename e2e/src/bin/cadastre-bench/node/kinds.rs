@@ -16,20 +16,20 @@ use super::agents::Agent;
 /// A CIDR large enough for the existing pods and for the concurrent ADDs.
 const RANGE: &str = "10.1.0.0/22";
 
-/// The name of the kind that calls an agent that has no other work.
+/// The name under which the CNI plugin is measured with an agent that has no other work.
 pub const AGENT: &str = "cadastre-ipam, via the agent";
 
-/// A program that is measured, with its arguments and input.
+/// A measured program, with its arguments and input.
 pub struct Kind {
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<String>,
-    /// Standard input
+    /// The program's standard input: a CNI configuration, or empty
     pub config: String,
 }
 
 impl Kind {
-    /// Returns all kinds, none of which has assigned an address yet. The empty process is the first.
+    /// Returns all programs to compare, none of which has assigned an address yet. The empty process is the first.
     pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
