@@ -99,9 +99,8 @@ impl LeakReason {
         )
     }
 
-    /// Whether the runtime's list of sandboxes matters. It matters for attachments of pods, because the runtime has
-    /// created their sandboxes. It also matters if a user declared a sandbox gone, because the list must not contain
-    /// that sandbox.
+    /// Whether the proof needs the runtime's list of sandboxes. For an attachment of a pod it does, because the runtime
+    /// has created the pod's sandboxes. If a user declared a sandbox gone, the list must not contain the sandbox.
     pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }

@@ -158,10 +158,10 @@ pub struct AgentMachine {
     subnet_followed: bool,
     /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
     listed: (bool, bool, bool),
-    /// Whether a new list has shown the NodeSubnet. If so, that version replaces an earlier one even if its version is
-    /// older
+    /// Whether a new list has shown the NodeSubnet. If so, the listed object replaces the known one even if its version
+    /// is older
     relisted: bool,
-    /// The state that the watches have shown. The servers get it
+    /// What the watches have shown, for the servers on the node's sockets
     watched: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
@@ -217,7 +217,7 @@ pub struct AgentMachine {
     ready: Option<(bool, String)>,
 }
 
-/// Whether the servers must get the changed [`WatchState`].
+/// Whether the servers on the node's sockets must get the changed [`WatchState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingOffer {
     Nothing,

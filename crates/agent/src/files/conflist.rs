@@ -14,8 +14,8 @@
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - A file is rendered only once the node has a range from which addresses are assigned, or if the node gets its first
-//!   range only when a pod needs one. Only a valid conflist is rendered.
+//! - A file is rendered only once the node has a range from which addresses are assigned. If the node gets its first
+//!   range only when a pod needs one, the file is rendered earlier. Only a valid conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,8 @@ pub const PTP: &str = r#"{
 }
 "#;
 
-/// The template for pools of which a node gets one IPv4 range. The CNI plugin `bridge` allows only one IPv4 address.
+/// The template for pools of which a node gets one IPv4 range. The CNI plugin `bridge` allows only one IPv4 address on
+/// the bridge.
 pub const BRIDGE: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],

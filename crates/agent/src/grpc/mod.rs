@@ -73,7 +73,7 @@ pub struct Api {
     pub node: String,
     /// The node's ranges, updated at each change
     pub holding: watch::Receiver<Arc<NodeAllocation>>,
-    /// The leak candidates, and why each is one
+    /// The leak candidates, each with its reason
     pub leaks: watch::Receiver<Arc<Reasons>>,
     /// Cancelled when the agent stops, which ends every `Watch`
     pub stop: CancellationToken,
