@@ -133,7 +133,7 @@ impl AgentMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Returns the gauge of open connections of a socket.
+    /// Returns the gauge of open connections with this value of the label `socket`.
     pub fn connections(&self, socket: &str) -> IntGauge {
         self.connections.with_label_values(&[socket])
     }

@@ -1,7 +1,7 @@
 //! The ADDs that found no free address, and the pools from which they want a block.
 //!
-//! The entry of an ADD is kept for a while after the ADD has ended, so that the block is there when the runtime tries
-//! again.
+//! Each entry counts in the node's demand for blocks. The entry of an ADD outlives the ADD, so that the block is there
+//! when the runtime tries again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -42,7 +42,7 @@ pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// Whether the next version comes from a list. If so, it replaces an earlier version even if it is older
+    /// Whether the next version comes from a list. If so, that version counts even if it is older than the known one
     relisted: bool,
     /// The version that the write under way requires
     in_flight: Option<String>,
@@ -217,7 +217,6 @@ impl Publisher {
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
-    /// Whether a write is under way.
     pub(crate) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
@@ -238,7 +237,8 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // An older CRD would drop the same part again. So another write is useless.
+        // If the CRD is older than the agent, the API server would drop the same part again. So another write is
+        // useless.
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };

@@ -300,7 +300,7 @@ fn published(effect: &AgentEffect) -> Option<&'static str> {
     }
 }
 
-/// Returns the name of a question's kind.
+/// Returns the name by which the tests refer to questions of this kind.
 pub(super) fn name(question: &StoreQuestion) -> &'static str {
     match question {
         StoreQuestion::Open => "open",
