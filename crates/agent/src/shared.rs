@@ -25,7 +25,7 @@ pub struct SharedState {
     service: Mutex<ServiceState>,
 }
 
-/// The state of the API objects, according to the watches of the loop.
+/// What the watches of the main loop have shown of the API objects.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
@@ -33,9 +33,9 @@ pub struct WatchState {
     pub pods: Pods,
     /// Whether the watch of pods is established
     pub pods_followed: bool,
-    /// Whether the watch has failed since it was last established
+    /// Whether the watch of pods has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the agent has read a NodeSubnet since its start. If not, the fields about pools below are unknown
+    /// Whether the agent has read a NodeSubnet since its start. If not, all fields about pools are still empty
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
@@ -108,7 +108,7 @@ impl ServiceState {
 }
 
 impl WatchState {
-    /// Whether the node may request a block of any pool.
+    /// Whether there is a pool from which the node may request a block.
     pub(crate) fn may_ask(&self) -> bool {
         !self.askable.is_empty()
     }
@@ -125,8 +125,8 @@ impl WatchState {
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether it can be decided which pools the pod may use. The namespace must be known, unless no pool could depend
-    /// on it.
+    /// Whether it can be decided which pools the pod may use. This needs the pod's namespace, unless the pod names
+    /// pools and no pool selects namespaces.
     pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -134,7 +134,8 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether an ADD need not wait any longer to learn more about its pod.
+    /// Whether an ADD should stop waiting for its pod: the pod and its namespace are known, or the watch of pods has
+    /// failed.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

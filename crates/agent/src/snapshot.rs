@@ -33,7 +33,6 @@ pub(crate) fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTe
     pools.find(|terms| terms.name == pool)
 }
 
-/// Returns the addresses of an attachment.
 pub(crate) fn addresses(record: &AttachmentRecord) -> impl Iterator<Item = Addr> {
     record.given.addresses.iter().map(|it| it.address)
 }
