@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools: first those with known terms, best first, then those that have blocks but no known terms
+    /// The pools: first those whose settings are known, best first, then those of which only blocks are known
     pub pools: Vec<PoolCount>,
     /// The withdrawn ranges, which the controller may allocate elsewhere
     pub withdrawn: Vec<Cidr>,
@@ -34,7 +34,7 @@ pub struct Snapshot {
 /// A range that the controller wants to withdraw from the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWithdrawal {
-    /// The range
+    /// The range to withdraw: a part of a block, or a single address
     pub range: Cidr,
     /// Whether no address of the range is in use or cooling, so that the range can be withdrawn now
     pub is_empty: bool,
@@ -74,7 +74,7 @@ pub struct BlockCount {
 /// A pool with its usage on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCount {
-    /// The terms of the pool; the default terms if its terms are unknown
+    /// The settings of the pool; the default settings if the store has none
     pub terms: PoolTerms,
     /// Sums over the pool's blocks on this node, by family
     pub counts: Dual<AddressCounts>,

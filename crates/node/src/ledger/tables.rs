@@ -255,7 +255,7 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the pools with known terms, best first.
+    /// Returns the pools whose settings are known, best first.
     fn pools(&self) -> Result<Vec<PoolTerms>, StorageFault> {
         self.list(KvTable::Pools, &[], |_, value| {
             decode(KvTable::Pools, value)
@@ -292,7 +292,8 @@ pub(crate) trait Read: Kv {
         Ok(families)
     }
 
-    /// Returns the names of the pools that have blocks from which addresses are assigned, but no known terms.
+    /// Returns the names of the pools that have blocks from which addresses are assigned, but whose settings are
+    /// unknown.
     fn pools_without_terms(&self) -> Result<Vec<String>, StorageFault> {
         let mut pools = Vec::new();
         let mut entry = self.seek(KvTable::Assigning, Included(&[]))?;
