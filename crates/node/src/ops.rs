@@ -36,9 +36,9 @@ pub struct Attachment {
 /// The pod of an attachment, as the container runtime reported it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRef {
-    /// Namespace of the pod
+    /// Namespace of the pod; empty if the container runtime did not report it
     pub namespace: String,
-    /// Name of the pod
+    /// Name of the pod; empty if the container runtime did not report it
     pub name: String,
     /// UID of the pod; empty if the container runtime did not report it
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -84,7 +84,7 @@ pub struct Add {
     /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
     pub decided: bool,
-    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
+    /// Of the pools that serve only some namespaces, the names of those that serve the pod's namespace
     #[serde(skip)]
     pub bound: Vec<String>,
 }
@@ -126,7 +126,7 @@ pub struct AddressAssignment {
     /// Routes of the pools to which the addresses belong
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS settings of the first of these pools that has DNS settings
+    /// DNS settings of the first pool in `addresses` that has DNS settings
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
@@ -141,7 +141,7 @@ impl AddressAssignment {
 /// An assigned address, with the data that the main CNI plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AssignedAddress {
-    /// The assigned address
+    /// The address alone; `prefix` has the length of its prefix
     pub address: Addr,
     /// Prefix length with which the interface is configured
     pub prefix: u8,

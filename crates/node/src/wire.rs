@@ -77,7 +77,8 @@ impl Request {
         Duration::from_millis(self.deadline_ms)
     }
 
-    /// Returns the time since boot at which the operation was requested, or `None` if the CNI plugin did not send it.
+    /// Returns the time since boot at which the operation was requested; `None` if the CNI plugin is too old to send
+    /// it.
     pub fn asked(&self) -> Option<Duration> {
         self.asked_us.map(Duration::from_micros)
     }
