@@ -31,7 +31,7 @@ const LONGEST: (usize, usize) = (15, 253);
 pub struct Attached {
     /// The name of the network; empty if the annotation does not name it
     pub network: String,
-    /// The name of the interface in the pod
+    /// The name of the interface in the pod, such as `net1`
     pub interface: String,
     /// The addresses of the interface; their number per pod is bounded
     pub addresses: Vec<Addr>,

@@ -67,7 +67,7 @@ pub struct AgentParts {
 
 /// Carries out effects: short ones at once, others in tasks.
 pub(super) struct Carrier {
-    /// The name of the Node
+    /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     node: String,
     pub parts: AgentParts,
     leak_verifier: LeakVerifier,

@@ -40,11 +40,11 @@ const QUOTED: usize = 100;
 /// A pool that may serve pods of this node.
 #[derive(Clone, Debug, Default)]
 pub struct ServingPool {
-    /// The name of the IPPool
+    /// The name of the IPPool, by which pods can ask for it
     pub name: String,
-    /// Selects the namespaces whose pods the pool serves
+    /// Selects the namespaces whose pods the pool serves; the default selector selects all
     pub namespace: Selector,
-    /// Selects the pods that the pool serves
+    /// Selects the pods that the pool serves; the default selector selects all
     pub pod: Selector,
     /// Whether the pool serves only pods that ask for it by name
     pub manual: bool,

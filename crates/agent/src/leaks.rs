@@ -52,7 +52,7 @@ const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 pub enum LeakReason {
     /// The API has no pod with the attachment's pod UID.
     PodGone,
-    /// The pod has finished.
+    /// The pod's phase is Succeeded or Failed.
     PodFinished,
     /// The controller has named the address as a leak candidate.
     LeakCandidate,
@@ -255,7 +255,7 @@ impl LeakDetector {
 }
 
 impl NodeEvidence {
-    /// Whether the attachment is of an earlier boot.
+    /// Whether the attachment is of an earlier boot. If the id of the current boot is unknown, returns false.
     fn is_of_earlier_boot(&self, record: &AttachmentRecord) -> bool {
         record.boot != self.boot && !self.boot.is_empty()
     }

@@ -100,7 +100,7 @@ pub const STARTING: &str = "this node's agent starts and has not opened its stor
 /// The settings on which the agent's decisions depend.
 #[derive(Clone, Debug)]
 pub struct MachineSettings {
-    /// The name of the Node
+    /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     pub node: String,
     /// The minimum interval between two publications of a status that is not urgent
     pub publish_interval: Duration,
@@ -145,7 +145,7 @@ impl<T> Observed<T> {
     }
 }
 
-/// The state of the agent.
+/// The state machine of the agent. [`Self::on`] records events, and [`Self::turn`] decides what to do.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct AgentMachine {
     settings: MachineSettings,

@@ -125,7 +125,7 @@ impl AgentMetrics {
         Ok(new)
     }
 
-    /// Counts an answered request and its duration.
+    /// Counts an answered request and its duration. `verb` and `result` are the values of the labels.
     pub(crate) fn answered(&self, verb: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[verb, result]).inc();
         self.seconds

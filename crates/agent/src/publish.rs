@@ -129,14 +129,14 @@ pub(crate) enum PublishStep {
     Nothing,
 }
 
-/// The outcome of a write.
+/// The outcome of writing the status.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WriteOutcome {
     /// The status was written.
     Done {
         /// The new resourceVersion
         version: String,
-        /// The status that was stored
+        /// The status as the API server has stored it
         status: Box<NodeSubnetStatus>,
         /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,

@@ -13,7 +13,7 @@ use cadastre_core::Addr;
 pub struct SubnetSeen {
     /// The UID, which the NodeAddresses names as its owner
     pub uid: String,
-    /// The resourceVersion
+    /// The resourceVersion, which a write of the status requires
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,

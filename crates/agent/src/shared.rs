@@ -29,7 +29,7 @@ pub struct SharedState {
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
-    /// The pods of this node
+    /// The pods of this node, as far as the watch has shown them
     pub pods: Pods,
     /// Whether the watch of pods is established
     pub pods_followed: bool,
@@ -64,7 +64,7 @@ pub struct ServiceState {
     pub pending_adds: PendingAddBook,
     /// Whether this state has changed in a way that the loop should act on
     pub is_changed: bool,
-    /// Events to emit
+    /// Events about wrong annotations, which are emitted after the current step of an ADD
     pub notices: Vec<EventNote>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,

@@ -92,7 +92,7 @@ pub struct Add {
 /// A request to check that an attachment has the addresses that the container runtime remembers.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The attachment to check
+    /// The attachment to check; without an address it fails the check
     pub attachment: Attachment,
     /// All addresses of the previous result. Addresses outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
@@ -101,7 +101,7 @@ pub struct Check {
 /// A request to release the addresses of all attachments of a network except the valid ones.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Gc {
-    /// Name of the network
+    /// Name of the CNI network; attachments of other networks are kept
     pub network: String,
     /// Container ID and interface of each valid attachment
     pub valid: Vec<(String, String)>,
@@ -150,7 +150,7 @@ pub struct AssignedAddress {
     pub gateway: Option<Addr>,
     /// Name of the address's pool; empty for a podCIDR outside every pool
     pub pool: String,
-    /// The block to which the address belongs
+    /// CIDR of the block from which the address was assigned
     pub block: Cidr,
 }
 
@@ -164,7 +164,7 @@ pub struct OpError {
     pub text: String,
 }
 
-/// Kinds of [`OpError`].
+/// Kinds of [`OpError`]. The kind determines the CNI error code and the status code of the gRPC API.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum OpErrorKind {

@@ -48,7 +48,7 @@ pub struct PodChoice {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum PoolOrder {
-    /// All pools that are for every pod, in the order of the node's list
+    /// All pools that serve every pod, in the node's order of preference
     #[default]
     All,
     /// The pools that the pod asks for by name

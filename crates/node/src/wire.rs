@@ -130,7 +130,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(body)?)
 }
 
-/// Writes a message as one frame.
+/// Writes a message as one frame. Fails if the message is longer than [`MOST_BYTES`].
 pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }

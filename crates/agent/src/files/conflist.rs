@@ -71,7 +71,7 @@ pub struct Template {
 /// Values for the placeholders that do not depend on the node's ranges.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The name of the Node
+    /// The name of the Node, the value of `{{NODE}}`
     pub node: String,
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,

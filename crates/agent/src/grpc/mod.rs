@@ -69,7 +69,7 @@ const SILENCE: Duration = Duration::from_secs(12);
 pub struct Api {
     /// Handles the operations of clients
     pub service: Arc<Service>,
-    /// The name of the Node
+    /// The name of the Node, which `Ping` returns
     pub node: String,
     /// The node's ranges, updated at each change
     pub holding: watch::Receiver<Arc<NodeAllocation>>,

@@ -144,7 +144,7 @@ pub enum StoreAnswer {
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held,
-    /// Whether the block was released
+    /// Whether the block is released; false if it is not empty or has another UID
     Released(bool),
     /// Whether any range was withdrawn
     Withdrawn(bool),
@@ -183,7 +183,7 @@ pub struct LeakScan {
     pub gone: BTreeSet<String>,
 }
 
-/// An error of the store.
+/// Why the store could not be used.
 #[derive(Clone, Debug)]
 pub struct StoreTrouble {
     /// The error message, for users

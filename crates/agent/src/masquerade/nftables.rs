@@ -46,7 +46,7 @@ const ELEMENTS_AT_ONCE: usize = 1_000;
 
 /// The values that depend on the address family.
 struct Kind {
-    /// `NFPROTO_*`
+    /// `NFPROTO_*`: netfilter's number of the family
     protocol: u8,
     /// nft's number for the type of address. `nft list` needs it to show the set
     addresses: u32,

@@ -26,7 +26,7 @@ fn wrong(msg: String) -> CniError {
 }
 
 impl Env {
-    /// Reads the environment variables of this process.
+    /// Reads the environment variables of this process. Fails if a variable is not UTF-8.
     pub(super) fn of_process() -> Result<Self, CniError> {
         let var = |name| {
             let text = std::env::var_os(name).unwrap_or_default().into_string();

@@ -111,7 +111,7 @@ pub(crate) struct Deletion {
     pub asked_us: u64,
 }
 
-/// The record of a block or podCIDR.
+/// What the store has about a block or podCIDR. The CIDR is the key.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
     pub uid: String,

@@ -19,7 +19,7 @@ pub struct Snapshot {
     /// UID of the Node to which the blocks are allocated; `None` before the first call of
     /// [`set_allocation`](super::AddressLedger::set_allocation)
     pub node_uid: Option<String>,
-    /// The attachments that have addresses
+    /// All attachments; each has at least one address
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
@@ -49,14 +49,14 @@ pub struct AddressCounts {
     pub cooling: u64,
     /// Number of addresses that can be assigned now to an ADD that requests no certain address
     pub free: u64,
-    /// Number of withdrawn addresses
+    /// Number of withdrawn addresses, which are neither free nor in use
     pub withdrawn: u64,
 }
 
-/// A block with its usage.
+/// A block or podCIDR of the node, with its usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCount {
-    /// The range of the block
+    /// The CIDR, which no other block of the node has
     pub cidr: Cidr,
     /// UID of the block's IPAMBlock; for a podCIDR, UID of the Node
     pub uid: String,

@@ -335,7 +335,7 @@ pub(crate) trait Write: KvMut {
         self.put(table, key, &value)
     }
 
-    /// Removes the key if it exists.
+    /// Removes the key if it exists. Otherwise the transaction stays without a change that must be committed.
     fn drop_key(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         if self.get(table, key)?.is_some() {
             self.remove(table, key)?;

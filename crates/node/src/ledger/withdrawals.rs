@@ -106,7 +106,7 @@ pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr, pool: &str) -> Result<u128,
     Ok(union(block, &ranges).iter().map(IpRange::size).sum())
 }
 
-/// Returns the withdrawal that covers an address.
+/// Returns the range that contains the address and is withdrawn or to be withdrawn; `None` if there is none.
 pub(crate) fn covering(kv: &dyn Kv, addr: Addr) -> Result<Option<Cidr>, StorageFault> {
     let ranges = kv.cidrs_over(KvTable::Withdrawals, Cidr::host(addr))?;
     Ok(ranges.into_iter().next())

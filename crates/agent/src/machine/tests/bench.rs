@@ -9,7 +9,7 @@ use crate::snapshot::testing::{block, snapshot};
 use cadastre_core::node_allocation::Block;
 use cadastre_node::BlockCount;
 
-/// The UID of the Node.
+/// The UID of the Node in all tests.
 pub(super) const NODE: &str = "node";
 
 pub(crate) struct Bench {
