@@ -156,7 +156,7 @@ pub struct AgentMachine {
     addresses: Observed<AddressesSeen>,
     /// Whether the watch of the NodeSubnet is established
     subnet_followed: bool,
-    /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
+    /// For the Node, the NodeSubnet and the NodeAddresses: whether the list under way has shown the object
     listed: (bool, bool, bool),
     /// Whether a new list has shown the NodeSubnet. If so, the listed object replaces the known one even if its version
     /// is older

@@ -69,7 +69,7 @@ pub(crate) struct Publisher {
 struct Pace {
     /// When the status was last written for this reason
     written_at: Option<Duration>,
-    /// The minimum time from that write to the next one for this reason
+    /// The minimum time between two writes for this reason
     pause: Duration,
 }
 
@@ -339,8 +339,8 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether the stored status is the wanted one. Conditions are compared only if `wanted` has their type; the others
-/// belong to the controller.
+/// Whether the stored status is the wanted one. Only conditions of the types in `wanted` are compared, because
+/// conditions of other types belong to the controller.
 pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),

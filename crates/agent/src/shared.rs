@@ -134,8 +134,8 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether an ADD should stop waiting for its pod: the pod and its namespace are known, or the watch of pods has
-    /// failed.
+    /// Whether an ADD should stop waiting for its pod: the watch of pods has failed, or the agent knows the pools and
+    /// the pod and has tried to read the pod's namespace.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

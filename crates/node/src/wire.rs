@@ -135,7 +135,7 @@ pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }
 
-/// Reads one frame and decodes its message.
+/// Reads one frame and decodes its message. Fails if the frame is longer than [`MOST_BYTES`].
 pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     let mut head = [0; 4];
     from.read_exact(&mut head)?;

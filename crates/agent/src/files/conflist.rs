@@ -128,8 +128,9 @@ impl Template {
         &self.network
     }
 
-    /// Returns the text of the file. Returns `None` if no range of the node assigns addresses, unless `waits_for_pods`
-    /// is true: then the node gets its first range when a pod needs it.
+    /// Returns the text of the file. While no range of the node assigns addresses, returns `None`. But if
+    /// `waits_for_pods` is true, the node gets its first range when a pod needs it, and the text is returned without a
+    /// range.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,

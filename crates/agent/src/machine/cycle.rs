@@ -131,7 +131,7 @@ impl AgentMachine {
         }
     }
 
-    /// Starts a cycle. The cycle handles all events so far.
+    /// Starts a cycle, which handles all events that have been recorded until now.
     fn begin(&mut self) -> Next {
         self.is_news = false;
         Next::Go(if self.is_open {

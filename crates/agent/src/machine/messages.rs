@@ -58,7 +58,7 @@ pub enum AgentEvent {
 /// turn. So a decision after an answer also uses requests that came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
-    /// The number of ADDs that wait for an address, or waited lately, by pool
+    /// The number of ADDs that wait for an address, or waited recently, by pool
     pub pending_adds: PendingAdds,
     /// The time since boot at which the first entry of `pending_adds` expires; `None` if there is no entry
     pub wishes_end: Option<Duration>,

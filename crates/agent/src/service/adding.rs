@@ -88,7 +88,7 @@ enum Attempt {
 struct Wait {
     /// The pools from which blocks can be requested, best first
     wanted: Vec<String>,
-    /// From how many pools of `wanted` blocks have been requested so far
+    /// How many of the pools in `wanted` have been asked for a block
     requested: usize,
     begun: Duration,
     until: Duration,
@@ -226,7 +226,7 @@ impl ForBlock {
 }
 
 impl Adding {
-    /// Returns `time`, or an earlier time if the caller's deadline is near by then.
+    /// Returns `time`, or [`MARGIN`] before the caller's deadline if that is earlier.
     fn until(&self, time: Duration) -> Duration {
         time.min(self.deadline.saturating_sub(MARGIN))
     }

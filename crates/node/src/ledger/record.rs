@@ -127,7 +127,7 @@ pub(crate) struct BlockRecord {
 
 impl BlockRecord {
     /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the
-    /// addresses that the settings of the block's pool exclude or that are withdrawn.
+    /// addresses that the settings of the block's pool or withdrawals exclude.
     pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }

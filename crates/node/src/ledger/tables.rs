@@ -319,7 +319,8 @@ impl<K: Kv + ?Sized> Read for K {}
 
 /// Writes typed values to the tables.
 pub(crate) trait Write: KvMut {
-    /// Writes the value only if it has changed.
+    /// Writes the value only if it differs from the stored one, so that a transaction without changes need not be
+    /// committed.
     fn put_json<T: Serialize>(
         &mut self,
         table: KvTable,
@@ -335,7 +336,7 @@ pub(crate) trait Write: KvMut {
         self.put(table, key, &value)
     }
 
-    /// Removes the key if it exists. Otherwise the transaction stays without a change that must be committed.
+    /// Removes the key if it exists. If it does not exist, the transaction stays without a change.
     fn drop_key(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         if self.get(table, key)?.is_some() {
             self.remove(table, key)?;

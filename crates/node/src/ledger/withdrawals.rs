@@ -39,7 +39,8 @@ pub(crate) enum WithdrawalState {
     Withdrawn,
 }
 
-/// Records the requests of the NodeSubnet: begins and cancels withdrawals, and ends those of returned ranges.
+/// Records the requests of the NodeSubnet. Begins withdrawals of the ranges in `withdraw`, cancels withdrawals that are
+/// no longer requested, and ends withdrawals of the ranges in `returned`.
 pub(crate) fn put_requests(
     kv: &mut dyn KvMut,
     allocation: &NodeAllocation,

@@ -64,7 +64,7 @@ pub enum StoreError {
     /// The file system reports an error.
     #[error("{path} cannot be {done}: {error}. {advice}")]
     Io {
-        /// Path of the file or directory for which the error was reported
+        /// Path of the store's file, even if the error is about its directory
         path: PathBuf,
         /// What could not be done, as a participle in the message: opened, written, made
         done: &'static str,
