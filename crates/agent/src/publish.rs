@@ -59,7 +59,7 @@ pub(crate) struct Publisher {
     behind_since: Option<Duration>,
     /// The resourceVersion and the content of the last written status, if only a part of it was stored
     partial: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version for which a write was rejected as outdated, and how long to wait for another version
+    /// The version for which a write was rejected as outdated, and until when to wait for another version
     outdated: Option<(String, Duration)>,
 }
 

@@ -18,7 +18,7 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_daemon::events::EventNote;
 use cadastre_node::Add;
 
-/// The state that the loop and the servers share.
+/// The state that the main loop and the servers on the node's sockets share.
 #[derive(Default)]
 pub struct SharedState {
     watched: watch::Sender<Arc<WatchState>>,
