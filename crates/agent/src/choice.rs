@@ -29,7 +29,7 @@ use cadastre_api::{
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
-/// The annotations that a pod may have.
+/// The annotations in the domain `cadastre.dev` that pods may have. All others in this domain are reported.
 const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
 
 /// An annotation with more pools than this is rejected as a mistake.

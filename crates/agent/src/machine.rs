@@ -228,7 +228,7 @@ enum PendingOffer {
 }
 
 impl AgentMachine {
-    /// Returns the state of an agent that has just started. `seed` should differ between nodes, so that the jitter
+    /// Returns the machine of an agent that has just started. `seed` should differ between nodes, so that the jitter
     /// differs.
     pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
@@ -326,7 +326,8 @@ impl AgentMachine {
         all.into_iter().flatten().min().unwrap_or(now + STORE_CHECK)
     }
 
-    /// Inserts an effect that gives the servers a changed state, if there is one, before all other effects.
+    /// If the state for the servers has changed, inserts the effect that hands the state over, before all other
+    /// effects.
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {

@@ -119,7 +119,7 @@ fn name(pod: &PodRef) -> (String, String) {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// Returns the note on a pod; `None` while its namespace is unknown.
+/// Returns the note on a pod; `None` while the pod's pools cannot be decided.
 fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
     if !watched.is_decidable(pod) {
         return None;

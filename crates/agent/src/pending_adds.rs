@@ -35,8 +35,8 @@ impl PendingAddBook {
         self.0.remove(attachment).is_some()
     }
 
-    /// Among the entries that want this pool, returns the time since boot of the one recorded earliest; `None` if no
-    /// ADD wants the pool.
+    /// Returns when the first of the ADDs that want this pool was recorded, as a time since boot; `None` if no ADD
+    /// wants the pool.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)

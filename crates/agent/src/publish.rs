@@ -98,11 +98,11 @@ impl Pace {
     }
 }
 
-/// A request for blocks of a pool that has not been answered yet.
+/// A request for blocks of a pool, which the controller has not answered yet.
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
-    /// The pool's capacity at the time of the request. If the capacity has changed, the request was answered. If
-    /// addresses are still lacking then, that is a new request
+    /// The pool's capacity at the time of the request. When the capacity changes, the request counts as answered. If
+    /// addresses are still lacking, a new request begins
     capacity: u64,
     pace: Pace,
 }
@@ -221,7 +221,7 @@ impl Publisher {
         self.in_flight.is_some()
     }
 
-    /// Returns the conditions of that version of the NodeSubnet which the next write requires.
+    /// Returns the conditions of the NodeSubnet in the version that the next write requires.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
@@ -398,7 +398,8 @@ fn unrequested(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether a block has changed in a way on which the controller has to act.
+/// Whether the controller has to learn at once of a release, of a withdrawal, or of a block in use that it does not
+/// list.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
     let is_release = wanted.blocks.iter().any(|block| {

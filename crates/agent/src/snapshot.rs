@@ -49,8 +49,8 @@ pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Ci
     families.flatten().flat_map(|it| it.cidrs.iter().copied())
 }
 
-/// Returns the node's ranges as the store knows them. So files and gRPC clients get them even if the API server does
-/// not answer. Reserved addresses and the pools of claims are left out.
+/// Returns the node's ranges as the store knows them, for the files and for gRPC clients. They get these ranges even if
+/// the API server does not answer. Reserved addresses and the pools of claims are left out.
 pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
     let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {

@@ -76,8 +76,8 @@ pub struct Add {
     /// Names of the pools to try, in this order; if empty, the node's automatic pools are tried in their order
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// If not empty, exactly these addresses are assigned, whichever pools they belong to. At most one per family. If
-    /// `pools` names an IPClaim, they must be addresses of the claim
+    /// If not empty, exactly these addresses are assigned, at most one of each family, whichever pools they belong to.
+    /// If `pools` names an IPClaim, they must be addresses of the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
@@ -170,8 +170,8 @@ pub struct OpError {
 pub enum OpErrorKind {
     /// Every address that could be assigned is in use or cooling
     Exhausted,
-    /// The node has no block from which it could assign an address, or none of the requested pools; or no pool serves
-    /// the pod
+    /// The node has no block from which it could assign an address; or it has no block of the requested pools; or no
+    /// pool serves the pod
     #[serde(rename = "nothingHeld")]
     NoBlock,
     /// The requested pools are unknown on this node or not open to the pod's namespace. Or a requested address belongs

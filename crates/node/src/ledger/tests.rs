@@ -469,8 +469,8 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     assert_eq!(node.memory.writes, writes);
     let other = ask_for(1, &["10.0.0.3"]);
     node.assert_refused(&other, OpErrorKind::Mismatch, "has 10.0.0.2 already");
-    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would be regarded as
-    // dead.
+    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would count as one of
+    // an earlier boot, which can be a leak.
     node.now = now("two", 1);
     assert_eq!(node.try_add(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
