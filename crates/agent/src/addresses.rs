@@ -2,8 +2,9 @@
 //!
 //! | what changed | when it is published |
 //! |---|---|
-//! | an address was released that the controller or a user has named, or that a newer sandbox supersedes | once [`Schedule`]'s `soon` has passed since the last write, because the controller or a user waits for the release |
-//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | just as soon, because only this list can restore it if the store is lost |
+//! | an address was released, and the controller or a user waits for the release | `soon` after the last write (see [`Schedule`]) |
+//! | an address of a superseded sandbox was released | `soon` after the last write |
+//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | `soon` after the last write, because only this list can restore the address if the store is lost |
 //! | anything else | once per interval, with jitter |
 //! | nothing | never |
 //!
@@ -26,10 +27,11 @@ use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapshot};
 
-/// If an address is older than this, its pod should have reported it.
+/// The time after an assignment within which the pod's status should show the address.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
-/// Builds the list of addresses in use. `boot` is the id of the current boot, by which superseded sandboxes are found.
+/// Builds the list of addresses in use. `boot` is the id of the current boot; it is needed to find superseded
+/// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
     let entry = |record: &AttachmentRecord| {
@@ -103,7 +105,8 @@ pub(crate) fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // If the store is lost, the runtime still knows these addresses, so they need not be listed at once.
+    // If the store is lost, the runtime still knows the addresses of pods' own interfaces. So they need not be listed
+    // at once.
     let of_runtime =
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.attachments.iter();
@@ -214,7 +217,6 @@ impl Schedule {
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
-    /// Whether a write is under way.
     pub(crate) fn is_writing(&self) -> bool {
         self.is_writing
     }

@@ -31,7 +31,7 @@ const LONGEST: (usize, usize) = (15, 253);
 pub struct Attached {
     /// The name of the network; empty if the annotation does not name it
     pub network: String,
-    /// The name of the interface in the pod
+    /// The name of the interface in the pod, such as `net1`
     pub interface: String,
     /// The addresses of the interface; their number per pod is bounded
     pub addresses: Vec<Addr>,
@@ -77,7 +77,8 @@ pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNe
     };
     let mut remaining = MOST_ADDRESSES;
     let mut all = Vec::new();
-    // The entry marked as default is the pod's first interface, which the runtime has set up. So it is skipped.
+    // The entry marked as default is the pod's own interface, whose addresses the runtime knows. So the entry is
+    // skipped.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
         let addresses: Vec<Addr> = addresses.take(remaining).collect();

@@ -47,13 +47,13 @@ pub struct AgentParts {
     pub ledger: LedgerClient,
     /// The path of the container runtime's socket; `None` if the agent must not ask the runtime
     pub cri: Option<PathBuf>,
-    /// The files that other programs read
+    /// Writes the files that other programs read
     pub files: KeptFiles,
     /// Handles the requests of the CNI plugin and of gRPC clients
     pub service: Arc<Service>,
     /// The state of `/readyz`
     pub readiness: Readiness,
-    /// Updated after each read of the store
+    /// Counts status writes and released leaks, and shows the content of the store
     pub metrics: AgentMetrics,
     /// Logs and emits events
     pub events: Events,
@@ -61,13 +61,13 @@ pub struct AgentParts {
     pub leaks: watch::Sender<Arc<Reasons>>,
     /// The node's ranges, for the gRPC API
     pub holding: watch::Sender<Arc<NodeAllocation>>,
-    /// Cancelled to end the loop
+    /// Cancelled to end the main loop
     pub stop: CancellationToken,
 }
 
 /// Carries out effects: short ones at once, others in tasks.
 pub(super) struct Carrier {
-    /// The name of the Node
+    /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     node: String,
     pub parts: AgentParts,
     leak_verifier: LeakVerifier,

@@ -2,9 +2,9 @@
 //!
 //! | what | comes from |
 //! |---|---|
-//! | both | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim of the pod's own name (`cadastre.dev/sticky`) |
-//! | pools | else the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
-//! | addresses | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
+//! | pools and addresses of a pod with a claim | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`) |
+//! | pools of other pods | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
+//! | addresses of other pods | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
 //!
 //! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
 //! name their pools. An address from a CNI config or the runtime is meant for one attachment, so it takes precedence
@@ -12,7 +12,8 @@
 //!
 //! # Guarantees
 //! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting. The
-//!   exception is `cadastre.dev/claim`: the pod gets no address, because others rely on its having that of the claim.
+//!   exception is `cadastre.dev/claim`: if it is wrong, the pod gets no address, because users expect the claim's
+//!   address.
 //! - A pool that selects by labels serves no pod whose labels are unknown.
 
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ use cadastre_api::{
 use cadastre_core::{Addr, Dual};
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
-/// The annotations that a pod may have.
+/// The annotations in the domain `cadastre.dev` that pods may have. All others in this domain are reported.
 const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
 
 /// An annotation with more pools than this is rejected as a mistake.
@@ -39,11 +40,11 @@ const QUOTED: usize = 100;
 /// A pool that may serve pods of this node.
 #[derive(Clone, Debug, Default)]
 pub struct ServingPool {
-    /// The name of the IPPool
+    /// The name of the IPPool, by which pods can ask for it
     pub name: String,
-    /// Selects the namespaces whose pods the pool serves
+    /// Selects the namespaces whose pods the pool serves; the default selector selects all
     pub namespace: Selector,
-    /// Selects the pods that the pool serves
+    /// Selects the pods that the pool serves; the default selector selects all
     pub pod: Selector,
     /// Whether the pool serves only pods that ask for it by name
     pub manual: bool,
@@ -76,8 +77,8 @@ impl ServingPool {
     }
 }
 
-/// Why a pool is barred for a pod whose labels are unknown. It is not reported as a mismatch, because unknown labels
-/// prove none.
+/// The reason why a pool with selectors does not serve a pod whose labels are unknown. The labels might match, so the
+/// reason must not speak of a mismatch.
 const UNKNOWN_LABELS: &str = "it selects by labels that the agent does not know (is the API server reachable, and may the agent read pods and namespaces?)";
 
 /// Returns the pools that may serve pods on this node, in order of preference, and errors about selectors that cannot
@@ -134,7 +135,8 @@ pub(crate) fn decide(
         let (annotations, is_of_stateful_set) = (&pod.annotations, pod.is_of_stateful_set);
         errors.extend(sticky::sticky_errors(annotations, is_of_stateful_set));
         if let Some(named) = sticky::named_claim(&pod.name, annotations, is_of_stateful_set) {
-            // The claim of a sticky pod is created from the pools that the pod names.
+            // The claim of a sticky pod is created from the pools that the pod names. So the annotation of pools is no
+            // error here.
             let (decides, besides): (_, &[&str]) = if named.is_sticky() {
                 (STICKY, &[ADDRESSES])
             } else {
@@ -188,8 +190,8 @@ pub(crate) fn decide(
     (choice, errors)
 }
 
-/// Returns the choice for a pod of the namespace that names a claim. Other addresses would be worse for the pod than to
-/// wait, so a pod with a wrong name gets none.
+/// Returns the choice for a pod in `namespace` that names the claim `name`. If the name is invalid, the pod gets no
+/// address, because any other address than the claim's would be wrong.
 fn by_claim(namespace: &str, name: &str, errors: &mut Vec<String>) -> PodChoice {
     let mut choice = PodChoice {
         strict: true,

@@ -39,7 +39,7 @@ const MESSAGE: usize = 16 << 20;
 pub struct Sandbox {
     /// The sandbox id, which is the container id of CNI
     pub id: String,
-    /// The pod that the sandbox belongs to
+    /// The sandbox's pod; a static pod has the UID that the kubelet made
     pub pod: PodRef,
     /// The addresses on the pod's first network; the CRI reports no others
     pub addresses: Vec<Addr>,

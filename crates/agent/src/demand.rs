@@ -1,7 +1,7 @@
 //! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
 //! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark, and one address for each
-//! waiting ADD. So the demand shows the controller whether pods wait.
+//! waiting ADD. Because waiting ADDs count, the controller sees in the demand whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
 //! controller computes a block's size from the agent's figures (used + cooling + free), which leave these addresses out
@@ -23,7 +23,7 @@ use cadastre_core::node_allocation::{PoolTerms, is_claim};
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
-/// The number of ADDs that wait for an address, or did so lately, by the pool that should have served them.
+/// For each pool, the number of ADDs that wait for an address of the pool, or did so recently.
 pub(crate) type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.

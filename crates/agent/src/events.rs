@@ -15,7 +15,7 @@ use cadastre_daemon::events::EventNote;
 /// At most this many events wait to be written. Further events are dropped and counted.
 const BACKLOG: usize = 64;
 
-/// Returns a warning event about a pod.
+/// Returns a warning event about a pod. `note` is the text for users.
 pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> EventNote {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }

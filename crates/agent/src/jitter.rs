@@ -1,4 +1,4 @@
-//! Random delays, so that agents that start together do not all write at once. Also delays after failures.
+//! Random delays, so that agents that start together do not all write at once; and growing delays after failures.
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ const PAGE: u32 = 50;
 pub(crate) struct LeakVerifier {
     /// Connects to the API server
     pub client: Client,
-    /// The name of the Node
+    /// The name of the Node, whose pods are listed
     pub node: String,
     /// The container runtime; `None` if the agent must not ask it
     pub runtime: Option<Runtime>,

@@ -52,7 +52,7 @@ const SUPERSEDED_GRACE: Duration = Duration::from_secs(5);
 pub enum LeakReason {
     /// The API has no pod with the attachment's pod UID.
     PodGone,
-    /// The pod has finished.
+    /// The pod's phase is Succeeded or Failed.
     PodFinished,
     /// The controller has named the address as a leak candidate.
     LeakCandidate,
@@ -99,9 +99,8 @@ impl LeakReason {
         )
     }
 
-    /// Whether the runtime's list of sandboxes matters. It matters for attachments of pods, because the runtime has
-    /// created their sandboxes. It also matters if a user declared a sandbox gone, because the list must not contain
-    /// that sandbox.
+    /// Whether the proof needs the runtime's list of sandboxes. For an attachment of a pod it does, because the runtime
+    /// has created the pod's sandboxes. If a user declared a sandbox gone, the list must not contain the sandbox.
     pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
@@ -256,7 +255,7 @@ impl LeakDetector {
 }
 
 impl NodeEvidence {
-    /// Whether the attachment is of an earlier boot.
+    /// Whether the attachment is of an earlier boot. If the id of the current boot is unknown, returns false.
     fn is_of_earlier_boot(&self, record: &AttachmentRecord) -> bool {
         record.boot != self.boot && !self.boot.is_empty()
     }

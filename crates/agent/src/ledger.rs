@@ -3,8 +3,9 @@
 //! While the store is not open, or after it was found damaged, every operation is refused with the reason.
 //!
 //! STATUS is answered from memory. Runtimes send it every few seconds. If each STATUS read the file, the file would
-//! always be open, and the CNI plugin could not open it while the agent hangs. So if a read or write fails, STATUS
-//! reports this until a later look (a read of the whole store) succeeds. After a failure, the look also tries to write.
+//! always be open, and the CNI plugin could not open it while the agent hangs. After a failed read or write, STATUS
+//! reports the error until a later look (a read of the whole store) succeeds. After a failure, the look also tries to
+//! write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -187,8 +188,8 @@ impl LedgerClient {
     }
 }
 
-/// Reads the whole store and the answer to STATUS. If `had_trouble` is true, it also tries to write, because the
-/// problem is over only if a write succeeds.
+/// Reads the whole store and the answer to STATUS. If `had_trouble` is true, also tries to write, because the problem
+/// is over only if a write succeeds.
 pub fn look(
     tables: &mut Tables<'_>,
     had_trouble: bool,

@@ -100,7 +100,7 @@ pub const STARTING: &str = "this node's agent starts and has not opened its stor
 /// The settings on which the agent's decisions depend.
 #[derive(Clone, Debug)]
 pub struct MachineSettings {
-    /// The name of the Node
+    /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     pub node: String,
     /// The minimum interval between two publications of a status that is not urgent
     pub publish_interval: Duration,
@@ -145,7 +145,7 @@ impl<T> Observed<T> {
     }
 }
 
-/// The state of the agent.
+/// The state machine of the agent. [`Self::on`] records events, and [`Self::turn`] decides what to do.
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct AgentMachine {
     settings: MachineSettings,
@@ -156,12 +156,12 @@ pub struct AgentMachine {
     addresses: Observed<AddressesSeen>,
     /// Whether the watch of the NodeSubnet is established
     subnet_followed: bool,
-    /// Whether the lists under way have shown the Node, the NodeSubnet and the NodeAddresses
+    /// For the Node, the NodeSubnet and the NodeAddresses: whether the list under way has shown the object
     listed: (bool, bool, bool),
-    /// Whether a new list has shown the NodeSubnet. If so, that version replaces an earlier one even if its version is
-    /// older
+    /// Whether a new list has shown the NodeSubnet. If so, the listed object replaces the known one even if its version
+    /// is older
     relisted: bool,
-    /// The state that the watches have shown. The servers get it
+    /// What the watches have shown, for the servers on the node's sockets
     watched: Arc<WatchState>,
     offer: PendingOffer,
     serving: ServiceView,
@@ -217,7 +217,7 @@ pub struct AgentMachine {
     ready: Option<(bool, String)>,
 }
 
-/// Whether the servers must get the changed [`WatchState`].
+/// Whether the servers on the node's sockets must get the changed [`WatchState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PendingOffer {
     Nothing,
@@ -228,7 +228,7 @@ enum PendingOffer {
 }
 
 impl AgentMachine {
-    /// Returns the state of an agent that has just started. `seed` should differ between nodes, so that the jitter
+    /// Returns the machine of an agent that has just started. `seed` should differ between nodes, so that the jitter
     /// differs.
     pub fn new(settings: MachineSettings, seed: u64, now: &Now) -> Self {
         let at = now.since_boot;
@@ -326,7 +326,8 @@ impl AgentMachine {
         all.into_iter().flatten().min().unwrap_or(now + STORE_CHECK)
     }
 
-    /// Inserts an effect that gives the servers a changed state, if there is one, before all other effects.
+    /// If the state for the servers has changed, inserts the effect that hands the state over, before all other
+    /// effects.
     fn offer_first(&mut self, effects: &mut Vec<AgentEffect>) {
         let offer = mem::replace(&mut self.offer, PendingOffer::Nothing);
         if offer != PendingOffer::Nothing {

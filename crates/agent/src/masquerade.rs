@@ -39,7 +39,7 @@ const CHECK_PAUSE: Duration = Duration::from_secs(60);
 /// The first and last address of a run of adjacent ranges.
 type Run = (Addr, Addr);
 
-/// The tables as the agent last wrote them.
+/// The nftables tables as the agent last wrote them.
 #[derive(Debug, Default)]
 pub(crate) struct Masquerade {
     written: BTreeMap<Family, Vec<Run>>,

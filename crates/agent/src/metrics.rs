@@ -125,7 +125,7 @@ impl AgentMetrics {
         Ok(new)
     }
 
-    /// Counts an answered request and its duration.
+    /// Counts an answered request and its duration. `verb` and `result` are the values of the labels.
     pub(crate) fn answered(&self, verb: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[verb, result]).inc();
         self.seconds
@@ -133,7 +133,7 @@ impl AgentMetrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Returns the gauge of open connections of a socket.
+    /// Returns the gauge of open connections with this value of the label `socket`.
     pub fn connections(&self, socket: &str) -> IntGauge {
         self.connections.with_label_values(&[socket])
     }

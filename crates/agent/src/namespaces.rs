@@ -1,8 +1,8 @@
 //! The namespaces of this node's pods: the labels by which pools select namespaces, and the pools that a namespace
 //! names.
 //!
-//! A namespace is read when its first pod comes. If another pod comes at least [`FRESH`] later, it is read again.
-//! Agents do not watch namespaces, because the API server would send each change of a namespace to every node.
+//! A namespace is read when its first pod comes. If another pod comes at least [`FRESH`] later, the namespace is read
+//! again. Agents do not watch namespaces, because the API server would send each change of a namespace to every node.
 //!
 //! # Guarantees
 //! - While a namespace is read again, and if the read fails, its earlier labels and pools apply.
@@ -29,9 +29,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// The parts of a namespace that the choice of pools depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Namespace {
-    /// The labels that pools select by
+    /// All labels of the namespace; the namespace selectors of pools match against them
     pub labels: Vec<Label>,
-    /// The value of the annotation `cadastre.dev/pools`
+    /// The value of the annotation `cadastre.dev/pools`; `None` if there is no such annotation
     pub pools: Option<String>,
 }
 

@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// An example of an interface other than the pod's own. For all these interfaces the choice of pools is the same.
 const OTHER_INTERFACE: &str = "net1";
 
-/// The notes that the store has.
+/// The agent's copy of the notes in the store.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     /// The notes by namespace and name of the pod; `None` until they have been read from the store
@@ -50,7 +50,7 @@ impl Notes {
         self.stored.is_none()
     }
 
-    /// Records the notes that the store has.
+    /// Records the notes that were read from the store.
     pub(crate) fn read(&mut self, notes: Vec<PodNote>) {
         let by_name = notes.into_iter().map(|note| (name(&note.pod), note));
         self.stored = Some(by_name.collect());
@@ -119,7 +119,7 @@ fn name(pod: &PodRef) -> (String, String) {
     (pod.namespace.clone(), pod.name.clone())
 }
 
-/// Returns the note on a pod; `None` while its namespace is unknown.
+/// Returns the note on a pod; `None` while the pod's pools cannot be decided.
 fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
     if !watched.is_decidable(pod) {
         return None;

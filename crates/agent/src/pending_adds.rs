@@ -1,7 +1,7 @@
 //! The ADDs that found no free address, and the pools from which they want a block.
 //!
-//! The entry of an ADD is kept for a while after the ADD has ended, so that the block is there when the runtime tries
-//! again.
+//! Each entry counts in the node's demand for blocks. The entry of an ADD outlives the ADD, so that the block is there
+//! when the runtime tries again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,8 +35,8 @@ impl PendingAddBook {
         self.0.remove(attachment).is_some()
     }
 
-    /// Among the entries that want this pool, returns the time since boot of the one recorded earliest; `None` if no
-    /// ADD wants the pool.
+    /// Returns when the first of the ADDs that want this pool was recorded, as a time since boot; `None` if no ADD
+    /// wants the pool.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)

@@ -18,11 +18,11 @@ use cadastre_node::PodRef;
 /// The parts of a Pod object that the agent needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
-    /// The namespace of the Pod object
+    /// `metadata.namespace`; never empty in a pod from the API
     pub namespace: String,
-    /// The name of the Pod object
+    /// `metadata.name`, which a later pod may have again
     pub name: String,
-    /// The UID of the Pod object
+    /// `metadata.uid`; of a static pod, the UID of its mirror pod
     pub uid: String,
     /// The UID of the static pod, if this is a mirror pod
     pub mirrors: Option<String>,
@@ -51,7 +51,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Applies one watch event.
+    /// Applies one watch event. When a list is complete, the pods that it lacks are removed.
     pub fn change(&mut self, change: ObjectEvent<Pod>) {
         match change {
             ObjectEvent::Restarted { .. } => {

@@ -42,7 +42,7 @@ pub(crate) struct Publisher {
     interval: Duration,
     jitter: Jitter,
     seen: Option<Seen>,
-    /// Whether the next version comes from a list. If so, it replaces an earlier version even if it is older
+    /// Whether the next version comes from a list. If so, that version counts even if it is older than the known one
     relisted: bool,
     /// The version that the write under way requires
     in_flight: Option<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Publisher {
     behind_since: Option<Duration>,
     /// The resourceVersion and the content of the last written status, if only a part of it was stored
     partial: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version for which a write was rejected as outdated, and how long to wait for another version
+    /// The version for which a write was rejected as outdated, and until when to wait for another version
     outdated: Option<(String, Duration)>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Publisher {
 struct Pace {
     /// When the status was last written for this reason
     written_at: Option<Duration>,
-    /// The minimum time from that write to the next one for this reason
+    /// The minimum time between two writes for this reason
     pause: Duration,
 }
 
@@ -98,11 +98,11 @@ impl Pace {
     }
 }
 
-/// A request for blocks of a pool that has not been answered yet.
+/// A request for blocks of a pool, which the controller has not answered yet.
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
-    /// The pool's capacity at the time of the request. If the capacity has changed, the request was answered. If
-    /// addresses are still lacking then, that is a new request
+    /// The pool's capacity at the time of the request. When the capacity changes, the request counts as answered. If
+    /// addresses are still lacking, a new request begins
     capacity: u64,
     pace: Pace,
 }
@@ -129,14 +129,14 @@ pub(crate) enum PublishStep {
     Nothing,
 }
 
-/// The outcome of a write.
+/// The outcome of writing the status.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WriteOutcome {
     /// The status was written.
     Done {
         /// The new resourceVersion
         version: String,
-        /// The status that was stored
+        /// The status as the API server has stored it
         status: Box<NodeSubnetStatus>,
         /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,
@@ -217,12 +217,11 @@ impl Publisher {
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
-    /// Whether a write is under way.
     pub(crate) fn is_writing(&self) -> bool {
         self.in_flight.is_some()
     }
 
-    /// Returns the conditions of that version of the NodeSubnet which the next write requires.
+    /// Returns the conditions of the NodeSubnet in the version that the next write requires.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
@@ -238,7 +237,8 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // An older CRD would drop the same part again. So another write is useless.
+        // If the CRD is older than the agent, the API server would drop the same part again. So another write is
+        // useless.
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };
@@ -339,8 +339,8 @@ fn is_older(version: &str, than: &str) -> bool {
     }
 }
 
-/// Whether the stored status is the wanted one. Conditions are compared only if `wanted` has their type; the others
-/// belong to the controller.
+/// Whether the stored status is the wanted one. Only conditions of the types in `wanted` are compared, because
+/// conditions of other types belong to the controller.
 pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let without = NodeSubnetStatus {
         conditions: is.conditions.clone(),
@@ -398,7 +398,8 @@ fn unrequested(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether a block has changed in a way on which the controller has to act.
+/// Whether the controller has to learn at once of a release, of a withdrawal, or of a block in use that it does not
+/// list.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
     let is_release = wanted.blocks.iter().any(|block| {

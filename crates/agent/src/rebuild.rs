@@ -12,7 +12,7 @@
 //! [`unknown`]), a lost store is not replaced yet: the agent waits as long as a sandbox may still be in setup.
 //!
 //! An address that any source shows counts as in use. If it is not in use, it is later released as a leak. But an
-//! address in use that is missing here would be assigned twice.
+//! address in use that no source shows would be assigned a second time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
-/// Returns the attachments in use. `network` is their CNI network if `list` names none.
+/// Returns the attachments in use. `network` is the CNI network of attachments if `list` names no network.
 pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,

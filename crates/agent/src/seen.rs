@@ -8,12 +8,12 @@ use cadastre_api::{
 };
 use cadastre_core::Addr;
 
-/// The parts of a NodeSubnet object.
+/// The parts of a NodeSubnet object that the agent needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubnetSeen {
     /// The UID, which the NodeAddresses names as its owner
     pub uid: String,
-    /// The resourceVersion
+    /// The resourceVersion, which a write of the status requires
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
@@ -59,7 +59,8 @@ pub fn node_uid(node: NodeLite) -> String {
     node.metadata.uid.unwrap_or_default()
 }
 
-/// Extracts the parts of a NodeSubnet object.
+/// Extracts the parts of a NodeSubnet object that the agent needs. A spec or status that cannot be parsed leaves the
+/// other parts readable.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
@@ -73,7 +74,7 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     )
 }
 
-/// The parts of a NodeAddresses object.
+/// The parts of a NodeAddresses object that the agent needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddressesSeen {
     /// The UID of the NodeSubnet that owns the NodeAddresses; empty if there is no owner
@@ -82,7 +83,8 @@ pub struct AddressesSeen {
     pub list: NodeAddressesSpec,
 }
 
-/// Extracts the parts of a NodeAddresses object.
+/// Extracts the parts of a NodeAddresses object that the agent needs. Never fails; a wrong spec counts as an empty
+/// list.
 pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
     let owners = object.metadata.owner_references.unwrap_or_default();
     AddressesSeen {

@@ -37,7 +37,7 @@ pub struct Service {
     pub metrics: AgentMetrics,
     /// Emits events about wrong annotations
     pub events: Events,
-    /// Wakes the loop when the store may have changed, or an ADD began to wait
+    /// Wakes the main loop when the store may have changed, or an ADD began to wait
     pub changed: Notify,
     /// Incremented each time the node's ranges have been written to the store. Each increment wakes the waiting ADDs
     pub held: watch::Sender<u64>,

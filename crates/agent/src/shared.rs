@@ -18,24 +18,24 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_daemon::events::EventNote;
 use cadastre_node::Add;
 
-/// The state that the loop and the servers share.
+/// The state that the main loop and the servers on the node's sockets share.
 #[derive(Default)]
 pub struct SharedState {
     watched: watch::Sender<Arc<WatchState>>,
     service: Mutex<ServiceState>,
 }
 
-/// The state of the API objects, according to the watches of the loop.
+/// What the watches of the main loop have shown of the API objects.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
-    /// The pods of this node
+    /// The pods of this node, as far as the watch has shown them
     pub pods: Pods,
     /// Whether the watch of pods is established
     pub pods_followed: bool,
-    /// Whether the watch has failed since it was last established
+    /// Whether the watch of pods has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the agent has read a NodeSubnet since its start. If not, the fields about pools below are unknown
+    /// Whether the agent has read a NodeSubnet since its start. If not, all fields about pools are still empty
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
@@ -64,7 +64,7 @@ pub struct ServiceState {
     pub pending_adds: PendingAddBook,
     /// Whether this state has changed in a way that the loop should act on
     pub is_changed: bool,
-    /// Events to emit
+    /// Events about wrong annotations, which are emitted after the current step of an ADD
     pub notices: Vec<EventNote>,
     /// Directories in which network namespaces were seen
     pub netns_roots: BTreeSet<PathBuf>,
@@ -108,7 +108,7 @@ impl ServiceState {
 }
 
 impl WatchState {
-    /// Whether the node may request a block of any pool.
+    /// Whether there is a pool from which the node may request a block.
     pub(crate) fn may_ask(&self) -> bool {
         !self.askable.is_empty()
     }
@@ -125,8 +125,8 @@ impl WatchState {
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether it can be decided which pools the pod may use. The namespace must be known, unless no pool could depend
-    /// on it.
+    /// Whether it can be decided which pools the pod may use. This needs the pod's namespace, unless the pod names
+    /// pools and no pool selects namespaces.
     pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -134,7 +134,8 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether an ADD need not wait any longer to learn more about its pod.
+    /// Whether an ADD should stop waiting for its pod: the watch of pods has failed, or the agent knows the pools and
+    /// the pod and has tried to read the pod's namespace.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -33,7 +33,6 @@ pub(crate) fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTe
     pools.find(|terms| terms.name == pool)
 }
 
-/// Returns the addresses of an attachment.
 pub(crate) fn addresses(record: &AttachmentRecord) -> impl Iterator<Item = Addr> {
     record.given.addresses.iter().map(|it| it.address)
 }
@@ -50,8 +49,8 @@ pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Ci
     families.flatten().flat_map(|it| it.cidrs.iter().copied())
 }
 
-/// Returns the node's ranges as the store knows them. So files and gRPC clients get them even if the API server does
-/// not answer. Reserved addresses and the pools of claims are left out.
+/// Returns the node's ranges as the store knows them, for the files and for gRPC clients. They get these ranges even if
+/// the API server does not answer. Reserved addresses and the pools of claims are left out.
 pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
     let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {

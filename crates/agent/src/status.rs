@@ -61,7 +61,8 @@ fn withdrawn(snapshot: &Snapshot) -> Vec<String> {
     ranges
 }
 
-/// Returns the ranges whose withdrawal is pending: those that are empty if `is_empty` is true, else the others.
+/// Returns the ranges whose withdrawal is pending. If `is_empty` is true, returns the ranges without an address in use
+/// or cooling, otherwise the ranges with such an address.
 fn pending(snapshot: &Snapshot, is_empty: bool) -> Vec<String> {
     let pending = snapshot.pending_withdrawals.iter();
     let pending = pending.filter(|it| it.is_empty == is_empty);

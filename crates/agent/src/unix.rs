@@ -3,8 +3,8 @@
 //! # Guarantees
 //! - A socket file on which a process listens is never replaced. A socket file that a killed process has left behind is
 //!   replaced.
-//! - Only the agent that has locked the file `agent.lock` beside the sockets uses them. The kernel releases the lock
-//!   when the agent's process ends.
+//! - Only the agent that has locked the file `agent.lock` beside the sockets uses the sockets. The kernel releases the
+//!   lock when the agent's process ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;

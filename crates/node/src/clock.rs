@@ -18,8 +18,8 @@ pub fn now() -> Now {
     }
 }
 
-/// Returns the ID of the running boot, which is read once per process. If the kernel does not report the ID, it is
-/// empty. Then reboots are not noticed, and an address that was released before a reboot may cool for longer than its
+/// Returns the ID of the running boot, which is read once per process. The ID is empty if the kernel does not report
+/// it. Then reboots are not noticed, and an address that was released before a reboot may cool for longer than its
 /// cooldown.
 fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();

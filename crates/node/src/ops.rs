@@ -36,9 +36,9 @@ pub struct Attachment {
 /// The pod of an attachment, as the container runtime reported it.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRef {
-    /// Namespace of the pod
+    /// Namespace of the pod; empty if the container runtime did not report it
     pub namespace: String,
-    /// Name of the pod
+    /// Name of the pod; empty if the container runtime did not report it
     pub name: String,
     /// UID of the pod; empty if the container runtime did not report it
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -76,15 +76,15 @@ pub struct Add {
     /// Names of the pools to try, in this order; if empty, the node's automatic pools are tried in their order
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
-    /// If not empty, exactly these addresses are assigned, whichever pools they belong to. At most one per family. If
-    /// `pools` names an IPClaim, they must be addresses of the claim
+    /// If not empty, exactly these addresses are assigned, at most one of each family, whichever pools they belong to.
+    /// If `pools` names an IPClaim, they must be addresses of the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
     /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
     pub decided: bool,
-    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them
+    /// Of the pools that serve only some namespaces, the names of those that serve the pod's namespace
     #[serde(skip)]
     pub bound: Vec<String>,
 }
@@ -92,7 +92,7 @@ pub struct Add {
 /// A request to check that an attachment has the addresses that the container runtime remembers.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The attachment to check
+    /// The attachment to check; without an address it fails the check
     pub attachment: Attachment,
     /// All addresses of the previous result. Addresses outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
@@ -101,7 +101,7 @@ pub struct Check {
 /// A request to release the addresses of all attachments of a network except the valid ones.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Gc {
-    /// Name of the network
+    /// Name of the CNI network; attachments of other networks are kept
     pub network: String,
     /// Container ID and interface of each valid attachment
     pub valid: Vec<(String, String)>,
@@ -126,7 +126,7 @@ pub struct AddressAssignment {
     /// Routes of the pools to which the addresses belong
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
-    /// DNS settings of the first of these pools that has DNS settings
+    /// DNS settings of the first pool in `addresses` that has DNS settings
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
@@ -141,7 +141,7 @@ impl AddressAssignment {
 /// An assigned address, with the data that the main CNI plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AssignedAddress {
-    /// The assigned address
+    /// The address alone; `prefix` has the length of its prefix
     pub address: Addr,
     /// Prefix length with which the interface is configured
     pub prefix: u8,
@@ -150,7 +150,7 @@ pub struct AssignedAddress {
     pub gateway: Option<Addr>,
     /// Name of the address's pool; empty for a podCIDR outside every pool
     pub pool: String,
-    /// The block to which the address belongs
+    /// CIDR of the block from which the address was assigned
     pub block: Cidr,
 }
 
@@ -164,14 +164,14 @@ pub struct OpError {
     pub text: String,
 }
 
-/// Kinds of [`OpError`].
+/// Kinds of [`OpError`]. The kind determines the CNI error code and the status code of the gRPC API.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum OpErrorKind {
     /// Every address that could be assigned is in use or cooling
     Exhausted,
-    /// The node has no block from which it could assign an address, or none of the requested pools; or no pool serves
-    /// the pod
+    /// The node has no block from which it could assign an address; or it has no block of the requested pools; or no
+    /// pool serves the pod
     #[serde(rename = "nothingHeld")]
     NoBlock,
     /// The requested pools are unknown on this node or not open to the pod's namespace. Or a requested address belongs

@@ -34,12 +34,12 @@ pub struct PodChoice {
     /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them. For a pod that
+    /// Of the pools that serve only some namespaces, the names of those that serve the pod's namespace. For a pod that
     /// names an IPClaim, the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
-    /// Whether the pod must not have anything else, even if the network's configuration names pools or addresses. It is
-    /// set for a pod that names an IPClaim
+    /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or
+    /// addresses. It is true for a pod that names an IPClaim
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
 }
@@ -48,14 +48,14 @@ pub struct PodChoice {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum PoolOrder {
-    /// All pools that are for every pod, in the order of the node's list
+    /// All pools that serve every pod, in the node's order of preference
     #[default]
     All,
     /// The pools that the pod asks for by name
     Named(Vec<String>),
     /// The pools whose selectors match the pod
     Selected(Vec<String>),
-    /// No pool's selectors match the pod; the text says why
+    /// No pool of the node serves the pod; the text says why
     None(String),
 }
 
@@ -88,7 +88,7 @@ impl Add {
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
     /// the pools in the network's configuration. If pools are chosen by their selectors, they are used only if the
-    /// configuration names no pools. Fails with the reason if no pool is for the pod.
+    /// configuration names no pools. Fails with the reason if no pool serves the pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

@@ -52,7 +52,7 @@ impl Default for StoreSettings {
 }
 
 /// A function that receives the answer to an operation. It is called on the store thread, so it must not block. If the
-/// request cannot be queued, it is called at once on the thread of the caller.
+/// request cannot be queued, the function is called at once on the thread of the caller.
 pub type OpReply = Box<dyn FnOnce(Result<OpOutcome, OpError>) + Send>;
 
 /// A function that returns whether the caller still waits for the answer.
@@ -154,7 +154,7 @@ impl StoreHandle {
     }
 
     /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply` receives
-    /// the result and must not block either; it is called like [`OpReply`].
+    /// the result and must not block, for the reasons given at [`OpReply`].
     pub fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,

@@ -77,7 +77,8 @@ impl Request {
         Duration::from_millis(self.deadline_ms)
     }
 
-    /// Returns the time since boot at which the operation was requested, or `None` if the CNI plugin did not send it.
+    /// Returns the time since boot at which the operation was requested; `None` if the CNI plugin is too old to send
+    /// it.
     pub fn asked(&self) -> Option<Duration> {
         self.asked_us.map(Duration::from_micros)
     }
@@ -129,12 +130,12 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(body)?)
 }
 
-/// Writes a message as one frame.
+/// Writes a message as one frame. Fails if the message is longer than [`MOST_BYTES`].
 pub fn send<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     to.write_all(&encode(message)?)
 }
 
-/// Reads one frame and decodes its message.
+/// Reads one frame and decodes its message. Fails if the frame is longer than [`MOST_BYTES`].
 pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     let mut head = [0; 4];
     from.read_exact(&mut head)?;

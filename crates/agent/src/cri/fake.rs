@@ -27,7 +27,8 @@ pub(crate) enum Behavior {
 #[derive(Clone, Default)]
 pub(crate) struct State(Arc<Mutex<(Behavior, Vec<v1::PodSandbox>, u32)>>);
 
-/// A running fake. Dropping this value ends the server but leaves the socket file behind, as a killed process does.
+/// A running fake runtime. Dropping this value ends the server but leaves the socket file behind, as a killed process
+/// does.
 pub(crate) struct Fake {
     /// The answers, which are kept over a restart
     pub state: State,

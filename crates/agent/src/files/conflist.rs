@@ -14,8 +14,8 @@
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - A file is rendered only once the node has a range from which addresses are assigned, or if the node gets its first
-//!   range only when a pod needs one. Only a valid conflist is rendered.
+//! - A file is rendered only once the node has a range from which addresses are assigned. If the node gets its first
+//!   range only when a pod needs one, the file is rendered earlier. Only a valid conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,8 @@ pub const PTP: &str = r#"{
 }
 "#;
 
-/// The template for pools of which a node gets one IPv4 range. The CNI plugin `bridge` allows only one IPv4 address.
+/// The template for pools of which a node gets one IPv4 range. The CNI plugin `bridge` allows only one IPv4 address on
+/// the bridge.
 pub const BRIDGE: &str = r#"{
   "cniVersion": "1.0.0",
   "cniVersions": ["1.0.0", "1.1.0"],
@@ -70,7 +71,7 @@ pub struct Template {
 /// Values for the placeholders that do not depend on the node's ranges.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The name of the Node
+    /// The name of the Node, the value of `{{NODE}}`
     pub node: String,
     /// MTU of pods' interfaces, in bytes
     pub mtu: u32,
@@ -127,8 +128,9 @@ impl Template {
         &self.network
     }
 
-    /// Returns the text of the file. Returns `None` if no range of the node assigns addresses, unless `waits_for_pods`
-    /// is true: then the node gets its first range when a pod needs it.
+    /// Returns the text of the file. While no range of the node assigns addresses, returns `None`. But if
+    /// `waits_for_pods` is true, the node gets its first range when a pod needs it, and the text is returned without a
+    /// range.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,

@@ -1,5 +1,5 @@
-//! Writes the files that other programs read whenever the node's ranges have changed. Restores them when others change
-//! or remove them.
+//! Writes the files that other programs read, whenever the node's ranges have changed. Restores a file when another
+//! program changes or removes it.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub struct WantedFiles {
     pub over_others: bool,
 }
 
-/// Keeps the files up to date.
+/// Writes the wanted files, and writes them again after another program has changed or removed them.
 #[derive(Debug, Default)]
 pub struct KeptFiles {
     wanted: WantedFiles,
@@ -33,7 +33,7 @@ pub struct KeptFiles {
     logged: String,
 }
 
-/// The state of the files.
+/// The state of the wanted files after the last attempt to write them.
 #[derive(Clone, Debug, Default)]
 pub struct FilesReported {
     /// Which network new pods get; `None` if the agent writes no CNI configuration
@@ -45,7 +45,7 @@ pub struct FilesReported {
 }
 
 impl KeptFiles {
-    /// Returns a value that has not written any file yet.
+    /// Takes the files to keep up to date. The first refresh writes them.
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
@@ -60,7 +60,7 @@ impl KeptFiles {
         holding: &NodeAllocation,
         waits_for_pods: bool,
     ) -> FilesReported {
-        // The addresses of claims come and go with single pods, and no other pod gets one.
+        // The files do not show blocks of claims, because such a block serves a single pod, and comes and goes with it.
         let mut holding = holding.clone();
         holding.blocks.retain(|it| !is_claim(&it.pool));
         let holding = &holding;
@@ -212,7 +212,7 @@ mod tests {
             let report = files.refresh(&allocation(&["10.0.0.0/26"]), false);
             report.unwritten
         };
-        // A file has the place of the directory. So the write fails even for root.
+        // The path of the directory is taken by a file. So the write fails even for root.
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
         let error = unwritten().unwrap();

@@ -21,9 +21,9 @@ use std::{fs, io};
 use cadastre_core::inert::some;
 use serde_json::Value;
 
-/// The type of Cadastre's CNI plugin. A configuration that uses it is ours.
+/// The type of Cadastre's CNI plugin. A configuration that uses this plugin counts as Cadastre's.
 const PLUGIN: &str = "cadastre-ipam";
-/// Networks that packages of runtimes install.
+/// Names of networks that packages of container runtimes install.
 const SPARE: [&str; 3] = ["crio", "podman", "containerd-net"];
 /// At most this many files are named in a message.
 const NAMED: usize = 3;
@@ -63,7 +63,7 @@ pub(crate) fn network_owner(
 ) -> io::Result<PodNetworkOwner> {
     let own_name = own.file_name().unwrap_or_default().to_string_lossy();
     let others = other_files(own, &own_name, network)?;
-    // If another file is ours, the runtime uses none of the files behind it.
+    // If another file uses Cadastre's plugin, the runtime uses none of the files that sort after it.
     let relevant = others.iter().take_while(|(_, kind)| *kind != Kind::Ours);
     if !is_ours && !over_others {
         let networks = relevant.clone();
@@ -230,11 +230,11 @@ mod tests {
     fn a_file_that_was_written_before_stays_in_use() {
         let after = [("10-kindnet.conflist", KINDNET)];
         assert_eq!(owner(&after, true, false), PodNetworkOwner::First);
-        // Another configuration appears, which sorts before ours.
+        // Another network's configuration appears, which sorts before the agent's file.
         let first = [("00-first.conflist", KINDNET)];
         assert_eq!(owner(&first, true, false), behind("00-first.conflist"));
-        // The agent's file had another name before, or a user has written this one. The runtime uses it, and it counts
-        // as ours.
+        // A user, or an agent with another file name, has written a file that uses Cadastre's plugin. The runtime uses
+        // this file. So new pods are in Cadastre's network.
         let ours =
             r#"{"name": "x", "plugins": [{"type": "macvlan", "ipam": {"type": "cadastre-ipam"}}]}"#;
         let earlier = [("01-x.conflist", ours), ("10-kindnet.conflist", KINDNET)];
@@ -295,7 +295,7 @@ mod tests {
             owner(&files, false, false),
             left("10-containerd-net.conflist")
         );
-        // Spare and broken files that sort before ours are reported, too.
+        // Spare and broken files that sort before the agent's file are reported, too.
         let files = [
             ("00-crio.conflist", &*named("crio")),
             ("01-x.conflist", "{"),

@@ -11,8 +11,8 @@
 //! literal may enter the table, whose size is counted by the length of names and values. The new value is never longer
 //! than the old one, because empty values are left alone. So the server's table never evicts an entry before the
 //! client's table does. Entries are counted from the newest one, so every entry of the client's table has the same
-//! index in the server's table. Entries that only the server's table still has come after them, so the client cannot
-//! refer to them.
+//! index in the server's table. Entries that only the server's table still has are older and have higher indexes, to
+//! which the client cannot refer.
 //!
 //! # Guarantees
 //! - The output does not depend on how the input is split into pieces.
@@ -25,7 +25,7 @@ use tokio_util::codec::Decoder;
 
 /// The authority that replaces all others: one character that is valid as a host name.
 const NAME: u8 = b'a';
-/// The length of the connection preface.
+/// The length in bytes of the preface with which every HTTP/2 connection begins.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 /// The length of a frame header: length, type, flags and stream.
 const HEAD: usize = 9;

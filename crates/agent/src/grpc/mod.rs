@@ -69,11 +69,11 @@ const SILENCE: Duration = Duration::from_secs(12);
 pub struct Api {
     /// Handles the operations of clients
     pub service: Arc<Service>,
-    /// The name of the Node
+    /// The name of the Node, which `Ping` returns
     pub node: String,
     /// The node's ranges, updated at each change
     pub holding: watch::Receiver<Arc<NodeAllocation>>,
-    /// The leak candidates, and why each is one
+    /// The leak candidates, each with its reason
     pub leaks: watch::Receiver<Arc<Reasons>>,
     /// Cancelled when the agent stops, which ends every `Watch`
     pub stop: CancellationToken,

@@ -135,8 +135,8 @@ impl AgentMachine {
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let PendingAllocation { wanted, target, .. } = pending;
-        // A status must describe the ranges that are in the store. So statuses are written to this NodeSubnet only from
-        // now on.
+        // A status must describe the ranges that are in the store. Only now the store has the ranges of this
+        // NodeSubnet, so only now statuses may be written to it.
         self.set_target(target);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
@@ -223,8 +223,8 @@ impl AgentMachine {
         self.node_uid().is_some_and(of_uid)
     }
 
-    /// Shows the servers which pools can serve pods, and from which pools blocks can be requested. Claims are not among
-    /// them, because they serve only pods that name them.
+    /// Tells the servers which pools can serve pods, and from which pools blocks can be requested. A claim is not
+    /// listed as a pool, because it serves only pods that name it.
     fn offer_pools(&mut self, pending: &PendingAllocation) {
         let holding = &pending.wanted;
         let watched = self.watched_mut(PendingOffer::News);

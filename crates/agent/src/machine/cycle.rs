@@ -27,7 +27,7 @@ pub(super) const LOOK_PAUSE: (Duration, Duration) =
 /// The longest pause between looks while addresses are in cooldown. No event shows the agent that a cooldown is over.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// A part of a cycle.
+/// A phase of a cycle. A cycle goes through its phases in this order. If the store is open, it begins with `Free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Open the store, or create it
@@ -71,7 +71,7 @@ pub(super) enum InFlight {
 /// The release, one after the other, of the blocks that are not needed according to a look.
 #[derive(Debug)]
 pub(super) struct Releasing {
-    /// The ranges and UIDs of the other blocks to release
+    /// The ranges and UIDs of the blocks that are still to be released
     remaining: VecDeque<(Cidr, String)>,
     /// Whether the store has changed since the look
     any: bool,
@@ -131,7 +131,7 @@ impl AgentMachine {
         }
     }
 
-    /// Starts a cycle. The cycle handles all events so far.
+    /// Starts a cycle, which handles all events that have been recorded until now.
     fn begin(&mut self) -> Next {
         self.is_news = false;
         Next::Go(if self.is_open {

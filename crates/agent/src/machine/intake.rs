@@ -97,8 +97,8 @@ impl AgentMachine {
     }
 }
 
-/// Returns whether a watch is established after this step; `before` is whether it was established before. The start of
-/// a list (`Restarted`) does not change this, because it does not show that the API server answers.
+/// Returns whether a watch is established after this step; `before` is whether it was established before. After the
+/// start of a list (`Restarted`), the result is `before`: the API server has not answered yet.
 fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,

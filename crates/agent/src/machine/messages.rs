@@ -54,13 +54,13 @@ pub enum AgentEvent {
     Masqueraded(Option<String>),
 }
 
-/// What the servers have recorded while they handled requests. The main loop reads it before each turn. So a decision
-/// after an answer also uses requests that came after the question.
+/// What the servers on the node's sockets have recorded while they handled requests. The main loop reads it before each
+/// turn. So a decision after an answer also uses requests that came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
-    /// The number of ADDs that wait for an address, or waited lately, by pool
+    /// The number of ADDs that wait for an address, or waited recently, by pool
     pub pending_adds: PendingAdds,
-    /// The time since boot at which the first of these ADDs is no longer counted
+    /// The time since boot at which the first entry of `pending_adds` expires; `None` if there is no entry
     pub wishes_end: Option<Duration>,
     /// The pod that was last refused because the agent has no information about the pod
     pub turned_away: Option<String>,
@@ -134,7 +134,7 @@ impl Transaction {
     }
 }
 
-/// The answer to the [`StoreQuestion`] or [`Transaction`] of the same name.
+/// An answer to a [`StoreQuestion`] or [`Transaction`]: `Opened` answers `Open`, and so on.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as the questions")]
 pub enum StoreAnswer {
@@ -144,7 +144,7 @@ pub enum StoreAnswer {
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held,
-    /// Whether the block was released
+    /// Whether the block is released; false if it is not empty or has another UID
     Released(bool),
     /// Whether any range was withdrawn
     Withdrawn(bool),
@@ -183,7 +183,7 @@ pub struct LeakScan {
     pub gone: BTreeSet<String>,
 }
 
-/// An error of the store.
+/// Why the store could not be used.
 #[derive(Clone, Debug)]
 pub struct StoreTrouble {
     /// The error message, for users
@@ -205,7 +205,7 @@ pub enum AgentEffect {
     WriteStatus {
         /// The resourceVersion that the write requires
         version: String,
-        /// The whole new status, but for the conditions of others
+        /// The whole new status, including the conditions that the controller has set
         status: Box<NodeSubnetStatus>,
         /// Whether metrics count the write as urgent
         urgent: bool,
@@ -214,7 +214,7 @@ pub enum AgentEffect {
     WriteList {
         /// The UID of the NodeSubnet, which becomes the owner of the NodeAddresses
         owner: String,
-        /// Whether to create the NodeAddresses
+        /// Whether the NodeAddresses does not exist yet, so that it is created; otherwise it is patched
         is_new: bool,
         /// The list to write
         list: Box<NodeAddressesSpec>,
@@ -235,7 +235,7 @@ pub enum AgentEffect {
     },
     /// Read this namespace: [`AgentEvent::Namespace`]
     AskNamespace(String),
-    /// Give the servers the state that the watches have shown
+    /// Give the servers on the node's sockets the state that the watches have shown
     Offer {
         /// The new state, which replaces the servers' state
         watched: Arc<WatchState>,

@@ -28,11 +28,11 @@ const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its 
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
 const OTHERS_FIRST: &str = "OthersFirst";
 
-/// The longest pause between writes of files and tables, even if nothing changes. A write notices files that other
-/// programs have added or changed, and repeats an earlier write that failed.
+/// The longest pause between writes of files and nftables tables, even if nothing changes. A write notices files that
+/// other programs have added or changed, and repeats an earlier write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// Used if there is no NodeSubnet that names addresses which the controller or a user wants to be released.
+/// If the node has no NodeSubnet, neither the controller nor a user can name addresses to be released.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something outside the agent that is kept in the desired state `T`. Each write of the state ends with a report `R`.
@@ -72,7 +72,7 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
         self.is_writing
     }
 
-    /// When to write again if nothing changes; `None` while a write is under way.
+    /// When to write again if nothing changes; `None` before the first write and while a write is under way.
     pub(super) fn check_at(&self) -> Option<Duration> {
         let (_, at) = self.written.as_ref()?;
         (!self.is_writing).then(|| *at + CHECK_PAUSE)
@@ -85,12 +85,12 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
     }
 }
 
-/// The files that other programs read: the node's ranges, and whether the node gets its first range only when a pod
-/// needs it.
+/// The files that other programs read. Their content depends on the node's ranges, and on whether the node gets its
+/// first range only when a pod needs it.
 pub(super) type Files = Desired<(Arc<NodeAllocation>, bool), FilesReported>;
 
-/// The nftables tables: the ranges of all pools if known, and the node's ranges. The report is an error message, if
-/// any.
+/// The nftables tables. Their content depends on the ranges of all pools (`None` if unknown) and on the node's ranges.
+/// The report is an error message, if any.
 pub(super) type Masquerade = Desired<(Option<Vec<String>>, Arc<NodeAllocation>), Option<String>>;
 
 impl AgentMachine {
@@ -216,7 +216,7 @@ impl AgentMachine {
         self.schedule.written(true, now);
     }
 
-    /// Updates the files that other programs on the node read, and then masquerading.
+    /// Updates the files that other programs on the node read, and then the nftables tables.
     fn write_files(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.snapshot.is_none() {
             return;
@@ -279,7 +279,7 @@ impl AgentMachine {
     }
 }
 
-/// Returns the time of day.
+/// Converts the time of day in `now`; an impossible time becomes 1970.
 fn wall(now: &Now) -> Timestamp {
     Timestamp::from_millisecond(now.wall_ms).unwrap_or_default()
 }

@@ -16,7 +16,7 @@ pub(super) const APPEND: u16 = 0x800;
 
 const ERROR: u16 = 2;
 const HEADER: usize = 16;
-/// `NLA_F_NESTED`
+/// `NLA_F_NESTED`: the attribute contains attributes
 const NESTED: u16 = 0x8000;
 
 /// A sequence of messages, or of the attributes in a message.

@@ -13,11 +13,11 @@ const CHAIN: &str = "postrouting";
 /// The id of the set within a batch.
 const SET_ID: u32 = 1;
 
-/// `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end a batch
+/// The kernel's `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end a batch
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-/// `NFT_MSG_*`
+/// The kernel's message types `NFT_MSG_*`
 const NEW_TABLE: u16 = 0;
 const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
@@ -25,20 +25,20 @@ const NEW_RULE: u16 = 6;
 const NEW_SET: u16 = 9;
 const NEW_ELEMENTS: u16 = 12;
 
-/// `NFTA_LIST_ELEM`, `NFTA_DATA_VALUE`
+/// The kernel's `NFTA_LIST_ELEM`, `NFTA_DATA_VALUE`
 const ITEM: u16 = 1;
 const VALUE: u16 = 1;
-/// `NFT_SET_INTERVAL`, `NFT_SET_ELEM_INTERVAL_END`
+/// The kernel's `NFT_SET_INTERVAL`, `NFT_SET_ELEM_INTERVAL_END`
 const INTERVAL: u32 = 4;
 const INTERVAL_END: u32 = 1;
-/// `NF_INET_POST_ROUTING`, and the priority of source NAT
+/// The kernel's `NF_INET_POST_ROUTING`, and the priority of source NAT
 const POSTROUTING: u32 = 4;
 const SOURCE_NAT: u32 = 100;
-/// `NFT_REG_1`, `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_LOOKUP_F_INV`
+/// The kernel's `NFT_REG_1`, `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_LOOKUP_F_INV`
 const REGISTER: u32 = 1;
 const NETWORK_HEADER: u32 = 1;
 const NOT_IN_SET: u32 = 1;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+/// The kernel's `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
 const FULLY_RANDOM: u32 = 16;
 
 /// The maximum number of elements in one attribute. It keeps an attribute below its limit of 64 KiB.
@@ -46,7 +46,7 @@ const ELEMENTS_AT_ONCE: usize = 1_000;
 
 /// The values that depend on the address family.
 struct Kind {
-    /// `NFPROTO_*`
+    /// `NFPROTO_*`: netfilter's number of the family
     protocol: u8,
     /// nft's number for the type of address. `nft list` needs it to show the set
     addresses: u32,

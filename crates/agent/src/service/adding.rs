@@ -31,7 +31,7 @@ const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 /// What an ADD needs next.
 #[derive(Debug)]
 pub enum AddStep {
-    /// Ask the store for addresses, by this ADD
+    /// Run this ADD on the store
     Ask(Box<Add>, AskedAdd),
     /// Wait until the watches show a change
     ForPod(ForPod),
@@ -80,7 +80,7 @@ enum Attempt {
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),
-    /// The same as before a wait. `true` if this is the last attempt
+    /// The addresses for which the ADD has just waited. `true` if this is the last attempt
     Again(Wait, bool),
 }
 
@@ -88,7 +88,7 @@ enum Attempt {
 struct Wait {
     /// The pools from which blocks can be requested, best first
     wanted: Vec<String>,
-    /// From how many of these pools blocks have been requested so far
+    /// How many of the pools in `wanted` have been asked for a block
     requested: usize,
     begun: Duration,
     until: Duration,
@@ -226,15 +226,15 @@ impl ForBlock {
 }
 
 impl Adding {
-    /// Returns `time`, or an earlier time if the caller's deadline is near by then.
+    /// Returns `time`, or [`MARGIN`] before the caller's deadline if that is earlier.
     fn until(&self, time: Duration) -> Duration {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
     /// Returns until when to wait for the best of several pools alone, even if other pools have free addresses. The
     /// wait lasts half of the maximum wait for a block, counted from the first waiting ADD that asked for the pool.
-    /// Returns `None` if there is no wait: the node has a block of the best pool, or cannot request one, or the wait is
-    /// over.
+    /// Returns `None` if there is no wait, for example because the node has a block of the best pool or cannot request
+    /// one.
     fn until_for_best(
         &self,
         pools: &PoolOrder,
@@ -616,7 +616,8 @@ mod tests {
         assert_eq!(bench.requested(SECOND), Vec::<String>::new());
     }
 
-    /// Returns a bench with the ADD of a pod of the namespace `default` that has this annotation. No pool selects.
+    /// Returns a bench with the ADD of a pod of the namespace `default` that has this annotation. No pool has a
+    /// selector.
     fn annotated(claim: &str) -> Bench {
         let pod = crate::pods::testing::pod("u", &[], &[("cadastre.dev/claim", claim)]);
         let add = Add {

@@ -23,13 +23,13 @@ pub(super) const NOT_AVAILABLE: u32 = 50;
 /// The code that host-local uses for nearly every error.
 pub(super) const INTERNAL: u32 = 999;
 
-/// An error for the container runtime.
+/// An error in the form that the CNI specification defines.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct CniError {
     /// `cniVersion` of the config; `None` in host-local mode, and if the version is not known or not supported
     #[serde(rename = "cniVersion", skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The CNI error code
+    /// The CNI error code: below 100, a code of the CNI specification; from 100 on, a code of Cadastre or host-local
     pub code: u32,
     /// Says what is wrong, what is concerned, and what to do
     pub msg: String,

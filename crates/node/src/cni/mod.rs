@@ -91,7 +91,8 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Answers one call. If `as_host_local` is true, it only replaces host-local, and assigns no addresses of the node.
+/// Answers one call. If `as_host_local` is true, the call assigns addresses only from ranges in the config, as
+/// host-local does.
 pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService<'_>) -> Output {
     let (name, supported) = if as_host_local {
         ("host-local", version::ALL)

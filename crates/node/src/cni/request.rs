@@ -5,19 +5,19 @@ use super::error::{CniError, INVALID_ENVIRONMENT};
 /// The environment variables of the CNI protocol. A variable that is not set is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Env {
-    /// `CNI_COMMAND`
+    /// `CNI_COMMAND`: ADD, DEL, CHECK, GC, STATUS or VERSION; empty if the program was started by hand
     pub command: String,
-    /// `CNI_CONTAINERID`
+    /// `CNI_CONTAINERID`: the id of the container or sandbox
     pub container_id: String,
-    /// `CNI_NETNS`
+    /// `CNI_NETNS`: the path of the container's network namespace
     pub netns: String,
-    /// `CNI_IFNAME`
+    /// `CNI_IFNAME`: the name of the interface in the container
     pub ifname: String,
-    /// `CNI_ARGS`
+    /// `CNI_ARGS`: pairs `KEY=value` with `;` between them, for example with the pod's name
     pub args: String,
-    /// `CNI_PATH`
+    /// `CNI_PATH`: the directories of CNI plugins, which only the host-local mode requires to be set
     pub path: String,
-    /// `CNI_NETNS_OVERRIDE`
+    /// `CNI_NETNS_OVERRIDE`: if `1` or `true`, `netns` may be the network namespace of the CNI plugin itself
     pub netns_override: String,
 }
 
@@ -26,7 +26,7 @@ fn wrong(msg: String) -> CniError {
 }
 
 impl Env {
-    /// Reads the environment variables of this process.
+    /// Reads the environment variables of this process. Fails if a variable is not UTF-8.
     pub(super) fn of_process() -> Result<Self, CniError> {
         let var = |name| {
             let text = std::env::var_os(name).unwrap_or_default().into_string();

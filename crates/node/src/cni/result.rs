@@ -17,7 +17,7 @@ use super::address::{self, IpNet};
 use super::version;
 use crate::AddressAssignment;
 
-/// The result of an ADD.
+/// The result of an ADD, independent of the version of the CNI protocol.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CniResult {
     pub(super) ips: Vec<Ip>,

@@ -1,4 +1,4 @@
-//! Writes the decisions of `decide` to the tables.
+//! Writes the decisions of the module `decide` to the tables.
 
 use super::super::ops::{Now, PodRef};
 use super::super::storage_fault::StorageFault;

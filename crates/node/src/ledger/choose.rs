@@ -36,7 +36,7 @@ pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
 
-/// Returns the terms of a pool. If the store has no terms of it, returns the default terms.
+/// Returns the settings of a pool. If the store has none for this pool, returns the default settings.
 pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> {
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }

@@ -18,8 +18,8 @@ pub(crate) fn named(add: &Add) -> Option<&str> {
     pools.find(|it| is_claim(it))
 }
 
-/// Returns the addresses of a claim, or those of them that the ADD asks for. Fails unless the node has all addresses of
-/// the claim.
+/// Returns the addresses of a claim. If the ADD asks for some of these addresses, returns only those. Fails unless the
+/// node has all addresses of the claim.
 pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<Addr>, Stop> {
     let families = match kv.pool(claim)? {
         Some(terms) => families(kv, &terms)?,

@@ -1,4 +1,4 @@
-//! Decides what operations do. The functions here only read the tables; `apply` writes the decisions.
+//! Decides what operations do. The functions here only read the tables; the module `apply` writes the decisions.
 
 use std::collections::HashSet;
 
@@ -61,16 +61,16 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     })
 }
 
-/// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note on the pod.
-/// Returns false if a note is needed and there is none.
+/// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note (`PodNote`) on
+/// the pod. Returns false if a note is needed and there is none.
 fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     let Some(pod) = add.pod.as_ref().filter(|_| !add.decided) else {
         return Ok(true);
     };
-    // A note counts even if it is not needed: an ADD for a certain address is refused if the pod names a claim.
+    // A note counts even if the ADD does not need it: if the pod names a claim, an ADD for any other address must fail.
     let Some(note) = kv.pod_note(pod)? else {
         let mut pools = kv.pools()?;
-        // No ADD of another pod depends on a claim, so claims make no note necessary.
+        // The pool of a claim serves only pods that name the claim, so it is no reason to need a note on another pod.
         pools.retain(|pool| !is_claim(&pool.name));
         let selects = pools.iter().any(|pool| !pool.automatic);
         let binds = pools.iter().any(|pool| pool.bound);
@@ -116,7 +116,7 @@ fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecisi
 }
 
 /// Selects one address of each family, all from the first pool that has them. If `is_known` is false, the store has no
-/// note on the pod. Then only pools whose terms permit unknown pods are considered.
+/// note on the pod. Then only pools that serve unknown pods (`serves_unknown`) are considered.
 fn from_pools(
     kv: &dyn Kv,
     add: &Add,
@@ -183,7 +183,7 @@ fn from_pool(
     families.into_iter().map(next).collect()
 }
 
-/// Returns all pools: first those with known terms, best first, then those that have blocks but no known terms.
+/// Returns all pools: first those whose settings are known, best first, then those of which only blocks are known.
 fn all_pools(kv: &dyn Kv) -> Result<Vec<PoolTerms>, StorageFault> {
     let mut pools = kv.pools()?;
     let others = kv.pools_without_terms()?;
@@ -209,7 +209,8 @@ pub(crate) fn unknown_pod(pod: Option<&PodRef>) -> Stop {
     )
 }
 
-/// Returns the families of a pool's terms. If its terms are unknown, returns the families of its blocks on this node.
+/// Returns the families of a pool according to its settings. If the store has no settings of the pool, returns the
+/// families of its blocks on this node.
 pub(crate) fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, StorageFault> {
     let has_terms = |family: &Family| pool.family(*family).is_some();
     let families: Vec<Family> = Family::ALL.into_iter().filter(has_terms).collect();

@@ -52,7 +52,7 @@ pub(crate) fn check_add(
     Ok(())
 }
 
-/// Remembers a DEL. To keep the table small, it also examines the two next entries of the table and deletes those that
+/// Remembers a DEL. To keep the table small, also examines the next two entries of the table and deletes those that
 /// have expired.
 pub(crate) fn remember_del(
     kv: &mut dyn KvMut,

@@ -9,7 +9,7 @@ use super::super::storage_fault::StorageFault;
 pub(crate) enum KvTable {
     /// Name of a value -> the value
     Meta,
-    /// Rank of a pool -> terms of the pool; rank 0 is the best
+    /// Rank of a pool -> settings of the pool; rank 0 is the best
     Pools,
     /// Name of a pool -> rank of the pool
     Ranks,

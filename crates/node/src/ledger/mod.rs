@@ -96,8 +96,8 @@ impl<'a> AddressLedger<'a> {
         self.run_asked(op, self.now.since_boot)
     }
 
-    /// Like [`Self::run`], but the operation was requested at the time `asked` since boot. An ADD that was requested
-    /// before a DEL of the same attachment is rejected, even if the DEL was done first.
+    /// Does an operation that was requested at the time `asked` since boot, and returns what [`Self::run`] returns. An
+    /// ADD that was requested before a DEL of the same attachment is rejected, even if the DEL was done first.
     pub fn run_asked(
         &mut self,
         op: &Op,

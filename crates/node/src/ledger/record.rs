@@ -61,7 +61,7 @@ pub(crate) struct ReleaseRecord {
     /// UID of the pod that had the address; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod: String,
-    /// `namespace/name` of that pod; empty if unknown
+    /// `namespace/name` of the pod that had the address; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
@@ -111,7 +111,7 @@ pub(crate) struct Deletion {
     pub asked_us: u64,
 }
 
-/// The record of a block or podCIDR.
+/// What the store has about a block or podCIDR. The CIDR is the key.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
     pub uid: String,
@@ -127,7 +127,7 @@ pub(crate) struct BlockRecord {
 
 impl BlockRecord {
     /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the
-    /// addresses that the terms of the block's pool exclude.
+    /// addresses that the settings of the block's pool or withdrawals exclude.
     pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }

@@ -19,11 +19,11 @@ pub struct Snapshot {
     /// UID of the Node to which the blocks are allocated; `None` before the first call of
     /// [`set_allocation`](super::AddressLedger::set_allocation)
     pub node_uid: Option<String>,
-    /// The attachments that have addresses
+    /// All attachments; each has at least one address
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools: first those with known terms, best first, then those that have blocks but no known terms
+    /// The pools: first those whose settings are known, best first, then those of which only blocks are known
     pub pools: Vec<PoolCount>,
     /// The withdrawn ranges, which the controller may allocate elsewhere
     pub withdrawn: Vec<Cidr>,
@@ -34,7 +34,7 @@ pub struct Snapshot {
 /// A range that the controller wants to withdraw from the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWithdrawal {
-    /// The range
+    /// The range to withdraw: a part of a block, or a single address
     pub range: Cidr,
     /// Whether no address of the range is in use or cooling, so that the range can be withdrawn now
     pub is_empty: bool,
@@ -49,14 +49,14 @@ pub struct AddressCounts {
     pub cooling: u64,
     /// Number of addresses that can be assigned now to an ADD that requests no certain address
     pub free: u64,
-    /// Number of withdrawn addresses
+    /// Number of withdrawn addresses, which are neither free nor in use
     pub withdrawn: u64,
 }
 
-/// A block with its usage.
+/// A block or podCIDR of the node, with its usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCount {
-    /// The range of the block
+    /// The CIDR, which no other block of the node has
     pub cidr: Cidr,
     /// UID of the block's IPAMBlock; for a podCIDR, UID of the Node
     pub uid: String,
@@ -74,7 +74,7 @@ pub struct BlockCount {
 /// A pool with its usage on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCount {
-    /// The terms of the pool; the default terms if its terms are unknown
+    /// The settings of the pool; the default settings if the store has none
     pub terms: PoolTerms,
     /// Sums over the pool's blocks on this node, by family
     pub counts: Dual<AddressCounts>,

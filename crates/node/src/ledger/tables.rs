@@ -255,7 +255,7 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the pools with known terms, best first.
+    /// Returns the pools whose settings are known, best first.
     fn pools(&self) -> Result<Vec<PoolTerms>, StorageFault> {
         self.list(KvTable::Pools, &[], |_, value| {
             decode(KvTable::Pools, value)
@@ -292,7 +292,8 @@ pub(crate) trait Read: Kv {
         Ok(families)
     }
 
-    /// Returns the names of the pools that have blocks from which addresses are assigned, but no known terms.
+    /// Returns the names of the pools that have blocks from which addresses are assigned, but whose settings are
+    /// unknown.
     fn pools_without_terms(&self) -> Result<Vec<String>, StorageFault> {
         let mut pools = Vec::new();
         let mut entry = self.seek(KvTable::Assigning, Included(&[]))?;
@@ -318,7 +319,8 @@ impl<K: Kv + ?Sized> Read for K {}
 
 /// Writes typed values to the tables.
 pub(crate) trait Write: KvMut {
-    /// Writes the value only if it has changed.
+    /// Writes the value only if it differs from the stored one, so that a transaction without changes need not be
+    /// committed.
     fn put_json<T: Serialize>(
         &mut self,
         table: KvTable,
@@ -334,7 +336,7 @@ pub(crate) trait Write: KvMut {
         self.put(table, key, &value)
     }
 
-    /// Removes the key if it exists.
+    /// Removes the key if it exists. If it does not exist, the transaction stays without a change.
     fn drop_key(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         if self.get(table, key)?.is_some() {
             self.remove(table, key)?;

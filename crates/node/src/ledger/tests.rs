@@ -469,8 +469,8 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     assert_eq!(node.memory.writes, writes);
     let other = ask_for(1, &["10.0.0.3"]);
     node.assert_refused(&other, OpErrorKind::Mismatch, "has 10.0.0.2 already");
-    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would be regarded as
-    // dead.
+    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would count as one of
+    // an earlier boot, which can be a leak.
     node.now = now("two", 1);
     assert_eq!(node.try_add(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
@@ -826,7 +826,7 @@ fn node_with_claim() -> Node {
     node
 }
 
-/// Returns the ADD of a pod that names claim `shop/db`, as the agent decides it.
+/// Returns the ADD of a pod that names claim `shop/db`, after the agent has chosen the claim as its only pool.
 fn claiming(add: Add) -> Add {
     Add {
         pools: vec!["shop/db".to_owned()],
@@ -912,7 +912,8 @@ fn a_pod_that_names_a_claim_gets_no_other_address() {
     }
     let says = "the address of IPClaim `shop/db` is not at this node yet";
     let advice = "kubectl describe ipclaims.cadastre.dev db -n shop";
-    // One of the two addresses drains, is not listed, and at last none is listed.
+    // First, one of the two addresses drains. Then it is not listed any more. At last, no address of the claim is
+    // listed.
     node.allocation.blocks[2].draining = true;
     node.update();
     node.assert_refused(&claiming(ask(1)), OpErrorKind::NoBlock, says);
@@ -948,7 +949,8 @@ fn without_the_agent_the_note_says_which_pod_names_the_claim() {
     node.del(1);
     let elsewhere = undecided(ask_for(1, &["10.0.0.5"]));
     node.assert_refused(&elsewhere, OpErrorKind::NotInBlocks, "IPClaim `shop/db`");
-    // The pod's annotation names no claim, so no configuration gives it an address.
+    // The pod's annotation names no claim. So the pod gets no address, whatever pools or addresses its CNI config
+    // names.
     for add in [ask(3), ask_from(3, &["a"]), ask_for(3, &["10.0.0.5"])] {
         let says = "no name of an IPClaim";
         node.assert_refused(&undecided(add), OpErrorKind::NoBlock, says);

@@ -39,7 +39,8 @@ pub(crate) enum WithdrawalState {
     Withdrawn,
 }
 
-/// Records the requests of the NodeSubnet: begins and cancels withdrawals, and ends those of returned ranges.
+/// Records the requests of the NodeSubnet. Begins withdrawals of the ranges in `withdraw`, cancels withdrawals that are
+/// no longer requested, and ends withdrawals of the ranges in `returned`.
 pub(crate) fn put_requests(
     kv: &mut dyn KvMut,
     allocation: &NodeAllocation,
@@ -106,7 +107,7 @@ pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr, pool: &str) -> Result<u128,
     Ok(union(block, &ranges).iter().map(IpRange::size).sum())
 }
 
-/// Returns the withdrawal that covers an address.
+/// Returns the range that contains the address and is withdrawn or to be withdrawn; `None` if there is none.
 pub(crate) fn covering(kv: &dyn Kv, addr: Addr) -> Result<Option<Cidr>, StorageFault> {
     let ranges = kv.cidrs_over(KvTable::Withdrawals, Cidr::host(addr))?;
     Ok(ranges.into_iter().next())

@@ -121,7 +121,7 @@ impl Drop for Checked {
 }
 
 /// Converts an error that redb returns when it opens a file. redb reports a file in another format as an I/O error.
-/// Here it becomes a damaged file, unlike a real error of the disk.
+/// This function reports such a file as damaged, unlike a file that the disk cannot read.
 fn opening(error: redb::DatabaseError) -> StorageFault {
     match StorageFault::from(error) {
         StorageFault::Io(error)

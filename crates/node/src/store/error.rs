@@ -16,7 +16,7 @@ pub enum StoreError {
         "{path} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on it."
     )]
     Missing {
-        /// Path of the file
+        /// Path of the missing file
         path: PathBuf,
     },
     /// Another process has locked the file.
@@ -24,7 +24,7 @@ pub enum StoreError {
         "{path} was in use by another process for {waited:?}: this node's agent or another call is at work, or hangs. Try again; if this stays so, restart the agent."
     )]
     Locked {
-        /// Path of the file
+        /// Path of the locked file
         path: PathBuf,
         /// How long this process waited for the file
         waited: Duration,
@@ -38,7 +38,7 @@ pub enum StoreError {
     /// The file that is to be created anew still exists.
     #[error("{path} cannot be rebuilt, because it is there: set it aside first.")]
     Exists {
-        /// Path of the file
+        /// Path of the file that still exists
         path: PathBuf,
     },
     /// The file was written by another version, in an unknown format.
@@ -46,7 +46,7 @@ pub enum StoreError {
         "{path} has format {format}, which this version does not know: run the version that wrote it, or a newer one."
     )]
     Format {
-        /// Path of the file
+        /// Path of the file with the unknown format
         path: PathBuf,
         /// Number of the file's format
         format: u32,
@@ -56,7 +56,7 @@ pub enum StoreError {
         "{path} is damaged: {what}. Restart this node's agent, which sets the file aside and makes a new one of what the cluster and the container runtime know."
     )]
     Damaged {
-        /// Path of the file
+        /// Path of the damaged file
         path: PathBuf,
         /// What is wrong with the file, as a clause of the message
         what: String,
@@ -64,7 +64,7 @@ pub enum StoreError {
     /// The file system reports an error.
     #[error("{path} cannot be {done}: {error}. {advice}")]
     Io {
-        /// Path of the file
+        /// Path of the store's file, even if the error is about its directory
         path: PathBuf,
         /// What could not be done, as a participle in the message: opened, written, made
         done: &'static str,

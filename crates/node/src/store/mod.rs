@@ -38,7 +38,8 @@ const FORMAT_KEY: &[u8] = b"format";
 /// How long the store waits for the file when it opens it again after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// Number of temporary files that this process has created. It makes the name of each of them different.
+/// Number of temporary files that this process has created. The number is in the name of each file, so that all names
+/// differ.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// The file that contains the ledger of a node. No other process can use the file while the store has it open.
@@ -67,7 +68,7 @@ impl Store {
             result => return result,
         }
         match Self::make(path, |_| Ok(())) {
-            // Another process has created the file meanwhile, so this one opens it.
+            // Another process has created the file meanwhile, so this process opens that file.
             Ok(None) => Self::open_existing(path, wait),
             Ok(Some(((), store))) => Ok(store),
             Err(error) => Err(error),

@@ -70,8 +70,7 @@ impl Model {
             let free = if few {
                 each(cidr).filter(|it| may(it) && !taken(it)).count() as u128
             } else {
-                // In a wide block, the only addresses that can be not free are among the first ones, and the last
-                // address of the block.
+                // In a wide block, all addresses are free except some of the first ones and possibly the last one.
                 let out = each(cidr).filter(|it| !may(it) || taken(it)).count() as u128;
                 cidr.size() - out - u128::from(!may(&cidr.last()))
             };

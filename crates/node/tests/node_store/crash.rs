@@ -1,8 +1,9 @@
 //! Simulates crashes: for each change of the disk, one after the other, the process is killed or the power fails at
 //! this change.
 //!
-//! After each crash, these must hold: the store can be opened and works; it contains every answered operation; the
-//! operation that was not answered was done as a whole or not at all; no address belongs to two attachments.
+//! After each crash, the test checks that the store can be opened and works; that it contains every answered operation;
+//! that the operation that was not answered was done as a whole or not at all; and that no address belongs to two
+//! attachments.
 
 use std::collections::BTreeMap;
 

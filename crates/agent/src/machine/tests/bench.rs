@@ -9,7 +9,7 @@ use crate::snapshot::testing::{block, snapshot};
 use cadastre_core::node_allocation::Block;
 use cadastre_node::BlockCount;
 
-/// The UID of the Node.
+/// The UID of the Node in all tests.
 pub(super) const NODE: &str = "node";
 
 pub(crate) struct Bench {
@@ -300,7 +300,7 @@ fn published(effect: &AgentEffect) -> Option<&'static str> {
     }
 }
 
-/// Returns the name of a question's kind.
+/// Returns the name by which the tests refer to questions of this kind.
 pub(super) fn name(question: &StoreQuestion) -> &'static str {
     match question {
         StoreQuestion::Open => "open",

@@ -46,7 +46,7 @@ pub(super) struct Entry(pub(super) String, pub(super) Option<Stamp>);
 /// Size and modification time of a file: bytes, seconds, nanoseconds.
 type Stamp = (i64, u64, u32);
 
-/// Device, inode and modification time of a directory: the last two are seconds and nanoseconds.
+/// Device, inode and modification time of a directory. The time has two numbers: seconds and nanoseconds.
 type Seal = (u64, u64, i64, i64);
 
 impl Entry {

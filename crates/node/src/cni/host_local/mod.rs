@@ -147,7 +147,7 @@ fn assign(
     }))
 }
 
-/// Assigns the address that was requested from a set.
+/// Assigns an address of a set that the ADD requests. Fails if the address is in use or is the gateway.
 fn exactly(
     store: &mut Store,
     owner: &Owner,

@@ -118,7 +118,7 @@ impl RangeSet {
         self.0[0].subnet.family()
     }
 
-    /// Returns the range that contains an address.
+    /// Returns the range that contains an address; `None` if no range of the set does.
     pub(super) fn range_of(&self, ip: Addr) -> Option<&FilledRange> {
         self.0.iter().find(|span| span.contains(ip))
     }

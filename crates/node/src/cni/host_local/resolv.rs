@@ -8,7 +8,7 @@ use cadastre_core::node_allocation::Dns;
 /// Maximum number of bytes that are read of a file.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// Reads the DNS settings from the file at a path.
+/// Reads the DNS settings from the file at a path. What follows after [`MAX_FILE`] bytes is ignored.
 pub(super) fn read(path: &str) -> Result<Dns, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes));

@@ -16,7 +16,7 @@ use cadastre_core::Addr;
 const SOCKET: &str = "/run/cadastre/cni.sock";
 const STORE: &str = "/var/lib/cadastre/node.redb";
 
-/// The paths by which the addresses of the node are reached.
+/// Where the CNI plugin finds the agent and the store, from the config or by default.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Paths {
     /// Path of the agent's socket

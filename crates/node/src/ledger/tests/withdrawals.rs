@@ -1,4 +1,4 @@
-//! Tests of withdrawals.
+//! Tests of withdrawals: which addresses are not assigned, and when a withdrawal takes effect and ends.
 
 use super::*;
 
@@ -179,7 +179,7 @@ fn a_withdrawn_address_can_be_the_block_of_a_claim_on_the_same_node() {
         "a claim has no cooldown"
     );
     node.del(2);
-    // The block of the claim is released without the wide one, and its address stays withdrawn.
+    // The block of the claim is released, but the block of 16 addresses is not. The claim's address stays withdrawn.
     let mut release = |text: &str, uid: &str| node.ledger().release(cidr(text), uid).unwrap();
     assert!(release("10.0.0.5/32", "claim") && !release("10.0.0.0/28", "u1"));
     assert_eq!(node.withdrawals(), "10.0.0.5/32 / ");
