@@ -19,8 +19,8 @@ use cadastre_controller::cluster::objects::{
     AgentReport, Block, Claim, ClaimSpec, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
-    ApiRequest, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec, PodCidrAllocation,
-    Rejection, RequestOutcome,
+    ApiRequest, ClaimOwnerKind, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec,
+    PodCidrAllocation, Rejection, RequestOutcome,
 };
 
 use jiff::Timestamp;
@@ -29,8 +29,8 @@ use super::clock::{Time, seconds};
 use super::object_log::{Kind, Stored};
 use super::pool_model::counted;
 use super::run::RunId;
-use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
 
 /// A condition of NodeSubnets that another writer owns. The simulation updates it whenever an agent writes its status.
 const OF_ANOTHER: &str = "OfAnother";
@@ -553,7 +553,8 @@ impl Api {
 
 /// Returns a claim as the API server stores it when a controller creates it.
 fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim {
-    assert!(new.owner.is_some(), "{name} would outlive its StatefulSet");
+    let owner = new.owner.as_ref().expect("its owner would not outlive it");
+    let addresses = new.spec.addresses.iter().map(|it| Addr::parse_strict(it));
     Claim {
         name,
         uid,
@@ -564,10 +565,11 @@ fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim
         finalizers: vec![CLAIM_FINALIZER.to_owned()],
         spec: Ok(ClaimSpec {
             pool: new.spec.pool.as_deref().map(PoolName::from),
-            addresses: Vec::new(),
+            addresses: addresses.map(|it| it.unwrap()).collect(),
             ttl: new.spec.ttl_seconds_after_use,
         }),
         status: IPClaimStatus::default(),
+        is_of_one_pod: owner.kind == ClaimOwnerKind::Pod,
     }
 }
 

@@ -316,7 +316,19 @@ impl Checks {
         let held = |uid: &ObjectUid| {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
-            let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
+            // The address of a claim inside of the block is in a block of its own, which stays.
+            let blocks = || {
+                api.blocks
+                    .live
+                    .values()
+                    .filter_map(|it| it.spec.as_ref().ok())
+            };
+            let is_apart = |addr: &&Addr| {
+                let host = Cidr::host(**addr);
+                host != spec.cidr && blocks().any(|it| it.cidr == host)
+            };
+            let addresses = pods.flat_map(|pod| pod.addresses.iter());
+            let mut addresses = addresses.filter(|addr| !is_apart(addr));
             history.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
         };
         if held(&owner.uid) {

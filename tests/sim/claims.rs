@@ -1,9 +1,9 @@
 //! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
 //!
-//! Users create and delete claims, some for addresses that they choose, and pods that name claims. Several pods may
-//! name one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under a few names. The
-//! controller creates their claims, unless users have done so, and deletes some of these claims some time after their
-//! use.
+//! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
+//! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
+//! controller creates their claims, unless users have done so. It deletes some of them some time after their use. Other
+//! pods ask for certain addresses, which are in blocks of their own node, of other nodes, or of none.
 //!
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Claim, ClaimSpec, Pool};
+use cadastre_controller::cluster::objects::{Claim, ClaimSource, ClaimSpec, Pool};
+use cadastre_core::node_allocation::is_claim;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
 
@@ -36,8 +37,10 @@ const ORDINALS: u64 = 4;
 pub struct ClaimRecords {
     /// All addresses that claims of a name ever had
     of: BTreeMap<ClaimName, BTreeSet<Addr>>,
-    /// The claim that each pod names
+    /// The claim that each pod uses
     of_pod: BTreeMap<ObjectUid, ClaimName>,
+    /// The address that each pod asks for
+    asked: BTreeMap<ObjectUid, Addr>,
     /// Addresses that a claim got although a node had them
     contested: BTreeSet<Addr>,
     /// By UID of a claim: the addresses that pods got while the claim existed
@@ -49,7 +52,12 @@ impl ClaimRecords {
         self.of_pod.insert(uid.clone(), claim.clone());
     }
 
-    /// Returns the claim that the pod with this UID names, if it names one.
+    /// Records that the pod asks for the address.
+    pub fn note_asked(&mut self, uid: &ObjectUid, addr: Addr) {
+        self.asked.insert(uid.clone(), addr);
+    }
+
+    /// Returns the claim that the pod names.
     pub fn claim_of(&self, uid: &ObjectUid) -> Option<&ClaimName> {
         self.of_pod.get(uid)
     }
@@ -71,8 +79,34 @@ impl Sim {
         names.then(|| self.some_claim_name())
     }
 
-    /// Decides whether the StatefulSet creates a pod now, and returns the pod's name. It creates no pod while the
-    /// earlier pod of that name exists.
+    /// Returns the address that a new pod asks for, if it asks for one.
+    pub fn draw_asked(&mut self) -> Option<Addr> {
+        if self.plan.asking == 0 || !self.rng.chance(self.plan.asking) {
+            return None;
+        }
+        let drawn = match self.rng.below(10) {
+            0..2 => None,
+            2..5 => self.some_address_of_claim(),
+            _ => self.some_address_of_node(),
+        };
+        Some(drawn.unwrap_or_else(|| self.some_address()))
+    }
+
+    fn some_address_of_claim(&mut self) -> Option<Addr> {
+        let claims = self.api.claims.live.values();
+        let addresses: Vec<Addr> = claims.flat_map(|it| it.addresses()).collect();
+        let nth = self.rng.index(addresses.len().max(1));
+        addresses.get(nth).copied()
+    }
+
+    /// Returns an address of the range in which all IPv4 pools are.
+    fn some_address(&mut self) -> Addr {
+        let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
+        Addr::parse_strict(&text).unwrap()
+    }
+
+    /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
+    /// pod of that name exists.
     pub fn draw_ordinal(&mut self) -> Option<String> {
         if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
             return None;
@@ -116,10 +150,7 @@ impl Sim {
         }
         let pool = self.rng.pick(&pools).clone();
         let addresses = match self.rng.below(20) {
-            0 => {
-                let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
-                vec![Addr::parse_strict(&text).unwrap()]
-            }
+            0 => vec![self.some_address()],
             1..12 => self.some_address_of_node().into_iter().collect(),
             _ => Vec::new(),
         };
@@ -141,6 +172,7 @@ impl Sim {
                 ttl,
             }),
             status: IPClaimStatus::default(),
+            is_of_one_pod: false,
             name,
         };
         self.log(Some(&claim.name), || format!("claim {:?}", claim.spec));
@@ -180,7 +212,14 @@ impl Sim {
         before: Option<&Claim>,
         after: Option<&Claim>,
     ) -> Verdict {
-        let Some(after) = after else { return Ok(()) };
+        let Some(after) = after else {
+            let gone = before.filter(|_| matches!(author, Author::Controller(_)));
+            let used = gone.and_then(|it| Some((it, it.status.node.as_ref()?)));
+            return used.map_or(Ok(()), |(claim, node)| {
+                let text = format!("{} is gone, and {node} has its addresses", text(claim));
+                wrong("claim", text, [&*claim.name])
+            });
+        };
         let is_deleted = after.deleting && before.is_some_and(|it| !it.deleting);
         if is_deleted && matches!(author, Author::Controller(_)) {
             if let Some(node) = &after.status.node {
@@ -223,7 +262,18 @@ impl Sim {
     ) -> Verdict {
         let addr = given.address;
         let name = self.machines.hosts[id].name.clone();
-        if let Some(claim) = self.claims.claim_of(pod).cloned() {
+        if let Some(asked) = self.claims.asked.get(pod).copied() {
+            if asked != addr && !self.serves_unknown(id, &given.pool) {
+                let text = format!("pod {pod} on {name} asks for {asked} and gets {addr}");
+                return wrong("claim", text, [&*name]);
+            }
+            self.checks.tally.asked += 1;
+            let is_by_claim = is_claim(&given.pool);
+            self.checks.tally.asked_by_claim += u64::from(is_by_claim);
+        }
+        let own = self.claims.claim_of(pod).cloned();
+        let has_own_block = self.claims.asked.contains_key(pod) && !is_claim(&given.pool);
+        if let Some(claim) = own.clone().filter(|_| !has_own_block) {
             let has = self
                 .claims
                 .of
@@ -240,7 +290,9 @@ impl Sim {
             return wrong("claim", text, [&*name, &*claim]);
         }
         let claims = self.api.claims.live.values();
-        let mut claims = claims.filter(|it| it.addresses().any(|it| it == addr));
+        // A pod that asks for an address can get it from a block of its node while its claim waits for it.
+        let others = claims.filter(|it| Some(&it.name) != own.as_ref());
+        let mut claims = others.filter(|it| it.addresses().any(|it| it == addr));
         let is_spared = self.was_restored() || self.claims.contested.contains(&addr);
         if let Some(claim) = claims.next().filter(|_| !is_spared) {
             let text = format!("pod {pod} on {name} gets {addr} of {}", text(claim));
@@ -255,8 +307,10 @@ impl Sim {
         let pods = self.api.pods.live.values();
         let mut of_pod = pods.filter(|it| it.uid == *pod);
         let claim = of_pod.next().and_then(|it| it.claim.as_ref());
-        let is_sticky = claim.is_some_and(|it| it.sticky.is_some());
-        self.checks.tally.sticky += u64::from(is_sticky);
+        if let Some(claim) = claim {
+            let is_sticky = matches!(claim.source, ClaimSource::Sticky(_));
+            self.checks.tally.sticky += u64::from(is_sticky);
+        }
         let Some(claim) = self.api.claims.get(&**name).cloned() else {
             return Ok(());
         };
@@ -289,6 +343,16 @@ impl Sim {
         for claim in self.api.claims.live.values() {
             if claim.status.conditions.is_empty() {
                 let text = format!("{} says nothing", text(claim));
+                return wrong("claim", text, [&*claim.name]);
+            }
+            let mut pods = self.api.pods.live.values();
+            let is_of = |uid: &ObjectUid| {
+                let of_pod = self.claims.claim_of(uid);
+                of_pod == Some(&claim.name)
+            };
+            let has_pod = pods.any(|pod| !pod.finished && is_of(&pod.uid));
+            if claim.is_of_one_pod && !has_pod && claim.status.node.is_none() {
+                let text = format!("{} outlives its pod", text(claim));
                 return wrong("claim", text, [&*claim.name]);
             }
             if claim.deleting && claim.status.node.is_none() {

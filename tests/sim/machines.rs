@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
-use cadastre_controller::cluster::objects::{MachineIdentity, Node, Pod, Text};
+use cadastre_controller::cluster::objects::{ClaimSource, MachineIdentity, Node, Pod, Text};
+use cadastre_core::Addr;
 
 use super::api::{Api, Commit};
 use super::clock::{MS, SECOND, Time};
@@ -53,6 +54,18 @@ impl Machines {
         let uid = &api.nodes.get(&self.hosts[id].name)?.uid;
         (self.of_node.get(uid) == Some(&id)).then(|| uid.clone())
     }
+}
+
+/// Returns the pod with these addresses in its status.
+fn reporting(pod: &Pod, addresses: Box<[Addr]>) -> Pod {
+    let mut pod = Pod::clone(pod);
+    if let Some(claim) = &mut pod.claim
+        && let ClaimSource::Addresses(asked) = &mut claim.source
+    {
+        asked.is_served = !addresses.is_empty();
+    }
+    pod.addresses = addresses;
+    pod
 }
 
 impl Sim {
@@ -162,6 +175,8 @@ impl Sim {
         };
         let (uid, name) = if let Some(name) = self.draw_ordinal() {
             self.put_sticky_pod(node, &name)
+        } else if let Some(addr) = self.draw_asked() {
+            self.put_asking_pod(node, addr)
         } else {
             let claim = self.draw_claim();
             self.put_new_pod(node, "pod", [].into(), claim)
@@ -192,10 +207,8 @@ impl Sim {
         if !lives || pod.finished {
             return;
         }
-        let pod = Pod {
-            addresses: self.addresses_on_host(*id, uid),
-            ..Pod::clone(&pod)
-        };
+        let addresses = self.addresses_on_host(*id, uid);
+        let pod = reporting(&pod, addresses);
         self.checks.ghosts.remove(uid);
         self.api.put_pod(pod, placed);
         self.publish();
@@ -213,8 +226,7 @@ impl Sim {
         let pod = Pod {
             finished: true,
             mirror_of: None,
-            addresses: [].into(),
-            ..Pod::clone(&pod)
+            ..reporting(&pod, [].into())
         };
         self.api.put_pod(pod, placed);
         self.publish();

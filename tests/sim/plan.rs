@@ -50,6 +50,8 @@ pub struct Plan {
     /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
     /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
     pub sticky: u32,
+    /// The chance that a new pod asks for an address.
+    pub asking: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
@@ -148,6 +150,7 @@ impl Plan {
             lost_stores: 0,
             claims: *rng.pick(&[0, 3_000, 7_000]),
             sticky: 0,
+            asking: 0,
             restore: None,
             agents: true,
             persistent_fault: None,
@@ -189,14 +192,16 @@ impl Plan {
     pub fn under(self, scenario: Scenario) -> Self {
         let plan = match scenario {
             Scenario::AsDrawn => return self,
-            Scenario::Restored | Scenario::Agents | Scenario::Claims => Plan {
-                blocks: 10_000,
-                agents: true,
-                processes: self.processes.min(2),
-                settle_for: 300 * SECOND,
-                foreign_allocator: false,
-                ..self
-            },
+            Scenario::Restored | Scenario::Agents | Scenario::Claims | Scenario::AskingPods => {
+                Plan {
+                    blocks: 10_000,
+                    agents: true,
+                    processes: self.processes.min(2),
+                    settle_for: 300 * SECOND,
+                    foreign_allocator: false,
+                    ..self
+                }
+            }
             _ => {
                 let has_blocks = scenario == Scenario::CrowdedBlocks;
                 Plan {
@@ -246,13 +251,10 @@ impl Plan {
                 lost_stores: 200,
                 ..plan
             },
-            Scenario::Claims => Plan {
-                names: 2 + plan.names % 3,
-                pools: plan.pools.min(2),
-                work_every: plan.work_every.min(SECOND),
-                settle_for: 450 * SECOND,
-                claims: 7_000,
-                ..plan
+            Scenario::Claims => plan.with_claims(),
+            Scenario::AskingPods => Plan {
+                asking: 4_000,
+                ..plan.with_claims()
             },
             Scenario::Behind => Plan {
                 work_every: 500 * MS,
@@ -292,6 +294,18 @@ impl Plan {
                 strangers: 3_000,
                 ..plan
             },
+        }
+    }
+
+    /// Returns the conditions in which claims do the most harm: few nodes, and many claims.
+    fn with_claims(self) -> Self {
+        Plan {
+            names: 2 + self.names % 3,
+            pools: self.pools.min(2),
+            work_every: self.work_every.min(SECOND),
+            settle_for: 450 * SECOND,
+            claims: 7_000,
+            ..self
         }
     }
 

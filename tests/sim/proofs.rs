@@ -39,6 +39,8 @@ pub enum Scenario {
     Agents,
     /// Only pools of blocks, a few nodes, and many claims, also of addresses in blocks of nodes.
     Claims,
+    /// Like [`Scenario::Claims`], and many pods ask for addresses.
+    AskingPods,
 }
 
 /// What finds a mutation.
@@ -72,8 +74,8 @@ const fn unit(name: &'static str) -> Proof {
 
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
-        Agents, AsDrawn, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers, NoIntents,
-        Restored, Scarce, Strangers, Unclear,
+        Agents, AsDrawn, AskingPods, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers,
+        NoIntents, Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
         // Mutations of the allocation of podCIDRs
@@ -316,6 +318,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),
+        WithdrawnAddressAssignedOnRequest => sim(AskingPods, 2_000),
+        ClaimOfGonePodKept => sim(AskingPods, 2_000),
         ReturnTakenBack => unit(
             "controller::withdrawals::tests::what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return",
         ),
@@ -323,10 +327,10 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
         ),
         StickyClaimOfBarePod => {
-            unit("api::sticky::tests::a_pod_without_stateful_set_names_no_claim_by_being_sticky")
+            unit("api::pod_claim::tests::a_pod_without_stateful_set_uses_no_claim_by_being_sticky")
         }
         StickyClaimNotOwned => unit(
-            "controller::sticky::tests::a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns",
+            "controller::pod_claims::tests::a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns",
         ),
         ClaimExpiresInUse => unit(
             "controller::claim::retention::tests::a_claim_in_use_stays_however_old_its_last_release_is",

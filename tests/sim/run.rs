@@ -196,6 +196,8 @@ tally! {
     claims: "claims that got addresses",
     claimed: "addresses of claims given",
     sticky: "of them to pods of a StatefulSet",
+    asked: "addresses given to pods that ask for them",
+    asked_by_claim: "of them by a claim",
     handed_over: "addresses handed over to claims",
     expired: "claims deleted after their use",
 }
@@ -280,8 +282,15 @@ impl Sim {
             }
             _ => 0,
         };
+        let asking = match trial {
+            None if plan.claims > 0 => {
+                *Rng::new(seed.rotate_left(48) ^ !0).pick(&[0, 1_000, 4_000])
+            }
+            _ => plan.asking,
+        };
         let plan = Plan {
             sticky,
+            asking,
             persistent_fault,
             ..plan
         };

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadastre_api::{IPPoolSpec, Requests};
+use cadastre_api::{IPPoolSpec, Requests, pod_claim};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
-    Block, MachineIdentity, Node, Pod, PodClaim, Sticky, Subnet, Text,
+    AskedAddresses, Block, ClaimSource, MachineIdentity, Node, Pod, PodClaim, Sticky, Subnet, Text,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -403,7 +403,8 @@ impl Sim {
     ) -> (ObjectUid, Text) {
         let uid = self.api.uid();
         let name = format!("{kind}-{uid}");
-        self.put_pod(node, uid, &name, addresses, claim.map(|it| (it, None)))
+        let claim = claim.map(|it| (it, ClaimSource::User));
+        self.put_pod(node, uid, &name, addresses, claim)
     }
 
     /// Creates the next pod of an ordinal of a StatefulSet with sticky addresses. Returns its UID and its name.
@@ -412,7 +413,6 @@ impl Sim {
         let pools: Vec<PoolName> = self.api.pools.live.keys().cloned().collect();
         let names_pool = !pools.is_empty() && self.rng.chance(2_000);
         let sticky = Sticky {
-            pod_uid: uid.clone(),
             owner: "web".into(),
             owner_uid: "of-web".into(),
             pools: if names_pool {
@@ -423,8 +423,23 @@ impl Sim {
             ttl: *self.rng.pick(&[None, None, Some(0), Some(5), Some(90)]),
         };
         let claim = format!("default/{name}").as_str().into();
-        let claim = Some((claim, Some(Box::new(sticky))));
+        let claim = Some((claim, ClaimSource::Sticky(Box::new(sticky))));
         self.put_pod(node, uid, name, [].into(), claim)
+    }
+
+    /// Creates a pod that asks for an address. Returns its UID and its name.
+    pub fn put_asking_pod(&mut self, node: &Node, addr: Addr) -> (ObjectUid, Text) {
+        let uid = self.api.uid();
+        let name = format!("asks-{uid}");
+        let claim = pod_claim::claim_of_addresses(&name, &uid);
+        let asked = AskedAddresses {
+            addresses: [addr].into(),
+            is_served: false,
+        };
+        self.claims.note_asked(&uid, addr);
+        let claim = format!("default/{claim}").as_str().into();
+        let claim = (claim, ClaimSource::Addresses(Box::new(asked)));
+        self.put_pod(node, uid, &name, [].into(), Some(claim))
     }
 
     fn put_pod(
@@ -433,17 +448,18 @@ impl Sim {
         uid: ObjectUid,
         own_name: &str,
         addresses: Box<[Addr]>,
-        claim: Option<(ClaimName, Option<Box<Sticky>>)>,
+        claim: Option<(ClaimName, ClaimSource)>,
     ) -> (ObjectUid, Text) {
         let name: Text = format!("default/{own_name}").into();
-        let claim = claim.map(|(claim, sticky)| {
+        let claim = claim.map(|(claim, source)| {
             self.claims.note_pod(&uid, &claim);
             Box::new(PodClaim {
                 claim,
                 pod: own_name.into(),
+                uid: uid.clone(),
                 node: Some(node.name.clone()),
                 created: i64::try_from(self.now / SECOND).unwrap(),
-                sticky,
+                source,
             })
         });
         self.log(Some(&node.name), || {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | pools and addresses of a pod with a claim | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`) |
 //! | pools of other pods | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
-//! | addresses of other pods | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses` |
+//! | addresses of other pods | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses`: from a block of the node, or by an IPClaim of the pod's own |
 //!
 //! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
 //! name their pools. An address from a CNI config or the runtime is meant for one attachment, so it takes precedence
@@ -21,6 +21,7 @@ use std::collections::BTreeSet;
 use super::namespaces::Namespace;
 use super::pods::Pod;
 use cadastre_api::choice::{PodLabels, PoolCandidate, PoolStanding, Requester, Selector, choose};
+use cadastre_api::pod_claim::{self, ClaimOfPod};
 use cadastre_api::{
     ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, CLAIM_ANNOTATION as CLAIM, NodePool,
     POOLS_ANNOTATION as POOLS, STICKY_ANNOTATION as STICKY, STICKY_TTL_ANNOTATION as STICKY_TTL,
@@ -134,21 +135,21 @@ pub(crate) fn decide(
     if let Some(pod) = pod {
         let (annotations, is_of_stateful_set) = (&pod.annotations, pod.is_of_stateful_set);
         errors.extend(sticky::sticky_errors(annotations, is_of_stateful_set));
-        if let Some(named) = sticky::named_claim(&pod.name, annotations, is_of_stateful_set) {
-            // The claim of a sticky pod is created from the pools that the pod names. So the annotation of pools is no
-            // error here.
-            let (decides, besides): (_, &[&str]) = if named.is_sticky() {
-                (STICKY, &[ADDRESSES])
-            } else {
-                (CLAIM, &[POOLS, ADDRESSES])
-            };
+        let claim = claim_of(pod);
+        let decides: Option<(_, &[&str])> = match claim {
+            Some(ClaimOfPod::Annotated(_)) => Some((CLAIM, &[POOLS, ADDRESSES])),
+            // The claim of a sticky pod is created from the pools that the pod names.
+            Some(ClaimOfPod::Sticky(_)) => Some((STICKY, &[ADDRESSES])),
+            Some(ClaimOfPod::Addresses { .. }) | None => None,
+        };
+        if let Some((claim, (decides, besides))) = claim.zip(decides) {
             let besides = besides.iter().filter(|it| annotations.contains_key(**it));
             errors.extend(besides.map(|it| {
                 format!(
                     "annotation {it} is left out of account: {decides} decides. Remove one of them"
                 )
             }));
-            let choice = by_claim(&pod.namespace, named.name(), &mut errors);
+            let choice = by_claim(&pod.namespace, claim.name(), &mut errors);
             return (choice, errors);
         }
     }
@@ -158,7 +159,7 @@ pub(crate) fn decide(
     let by_namespace = by_namespace.map(|text| (text, "the namespace's annotation"));
     let mut names = request.pools.to_vec();
     for (text, whose) in [by_pod, by_namespace].into_iter().flatten() {
-        match read(text, pool_names) {
+        match pod_claim::read_annotation(text, pool_names) {
             Ok(annotated) => {
                 names = annotated;
                 break;
@@ -167,9 +168,15 @@ pub(crate) fn decide(
         }
     }
     let mut addresses = request.addresses.to_vec();
-    match of_pod(ADDRESSES).map(|text| read(text, address_list)) {
-        Some(Ok(list)) if addresses.is_empty() => addresses = list,
-        Some(Err(why)) => errors.push(format!("annotation {ADDRESSES} {why}")),
+    let mut claim = None;
+    match pod.and_then(|pod| Some((pod, pod_claim::addresses(&pod.annotations)?))) {
+        Some((pod, Ok(list))) if addresses.is_empty() => {
+            addresses = list;
+            // The controller creates no claim for a mirror pod, which a kubelet can create in any namespace.
+            let own = claim_of(pod).filter(|_| pod.mirrors.is_none());
+            claim = own.map(|it| format!("{}/{}", pod.namespace, it.name()));
+        }
+        Some((_, Err(why))) => errors.push(format!("annotation {ADDRESSES} {why}")),
         _ => {}
     }
     let is_open = |it: &&ServingPool| {
@@ -178,7 +185,7 @@ pub(crate) fn decide(
     };
     let bound = serving.iter().filter(is_open).map(|it| it.name.clone());
     let choice = PodChoice {
-        bound: bound.collect(),
+        bound: bound.chain(claim).collect(),
         pools: if names.is_empty() {
             by_selectors(request, serving, others)
         } else {
@@ -190,8 +197,17 @@ pub(crate) fn decide(
     (choice, errors)
 }
 
-/// Returns the choice for a pod in `namespace` that names the claim `name`. If the name is invalid, the pod gets no
-/// address, because any other address than the claim's would be wrong.
+fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
+    pod_claim::claim_of(
+        &pod.name,
+        &pod.uid,
+        &pod.annotations,
+        pod.is_of_stateful_set,
+    )
+}
+
+/// Returns the choice for a pod of the namespace that names a claim. Other addresses would be worse for the pod than to
+/// wait, so a pod with a wrong name gets none.
 fn by_claim(namespace: &str, name: &str, errors: &mut Vec<String>) -> PodChoice {
     let mut choice = PodChoice {
         strict: true,
@@ -222,18 +238,6 @@ fn is_object_name(text: &str) -> bool {
             && !label.ends_with('-')
     };
     text.len() <= 253 && text.split('.').all(is_label)
-}
-
-/// Parses an annotation, or returns what is wrong with it.
-fn read<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Err("is empty: remove it, or fill it".to_owned());
-    }
-    read(text).map_err(|why| {
-        let text: String = text.chars().take(QUOTED).collect();
-        format!("(\"{text}\") is left out of account: {why}")
-    })
 }
 
 fn by_selectors(request: &PodRequest, serving: &[ServingPool], others: &[String]) -> PoolOrder {
@@ -300,30 +304,6 @@ fn pool_names(text: &str) -> Result<Vec<String>, String> {
         ));
     }
     Ok(names)
-}
-
-fn address_list(text: &str) -> Result<Vec<Addr>, String> {
-    let mut list: Vec<Addr> = Vec::new();
-    for word in text.split(',').map(str::trim) {
-        let Some(addr) = Addr::parse_strict(word) else {
-            let word: String = word.chars().take(QUOTED).collect();
-            return Err(format!(
-                "\"{word}\" is no address: write one of each family at most, separated by a comma, without a prefix length"
-            ));
-        };
-        if list.contains(&addr) {
-            continue;
-        }
-        if list.iter().any(|it| it.family == addr.family) {
-            return Err(format!(
-                "it names two {} addresses: an interface gets one of each family",
-                addr.family
-            ));
-        }
-        list.push(addr);
-    }
-    list.sort_unstable();
-    Ok(list)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | [`pool`] | IPPool: address ranges, and which nodes get parts of them |
 //! | [`block`] | IPAMBlock: a block of a pool, allocated to one node |
 //! | [`claim`] | IPClaim: addresses that stay with a workload |
-//! | [`sticky`] | which IPClaim a pod names; sticky addresses of StatefulSets |
+//! | [`pod_claim`], [`sticky`] | which IPClaim a pod uses; sticky addresses of StatefulSets |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`requests`] | annotations by which users request the release of addresses and blocks |
@@ -31,6 +31,7 @@ mod columns;
 pub mod crd;
 pub mod names;
 pub mod node_allocation;
+pub mod pod_claim;
 pub mod pool;
 pub mod requests;
 mod rules;
@@ -68,7 +69,7 @@ pub use subnet::{
     MOST_WITHDRAWALS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
     PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
 };
-pub use terms::{AddressPrefix, AddressTerms, Dns, Route, UnknownPods, Warm};
+pub use terms::{AddressPrefix, AddressTerms, Dns, ExplicitAddresses, Route, UnknownPods, Warm};
 pub use watched::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
     NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite,

@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::{
-    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, AssignmentMode, NodePool,
-    NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
+    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, AssignmentMode, ExplicitAddresses,
+    NodePool, NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
 };
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
@@ -224,6 +224,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         dns,
         address_prefix,
         unknown_pods,
+        explicit_addresses,
     } = &pool.terms;
     let selects = |selector: &Option<Box<LabelSelector>>| {
         selector
@@ -237,6 +238,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         automatic: pool.assignment == AssignmentMode::Automatic && !some_pods_only,
         bound,
         serves_unknown: *unknown_pods == UnknownPods::Serve,
+        denies_explicit: *explicit_addresses == ExplicitAddresses::Deny,
         cooldown_seconds: *cooldown_seconds,
         warm: (warm.low, warm.high),
         ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, messages),
@@ -325,7 +327,7 @@ mod tests {
                 {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "None"}, "ipv6": {"cidrs": ["fd00::/64"]},
                  "warm": {"low": 1, "high": 2}, "cooldownSeconds": 7, "addressPrefix": "Pool",
                  "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "fd00::/8"}]},
-                {"name": "m", "assignment": "Manual"},
+                {"name": "m", "assignment": "Manual", "explicitAddresses": "Deny"},
                 {"name": "s", "podSelector": {"matchLabels": {"app": "x"}}},
                 {"name": "e", "podSelector": {}},
                 {"name": "node", "allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.1.0.0/16"], "gateway": "10.1.0.9"}},
@@ -348,6 +350,12 @@ mod tests {
         );
         let automatic: Vec<bool> = allocation.pools.iter().map(|it| it.automatic).collect();
         assert_eq!(automatic, [true, false, false, true, true]);
+        let denies: Vec<bool> = allocation
+            .pools
+            .iter()
+            .map(|it| it.denies_explicit)
+            .collect();
+        assert_eq!(denies, [false, true, false, false, false]);
         let a = &allocation.pools[0];
         assert_eq!(
             (a.warm, a.cooldown_seconds, a.prefix),
@@ -408,6 +416,7 @@ mod tests {
             automatic: false,
             bound: true,
             serves_unknown: false,
+            denies_explicit: false,
             cooldown_seconds: 0,
             warm: (0, 0),
             ..a.clone()

@@ -1,7 +1,4 @@
-//! Which IPClaim a pod names: by an annotation, or as a pod of a StatefulSet with sticky addresses.
-//!
-//! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
-//! ask [`named_claim`], so they always mean the same claim.
+//! Sticky addresses: the annotations by which each pod of a StatefulSet has an IPClaim of its own.
 //!
 //! The names of a StatefulSet's pods are stable: `web-0`, `web-1` and so on. So a claim with the name of such a pod is
 //! the claim of the ordinal: the next pod of this ordinal gets the same addresses.
@@ -14,7 +11,6 @@ use super::names::{
     CLAIM_ANNOTATION as CLAIM, POOLS_ANNOTATION, STICKY_ANNOTATION as STICKY,
     STICKY_TTL_ANNOTATION as TTL,
 };
-use cadastre_core::mutation::Mutation;
 
 /// The longest time that a claim can stay after its use, in seconds.
 pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
@@ -22,49 +18,8 @@ pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
 /// The maximum number of characters of a wrong annotation that an error quotes.
 const QUOTED: usize = 100;
 
-/// The claim that a pod names. The claim is in the pod's namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamedClaim<'a> {
-    /// The claim that the annotation `cadastre.dev/claim` names. The text may be an invalid name
-    Annotated(&'a str),
-    /// The claim with the name of the pod, because the pod's StatefulSet has sticky addresses. The controller creates
-    /// the claim if it does not exist
-    Sticky(&'a str),
-}
-
-impl<'a> NamedClaim<'a> {
-    /// Returns the name of the claim. It may be an invalid name if it comes from an annotation.
-    pub fn name(self) -> &'a str {
-        match self {
-            NamedClaim::Annotated(name) | NamedClaim::Sticky(name) => name,
-        }
-    }
-
-    /// Returns whether the pod names the claim by belonging to a StatefulSet with sticky addresses.
-    pub fn is_sticky(self) -> bool {
-        matches!(self, NamedClaim::Sticky(_))
-    }
-}
-
-/// Returns the claim that a pod names, if it names one. `pod` is the name of the pod. `is_of_stateful_set` says whether
-/// a StatefulSet controls the pod.
-pub fn named_claim<'a>(
-    pod: &'a str,
-    annotations: &'a BTreeMap<String, String>,
-    is_of_stateful_set: bool,
-) -> Option<NamedClaim<'a>> {
-    if let Some(name) = annotations.get(CLAIM) {
-        return Some(NamedClaim::Annotated(name.trim()));
-    }
-    let asks = annotations
-        .get(STICKY)
-        .is_some_and(|it| it.trim() == "true");
-    let is_entitled = is_of_stateful_set || Mutation::StickyClaimOfBarePod.is_on();
-    (asks && is_entitled).then_some(NamedClaim::Sticky(pod))
-}
-
-/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. The wrong
-/// annotations are ignored.
+/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. These annotations
+/// are ignored.
 pub fn sticky_errors(
     annotations: &BTreeMap<String, String>,
     is_of_stateful_set: bool,
@@ -137,35 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_a_stateful_set_names_the_claim_of_its_own_name() {
-        let sticky = annotations(&[(STICKY, " true ")]);
-        let named = named_claim("web-0", &sticky, true).unwrap();
-        assert_eq!((named.name(), named.is_sticky()), ("web-0", true));
-        for other in ["false", "TRUE", "yes", "1", ""] {
-            let other = annotations(&[(STICKY, other)]);
-            assert_eq!(named_claim("web-0", &other, true), None);
-        }
-        assert_eq!(named_claim("web-0", &annotations(&[]), true), None);
-    }
-
-    #[test]
-    fn the_annotation_with_a_claim_s_name_decides() {
-        let both = annotations(&[(STICKY, "true"), (CLAIM, " db ")]);
-        let expected = Some(NamedClaim::Annotated("db"));
-        assert_eq!(named_claim("web-0", &both, true), expected);
-        assert_eq!(named_claim("web-0", &both, false), expected);
-    }
-
-    #[test]
-    fn a_pod_without_stateful_set_names_no_claim_by_being_sticky() {
-        let sticky = annotations(&[(STICKY, "true")]);
-        assert_eq!(named_claim("web-5d8f-x7k2p", &sticky, false), None);
-        let errors = sticky_errors(&sticky, false);
+    fn a_sticky_pod_without_stateful_set_is_told_what_to_do() {
+        let errors = sticky_errors(&annotations(&[(STICKY, "true")]), false);
         assert_eq!(errors.len(), 1);
-        assert!(
-            errors[0].contains("belongs to no StatefulSet"),
-            "{errors:?}"
-        );
+        let part = "belongs to no StatefulSet";
+        assert!(errors[0].contains(part), "{errors:?}");
     }
 
     #[test]

@@ -44,6 +44,12 @@ pub struct AddressTerms {
     /// pool serves pods whatever their labels are.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub unknown_pods: UnknownPods,
+
+    /// Whether certain addresses of the pool can be asked for: by the annotation cadastre.dev/addresses, by
+    /// spec.addresses of an IPClaim, and by the CNI configuration or the runtime. Deny does not affect addresses that
+    /// pods and claims have already, and claims that name only the pool.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub explicit_addresses: ExplicitAddresses,
 }
 
 impl Default for AddressTerms {
@@ -55,6 +61,7 @@ impl Default for AddressTerms {
             dns: None,
             address_prefix: AddressPrefix::default(),
             unknown_pods: UnknownPods::default(),
+            explicit_addresses: ExplicitAddresses::default(),
         }
     }
 }
@@ -103,6 +110,16 @@ pub enum UnknownPods {
     Wait,
     /// Assign an address at once, without knowing the pod's labels and annotations
     Serve,
+}
+
+/// Whether certain addresses of a pool can be asked for.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExplicitAddresses {
+    /// Whoever may create pods or claims can ask for any free address
+    #[default]
+    Allow,
+    /// Nobody can: pods and claims get any free address
+    Deny,
 }
 
 /// A route in the network namespace of pods.

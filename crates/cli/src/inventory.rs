@@ -27,7 +27,7 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::cache::ClusterCache;
 use cadastre_controller::cluster::convert;
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Node, PodClaim, PodUid};
+use cadastre_controller::cluster::objects::{ClaimSource, Node, PodClaim, PodUid};
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_daemon::watch::ObjectEvent;
@@ -87,8 +87,11 @@ pub(crate) struct PodFact {
     pub created: Option<Timestamp>,
     /// The addresses in the pod's status, even after the pod has ended
     pub addresses: Vec<Addr>,
-    /// The claim that the pod names, by the same rules as in the controller
+    /// The claim that the pod uses, by the same rules as in the controller
     pub claim: Option<ClaimName>,
+    /// The addresses for which the controller creates this claim, unless the ranges of the pod's node have them
+    pub asked: Vec<Addr>,
+    /// The pod's labels and annotations
     pub meta: Labelled,
 }
 
@@ -539,7 +542,11 @@ impl PodFact {
         let ips = status.pod_ips.into_iter().flatten().map(|it| it.ip);
         let ips = ips.chain(status.pod_ip);
         let addresses: BTreeSet<Addr> = ips.filter_map(|it| Addr::parse_lenient(&it)).collect();
-        let claim = convert::pod(pod.clone()).claim.map(|it| it.claim);
+        let claim = convert::pod(pod.clone()).claim;
+        let asked = match claim.as_ref().map(|it| &it.source) {
+            Some(ClaimSource::Addresses(asked)) => asked.addresses.to_vec(),
+            _ => Vec::new(),
+        };
         PodFact {
             name: full_name(meta),
             uid: meta.uid.clone().unwrap_or_default(),
@@ -550,7 +557,8 @@ impl PodFact {
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
-            claim,
+            claim: claim.map(|it| it.claim),
+            asked,
             meta: Labelled::of(meta),
         }
     }

@@ -48,7 +48,9 @@ use crate::allocations::claims::ClaimEntry;
 use crate::cluster::names::{ClaimName, PoolName};
 use crate::cluster::objects::Claim;
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
-use cadastre_api::CLAIM_FINALIZER;
+use crate::pod_claims::regarding;
+use crate::report::{ADDRESS_UNAVAILABLE, EventRecord};
+use cadastre_api::{ADDRESSES_ANNOTATION, CLAIM_FINALIZER};
 use cadastre_core::mutation::Mutation;
 
 /// Condition reason of a claim whose pool has no free address.
@@ -173,6 +175,9 @@ impl ClaimLoop {
                 Err(problem) => {
                     // Not every event that ends a wait is seen, such as the end of a pause of the pool.
                     self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
+                    if self.problems.get(&name) != Some(&problem) {
+                        tell_pod(&claim, &problem, cx);
+                    }
                     self.problems.insert(name, problem);
                 }
             }
@@ -275,7 +280,31 @@ impl ClaimLoop {
                 status,
             ));
         }
+        if claim.is_of_one_pod {
+            return self.end_with_pod(claim, cx);
+        }
         self.expire(claim, cx)
+    }
+}
+
+/// Tells the pod that asks for the addresses of a claim why it does not get them.
+fn tell_pod(claim: &Claim, problem: &ClaimProblem, cx: &mut Context) {
+    let has_addresses = cx.allocations.claims.get(&claim.name).is_some();
+    let pods = cx.cache.pods.of_claim(&claim.name);
+    let Some(pod) = pods
+        .first()
+        .filter(|_| claim.is_of_one_pod && !has_addresses)
+    else {
+        return;
+    };
+    if !pod.is_served() {
+        let text = format!(
+            "the pod gets no address, because it asks for certain addresses ({ADDRESSES_ANNOTATION}): {}",
+            problem.text
+        );
+        let about = regarding(pod);
+        cx.reports
+            .push(EventRecord::warning(about, ADDRESS_UNAVAILABLE, text));
     }
 }
 

@@ -79,8 +79,8 @@ impl ObjectCall {
             Purpose::PoolStatus { name } if wrote => ObjectCall::SetPoolStatus(name.clone()),
             Purpose::PoolStatus { name } => ObjectCall::ReadPool(name.clone()),
             Purpose::Claim { name } if wrote => ObjectCall::WriteClaim(name.clone()),
-            Purpose::Sticky { name } if wrote => ObjectCall::CreateClaim(name.clone()),
-            Purpose::Claim { name } | Purpose::Sticky { name } => {
+            Purpose::PodClaim { name } if wrote => ObjectCall::CreateClaim(name.clone()),
+            Purpose::Claim { name } | Purpose::PodClaim { name } => {
                 ObjectCall::ReadClaim(name.clone())
             }
             Purpose::Relist(_)

@@ -9,8 +9,8 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{
-    AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSpec, MachineIdentity, Node, Object,
-    Owner, Pod, PodClaim, Pool, Subnet,
+    AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity,
+    Node, Object, Owner, Pod, PodClaim, Pool, Subnet,
 };
 use crate::report::EventRecord;
 use crate::{Context, Now};
@@ -220,6 +220,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
             ttl: None,
         }),
         status: IPClaimStatus::default(),
+        is_of_one_pod: false,
     }
 }
 
@@ -231,9 +232,10 @@ pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
         claim: Some(Box::new(PodClaim {
             claim: claim.into(),
             pod: name.into(),
+            uid: name.into(),
             node: node.map(NodeName::from),
             created: 0,
-            sticky: None,
+            source: ClaimSource::User,
         })),
         ..pod(1, &[])
     }

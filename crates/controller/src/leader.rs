@@ -117,7 +117,7 @@ impl Leader {
             self.loops.claims.queue.add(claim.name.clone());
         }
         for name in cache.pods.claims() {
-            self.loops.sticky.queue.add(name.clone());
+            self.loops.pod_claims.queue.add(name.clone());
         }
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
@@ -362,7 +362,7 @@ impl Leader {
             self.loops.subnets.queue.add(name);
         }
         self.requeue_waiting();
-        self.loops.sticky.requeue();
+        self.loops.pod_claims.requeue();
         self.allocations.report_too_wide(reports);
         for node in cache.nodes.iter() {
             self.loops.demand.add(node, &self.allocations);

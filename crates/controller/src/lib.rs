@@ -21,7 +21,7 @@
 //! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
-//! | [`claim`], [`sticky`] | IPClaims: their addresses, and the nodes that get them; the claims of StatefulSets |
+//! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
@@ -63,6 +63,7 @@ pub mod leaks;
 pub mod machine;
 pub mod node_balance;
 mod now;
+pub mod pod_claims;
 pub mod podcidr;
 pub mod pool;
 pub mod pools;
@@ -73,7 +74,6 @@ pub mod reconcile;
 pub mod report;
 pub mod run;
 mod settings;
-pub mod sticky;
 pub mod subnet;
 pub mod telemetry;
 pub mod totals;

@@ -71,9 +71,9 @@ pub enum Purpose {
     /// A write of a claim's status or finalizers, or its deletion. Also the read of the claim after a write that
     /// conflicted or is indeterminate
     Claim { name: ClaimName },
-    /// The creation of the claim of a StatefulSet's pod. Also the read of the claim after a creation that conflicted or
-    /// is indeterminate
-    Sticky { name: ClaimName },
+    /// The creation of the claim of a pod. Also the read of the claim after a creation that conflicted or is
+    /// indeterminate
+    PodClaim { name: ClaimName },
 }
 
 impl Purpose {
@@ -88,7 +88,7 @@ impl Purpose {
             Purpose::Quarantine { .. } => "quarantine",
             Purpose::PoolFinalizers { .. } | Purpose::PoolStatus { .. } => "pool",
             Purpose::Claim { .. } => "claim",
-            Purpose::Sticky { .. } => "sticky",
+            Purpose::PodClaim { .. } => "pod_claim",
             Purpose::DefaultPool => "default_pool",
             Purpose::Listening => "listening",
         }

@@ -143,5 +143,7 @@ pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
 /// No pool can serve the claim of a StatefulSet's pod, so the claim is not created.
 pub(crate) const NO_POOL_FOR_CLAIM: &str = "NoPoolForClaim";
+/// A pod cannot have the addresses that it asks for now.
+pub(crate) const ADDRESS_UNAVAILABLE: &str = "AddressUnavailable";
 /// An agent uses a block that the API had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

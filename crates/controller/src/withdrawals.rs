@@ -23,9 +23,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::Context;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::{ClusterCache, report_of};
-use crate::cluster::names::ObjectUid;
+use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, Subnet};
 use cadastre_api::{AllocatedBlock, ClaimedAddress, MOST_WITHDRAWALS, NodeSubnetSpec};
 use cadastre_core::Cidr;
@@ -97,6 +98,13 @@ impl Withdrawals {
 pub(crate) fn holds_back(spec: &NodeSubnetSpec, withdrawn: &[Cidr]) -> bool {
     let is_listed = |range| lists(&spec.withdraw, range) || lists(&spec.returned, range);
     withdrawn.iter().any(|range| !is_listed(range))
+}
+
+/// Returns whether users have taken the address out of a block of the node, so that something else can use it.
+pub(crate) fn is_taken_out(node: &NodeName, address: &Cidr, cx: &Context) -> bool {
+    let subnet = cx.cache.subnets.get(node);
+    let mut ranges = subnet.into_iter().flat_map(|it| &it.requests.withdraw);
+    ranges.any(|range| range.contains(address))
 }
 
 /// Returns whether the address of a claim was handed over by the node in whose block it lies, and still is withdrawn

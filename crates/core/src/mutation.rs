@@ -278,12 +278,16 @@ mutations! {
     ClaimedBeforeRecorded,
     /// A range is wanted back again although the agent has not seen yet that it was returned.
     ReturnTakenBack,
+    /// A withdrawn address is assigned from its wider block to a pod that asks for it.
+    WithdrawnAddressAssignedOnRequest,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
     /// A pod that belongs to no StatefulSet gets a claim of its own by the annotation for sticky addresses.
     StickyClaimOfBarePod,
     /// The claim of a StatefulSet's pod is created without its StatefulSet as owner.
     StickyClaimNotOwned,
+    /// The claim of a pod that asks for addresses stays when the pod is gone.
+    ClaimOfGonePodKept,
     /// A claim whose time after use is over is deleted although a pod names it or a node has its addresses.
     ClaimExpiresInUse,
 }

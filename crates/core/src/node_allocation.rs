@@ -53,6 +53,7 @@ pub struct Block {
 /// The terms on which addresses of a pool are assigned.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct PoolTerms {
     /// Name of the IPPool; for the pool of a claim, the claim's `NAMESPACE/NAME`
     pub name: String,
@@ -65,6 +66,9 @@ pub struct PoolTerms {
     /// Whether pods that the agent does not know yet may get addresses
     #[serde(default)]
     pub serves_unknown: bool,
+    /// Whether nobody may ask for a certain address
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub denies_explicit: bool,
     /// How long a released address waits before it is assigned again
     pub cooldown_seconds: u32,
     /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block; above
@@ -174,6 +178,7 @@ impl PoolTerms {
             // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
             // that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),
+            denies_explicit: false,
             cooldown_seconds: if is_claim { 0 } else { 30 },
             warm: if is_claim { (0, 0) } else { (3, 50) },
             ipv4: None,

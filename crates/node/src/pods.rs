@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ops::{Add, PodRef};
 use cadastre_core::Addr;
+use cadastre_core::node_allocation::is_claim;
 
 /// The interface to which the annotations of a pod apply. A pod's other interfaces belong to other networks.
 pub const OWN_INTERFACE: &str = "eth0";
@@ -34,8 +35,8 @@ pub struct PodChoice {
     /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Of the pools that serve only some namespaces, the names of those that serve the pod's namespace. For a pod that
-    /// names an IPClaim, the claim
+    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them; and the IPClaim
+    /// of the pod, by its name or by the addresses that the pod asks for
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or
@@ -84,6 +85,16 @@ impl Add {
         let by_labels = selects && self.pools.is_empty();
         let is_open = self.addresses.is_empty() && (is_own || by_labels);
         !self.decided && self.pod.is_some() && (is_open || binds)
+    }
+
+    /// Returns the IPClaim by which the pod may get the addresses that it asks for, if the node has them in no other
+    /// block.
+    pub fn claim_of_addresses(&self) -> Option<&str> {
+        let mut claims = self.bound.iter().filter(|it| is_claim(it));
+        let claim = claims.find(|it| !self.pools.contains(it));
+        claim
+            .filter(|_| !self.addresses.is_empty())
+            .map(String::as_str)
     }
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace

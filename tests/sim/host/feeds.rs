@@ -8,11 +8,12 @@ use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
 use cadastre_api::{
-    AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall, STICKY_ANNOTATION,
+    ADDRESSES_ANNOTATION, AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall,
+    STICKY_ANNOTATION,
 };
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{Node, Pod as ApiPod, PodClaim, Subnet};
-use cadastre_core::Cidr;
+use cadastre_controller::cluster::objects::{ClaimSource, Node, Pod as ApiPod, PodClaim, Subnet};
+use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::{ObjectEvent, WatchStep};
 
 use super::process::ProcessAct;
@@ -97,11 +98,18 @@ fn seen_subnet(subnet: &Subnet, api: &Api) -> SubnetSeen {
 }
 
 fn claim_annotation(claim: &PodClaim) -> (String, String) {
-    if claim.sticky.is_some() {
-        return (STICKY_ANNOTATION.to_owned(), "true".to_owned());
-    }
-    let (_, name) = claim.claim.split_once('/').unwrap();
-    (CLAIM_ANNOTATION.to_owned(), name.to_owned())
+    let (name, value) = match &claim.source {
+        ClaimSource::User => {
+            let (_, name) = claim.claim.split_once('/').unwrap();
+            (CLAIM_ANNOTATION, name.to_owned())
+        }
+        ClaimSource::Sticky(_) => (STICKY_ANNOTATION, "true".to_owned()),
+        ClaimSource::Addresses(asked) => {
+            let texts: Vec<String> = asked.addresses.iter().map(Addr::to_string).collect();
+            (ADDRESSES_ANNOTATION, texts.join(","))
+        }
+    };
+    (name.to_owned(), value)
 }
 
 /// A pod as the agent parses it.
@@ -120,7 +128,10 @@ fn seen_pod(pod: &ApiPod) -> Pod {
             .map(claim_annotation)
             .into_iter()
             .collect(),
-        is_of_stateful_set: pod.claim.as_ref().is_some_and(|it| it.sticky.is_some()),
+        is_of_stateful_set: pod
+            .claim
+            .as_ref()
+            .is_some_and(|it| matches!(it.source, ClaimSource::Sticky(_))),
         ..Pod::default()
     }
 }

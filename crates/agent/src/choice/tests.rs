@@ -392,3 +392,41 @@ fn a_pool_with_a_namespace_selector_is_open_only_to_matching_namespaces() {
     assert_eq!(bound(Some(&of_team)), ["team"]);
     assert!(bound(Some(&other)).is_empty() && bound(None).is_empty());
 }
+
+#[test]
+fn a_pod_that_asks_for_addresses_may_get_them_by_a_claim_of_its_own() {
+    let annotated = pod("u", &[], &[(ADDRESSES, "10.0.0.7"), (POOLS, "a")]);
+    let bound = |request: &PodRequest| decide(request, &[], &[]).0.bound;
+    let claim = format!("default/{}", pod_claim::claim_of_addresses("pod-u", "u"));
+    let (choice, errors) = decide(&of(Some(&annotated), &[]), &[], &[]);
+    let expected = PodChoice {
+        pools: PoolOrder::Named(names(&["a"])),
+        addresses: vec![addr("10.0.0.7")],
+        bound: vec![claim],
+        strict: false,
+    };
+    assert_eq!((choice, errors), (expected, Vec::new()));
+    let own = [addr("10.0.0.9")];
+    let by_config = PodRequest {
+        addresses: &own,
+        ..of(Some(&annotated), &[])
+    };
+    let second = PodRequest {
+        ifname: "net1",
+        ..of(Some(&annotated), &[])
+    };
+    let mirror = Pod {
+        mirrors: Some("static".to_owned()),
+        ..annotated.clone()
+    };
+    let wrong = pod("u", &[], &[(ADDRESSES, "10.0.0.7/24")]);
+    let requests = [
+        by_config,
+        second,
+        of(Some(&mirror), &[]),
+        of(Some(&wrong), &[]),
+    ];
+    for request in requests {
+        assert!(bound(&request).is_empty(), "{request:?}");
+    }
+}

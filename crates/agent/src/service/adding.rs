@@ -183,7 +183,11 @@ impl AskedAdd {
             }
             (Attempt::Best(pools, _), Err(_)) => adding.ask(Attempt::Any(pools)),
             (Attempt::Any(pools), Err(refusal)) if may_wait => {
-                let wanted = askable(&pools, watched);
+                let wanted = if adding.add.addresses.is_empty() {
+                    askable(&pools, watched)
+                } else {
+                    Vec::new()
+                };
                 if wanted.is_empty() && refusal.why == OpErrorKind::Exhausted {
                     return AddStep::Done(Err(refusal));
                 }
@@ -274,10 +278,14 @@ impl Adding {
         )
     }
 
-    /// Whether the ADD may wait after this answer, because a new block could help.
+    /// Whether the ADD may wait after this answer, because a new block could help: any, or that of the pod's claim.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
-        let lacks = |why: OpErrorKind| matches!(why, OpErrorKind::Exhausted | OpErrorKind::NoBlock);
-        self.add.addresses.is_empty() && answer.as_ref().is_err_and(|it| lacks(it.why))
+        let lacks = |why: OpErrorKind| match why {
+            OpErrorKind::Exhausted | OpErrorKind::NoBlock => self.add.addresses.is_empty(),
+            OpErrorKind::NotInBlocks => self.add.claim_of_addresses().is_some(),
+            _ => false,
+        };
+        answer.as_ref().is_err_and(|it| lacks(it.why))
     }
 
     fn wait(
@@ -619,7 +627,11 @@ mod tests {
     /// Returns a bench with the ADD of a pod of the namespace `default` that has this annotation. No pool has a
     /// selector.
     fn annotated(claim: &str) -> Bench {
-        let pod = crate::pods::testing::pod("u", &[], &[("cadastre.dev/claim", claim)]);
+        bench_of("cadastre.dev/claim", claim)
+    }
+
+    fn bench_of(annotation: &str, value: &str) -> Bench {
+        let pod = crate::pods::testing::pod("u", &[], &[(annotation, value)]);
         let add = Add {
             pod: Some(cadastre_node::PodRef {
                 namespace: pod.namespace.clone(),
@@ -664,6 +676,42 @@ mod tests {
             "{:?}",
             bench.step
         );
+    }
+
+    #[test]
+    fn an_add_waits_for_the_address_that_its_pod_asks_for_and_requests_no_block() {
+        let not_here = || Err(refused(OpErrorKind::NotInBlocks));
+        let mut bench = bench_of("cadastre.dev/addresses", "10.0.0.7");
+        let AddStep::Ask(add, _) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(add.addresses.len(), 1);
+        bench.answer(not_here(), Duration::ZERO);
+        assert_eq!(bench.until(), 10 * SECOND);
+        bench.go(true, SECOND);
+        bench.answer(not_here(), SECOND);
+        assert_eq!(bench.requested(SECOND), Vec::<String>::new());
+        bench.go(false, 10 * SECOND);
+        bench.answer(not_here(), 10 * SECOND);
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(*refusal, refused(OpErrorKind::NotInBlocks));
+        // Another pod of the node has the address.
+        let mut bench = bench_of("cadastre.dev/addresses", "10.0.0.7");
+        bench.answer(Err(refused(OpErrorKind::NotFree)), Duration::ZERO);
+        let is_done = matches!(bench.step, AddStep::Done(Err(_)));
+        assert!(is_done, "{:?}", bench.step);
+        // No claim brings an address that the runtime names.
+        let by_runtime = Add {
+            addresses: vec![cadastre_core::Addr::parse_strict("10.0.0.9").unwrap()],
+            ..any_of(&[])
+        };
+        let watched = Bench::new(&["a"]).watched;
+        let mut bench = Bench::begin(by_runtime, 60 * SECOND, watched);
+        bench.answer(not_here(), Duration::ZERO);
+        let is_done = matches!(bench.step, AddStep::Done(Err(_)));
+        assert!(is_done, "{:?}", bench.step);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::inventory::{Inventory, PodFact};
 use crate::render::{age, joined, over, some};
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::PodClaim;
+use cadastre_core::{Addr, Cidr};
 
 /// What a pod waits for.
 pub(super) struct Wait {
@@ -17,7 +18,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    fn new(why: impl Into<String>, end: impl Into<String>) -> Self {
+    pub(super) fn new(why: impl Into<String>, end: impl Into<String>) -> Self {
         Wait {
             why: why.into(),
             end: end.into(),
@@ -40,10 +41,15 @@ pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
         );
     };
     let node = pod.node.as_deref().unwrap_or_default();
+    let taken = claim.asked.iter().filter(|_| claim.addresses.is_empty());
+    let mut others = taken.filter_map(|addr| Some((*addr, inventory.claim_of(*addr)?)));
+    if let Some((addr, other)) = others.find(|(_, other)| other.name != claim.name) {
+        return of_other_claim(addr, other, inventory);
+    }
     match &*inventory.blocks_of_claim(claim) {
         [] if claim.addresses.is_empty() => Wait::new(
             format!("claim {name} has no addresses ({})", claim.words()),
-            end_of(claim),
+            end_of(claim, pod, inventory),
         ),
         [] if ["", "Available", "Pending"].contains(&claim.reason()) => Wait::new(
             format!("no node has the addresses of claim {name} yet"),
@@ -54,7 +60,7 @@ pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
                 "no node gets the addresses of claim {name} now ({})",
                 claim.words()
             ),
-            end_of(claim),
+            end_of(claim, pod, inventory),
         ),
         [first, ..] if first.owner.quarantined => in_quarantine(first, claim, inventory),
         [first, ..] if *first.owner.name != *node => elsewhere(first, claim, inventory),
@@ -63,8 +69,13 @@ pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
 }
 
 /// Returns what ends the wait for a claim that has no addresses, or whose addresses no node gets.
-fn end_of(claim: &ClaimFact) -> String {
+fn end_of(claim: &ClaimFact, pod: &PodFact, inventory: &Inventory) -> String {
     let pool = claim.pool.as_deref().unwrap_or("POOL");
+    let other = if pod.asked.is_empty() {
+        "a claim of another address"
+    } else {
+        "a pod that asks for another address (cadastre.dev/addresses)"
+    };
     match claim.reason() {
         "Invalid" => "another claim: this one cannot be used".to_owned(),
         "PoolNotFound" => "a pool of this name, or a claim of another pool".to_owned(),
@@ -77,11 +88,17 @@ fn end_of(claim: &ClaimFact) -> String {
         "Exhausted" => format!(
             "more ranges in pool \"{pool}\", or the release of another claim of it (kubectl cadastre claim list -A)"
         ),
-        "OutsidePool" => "a range of the pool that has the address, or another claim".to_owned(),
-        "AddressReserved" => "a claim of another address".to_owned(),
+        "OutsidePool" => format!("a range of the pool that has the address, or {other}"),
+        "AddressReserved" => other.to_owned(),
+        "ExplicitAddressesDenied" => {
+            format!(
+                "the pool, if whoever may change it sets explicitAddresses: Allow; or {other} of another pool"
+            )
+        }
         "AddressInUse" => match claim.addresses.first().or(claim.asked.first()) {
             Some(addr) => format!(
-                "whoever has the address, when it is released (kubectl cadastre show ip {addr}); or a claim of another address"
+                "{} has {addr}, when it is released (kubectl cadastre show ip {addr}); or {other}",
+                whoever(*addr, pod, inventory)
             ),
             None => "whoever has the address, when it is released".to_owned(),
         },
@@ -90,6 +107,52 @@ fn end_of(claim: &ClaimFact) -> String {
         }
         _ => CONTROLLER.to_owned(),
     }
+}
+
+/// Explains a wait for an address that another claim has.
+fn of_other_claim(addr: Addr, other: &ClaimFact, inventory: &Inventory) -> Wait {
+    let blocks = inventory.blocks_of_claim(other);
+    let block = blocks.iter().find(|it| it.cidr == Cidr::host(addr));
+    let name = &other.name;
+    let Some(block) = block else {
+        let end = if other.deleted_at.is_some() {
+            "the end of that claim, when the cooldown of its pool is over".to_owned()
+        } else {
+            format!("the end of that claim (kubectl cadastre claim release {name})")
+        };
+        return Wait::new(
+            format!("claim {name} has {addr}, which no node has now"),
+            end,
+        );
+    };
+    if block.owner.quarantined {
+        return in_quarantine(block, other, inventory);
+    }
+    let owner = &block.owner.name;
+    let (namespace, _) = other.split();
+    let pods = inventory.pods_of_claim(name);
+    let is_there = |it: &&PodClaim| it.node.as_deref() == Some(&**owner);
+    match pods.into_iter().find(is_there) {
+        Some(user) => Wait::new(
+            format!(
+                "claim {name} has {addr}, and pod {} on node {owner} uses it",
+                user.pod
+            ),
+            format!(
+                "the end of that pod (kubectl delete pod -n {namespace} {}) and of that claim",
+                user.pod
+            ),
+        ),
+        None => elsewhere(block, other, inventory),
+    }
+}
+
+/// Names the other pod that reports an address, if one does.
+fn whoever(addr: Addr, pod: &PodFact, inventory: &Inventory) -> String {
+    let range = Cidr::host(addr);
+    let mut pods = inventory.pods_in(&range).map(|(_, it)| it);
+    let user = pods.find(|it| it.uid != pod.uid && it.uses_addresses());
+    user.map_or("whoever".to_owned(), |it| format!("pod {}, which", it.name))
 }
 
 fn in_quarantine(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wait {

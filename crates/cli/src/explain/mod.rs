@@ -2,6 +2,7 @@
 //!
 //! The reasons come from [`cadastre_api::choice`], the code by which controller and agents choose pools.
 
+mod asked;
 mod claim;
 mod node;
 mod pod;

@@ -1,6 +1,6 @@
 //! Explains why a pod has or lacks addresses, and from which pools it may get them.
 
-use super::{Explanation, choice, claim};
+use super::{Explanation, asked, choice, claim};
 use crate::inventory::{Inventory, PodFact};
 use crate::render::some;
 use crate::show;
@@ -29,7 +29,12 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
     let choice = node.map(|node| choose(pod, node, inventory));
     let choice = choice.unwrap_or_default();
     let claim = pod.claim.as_deref();
+    // The pod needs no claim if a range of its node has the addresses that it asks for.
+    let claim = claim.filter(|name| pod.asked.is_empty() || inventory.claims.contains_key(*name));
     let wait = claim.map(|name| claim::wait(pod, name, inventory));
+    let is_asked = claim.is_none() && !pod.asked.is_empty();
+    let asked = node.filter(|_| is_asked);
+    let asked = asked.map(|node| asked::wait(pod, node, inventory));
     let may_wait = !pod.finished && has.is_empty() && pod.addresses.is_empty();
     explanation.answer = if pod.host_network {
         "it uses the network of its node, and needs no address of its own".to_owned()
@@ -57,6 +62,8 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
         )
     } else if let (Some(wait), Some(_)) = (&wait, node) {
         format!("it has no address yet: {}", wait.why)
+    } else if let (Some(wait), Some(_)) = (&asked, node) {
+        format!("it has no address yet: {}", wait.why)
     } else if let Some(node) = node {
         lacks(node, &choice.pools, inventory)
     } else {
@@ -71,6 +78,9 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
         }
     } else if let (Some(node), false) = (node, pod.host_network) {
         serving(node, choice, inventory, &mut explanation);
+        if let Some(wait) = asked.filter(|_| may_wait) {
+            explanation.add("What ends the wait", vec![wait.end]);
+        }
     }
     Ok(explanation)
 }
@@ -142,7 +152,7 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
                 (true, false) => {
                     " (no effect: mirror pods and pods on the host's network cannot use claims)"
                 }
-                (false, true) => " (no effect: the pod names a claim)",
+                (false, true) if pod.asked.is_empty() => " (no effect: the pod names a claim)",
                 _ => "",
             };
             annotations.push(format!("{name}: {value}{effect}"));

@@ -10,7 +10,8 @@ use crate::claims::ClaimFact;
 use crate::reach::CallError;
 use crate::render::VerbReport as _;
 use crate::{drain, explain, pop, show};
-use cadastre_api::{CLAIM_ANNOTATION, CLAIM_FINALIZER, IPClaimLite};
+use cadastre_api::pod_claim::claim_of_addresses;
+use cadastre_api::{ADDRESSES_ANNOTATION, CLAIM_ANNOTATION, CLAIM_FINALIZER, IPClaimLite};
 
 /// The address of claim shop/db.
 const DB: &str = "10.0.0.100";
@@ -458,6 +459,67 @@ fn a_pod_that_names_a_claim_is_told_what_it_waits_for() {
         &cluster.explained("shop/web"),
         &["kubectl delete pod -n shop old"],
     );
+}
+
+#[test]
+fn a_pod_that_asks_for_an_address_is_told_what_it_waits_for() {
+    let asking = |address: &str| {
+        let mut cluster = Cluster::new();
+        cluster.pod("shop/web", "b", &[]);
+        let annotations = [(ADDRESSES_ANNOTATION.to_owned(), address.to_owned())];
+        let pod = cluster.lists.pods.last_mut().unwrap();
+        pod.metadata.annotations = Some(annotations.into());
+        let claim = claim_of_addresses("web", pod.metadata.uid.as_deref().unwrap());
+        (cluster, format!("shop/{claim}"))
+    };
+    // No claim is needed.
+    let (cluster, claim) = asking("10.0.0.18");
+    let text = cluster.explained("shop/web");
+    let parts = [
+        "it has no address yet: it asks for 10.0.0.18, and node b has that in its ranges",
+        "What ends the wait:\n  the next try of the kubelet",
+        "cadastre.dev/addresses: 10.0.0.18",
+    ];
+    assert_contains(&text, &parts);
+    assert!(
+        !text.contains(&claim) && !text.contains("no effect"),
+        "{text}"
+    );
+    // The controller is about to create the claim.
+    let (mut cluster, claim) = asking("10.0.0.40");
+    let creates = format!("the controller, which creates claim {claim} within seconds");
+    let parts = ["which is not in the ranges of node b", creates.as_str()];
+    assert_contains(&cluster.explained("shop/web"), &parts);
+    // Another pod has the address.
+    let (used, claim_of_used) = asking("10.0.0.1");
+    let parts = [
+        "it asks for 10.0.0.1, which pod shop/cart has",
+        "the end of that pod",
+    ];
+    assert_contains(&used.explained("shop/web"), &parts);
+    let mut used = used;
+    used.claim(&claim_of_used, &[], "AddressInUse", "10.0.0.1 is in use");
+    used.last_claim().spec = json!({"addresses": ["10.0.0.1"]});
+    let parts = [
+        "has no addresses (AddressInUse: 10.0.0.1 is in use)",
+        "pod shop/cart, which has 10.0.0.1, when it is released",
+        "or a pod that asks for another address",
+    ];
+    assert_contains(&used.explained("shop/web"), &parts);
+    // Another claim has the address, whose node is dead.
+    let (mut moved, claim_of_moved) = asking(DB);
+    moved.claim("shop/web-before", &[DB], "Releasing", "node a releases");
+    moved.claim_block(DB, "shop/web-before", "a", true);
+    moved.claim(&claim_of_moved, &[], "AddressInUse", "another claim has it");
+    moved.last_claim().spec = json!({"addresses": [DB]});
+    let parts = [
+        "node a still has 10.0.0.100 of claim shop/web-before",
+        "the agent of a, once it has seen that no container uses the address. If that node is dead",
+    ];
+    assert_contains(&moved.explained("shop/web"), &parts);
+    cluster.claim(&claim, &[], "ExplicitAddressesDenied", "pool p denies");
+    let part = "the pool, if whoever may change it sets explicitAddresses: Allow";
+    assert_contains(&cluster.explained("shop/web"), &[part]);
 }
 
 #[test]

@@ -8,7 +8,8 @@ use crate::allocations::blocks::BlockEntry;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::{Claim, ClaimSpec};
 use crate::pools::{PoolPhase, PoolState};
-use cadastre_api::{AllocationMode, node_allocation};
+use crate::withdrawals::is_taken_out;
+use cadastre_api::{AllocationMode, ExplicitAddresses, node_allocation};
 use cadastre_core::{Addr, Cidr, Dual, HoldingId, HoldingState};
 
 impl ClaimLoop {
@@ -38,6 +39,9 @@ impl ClaimLoop {
             let any = any_of(&name, cx);
             any.inspect_err(|problem| _ = self.full.insert(name.clone(), problem.clone()))?
         } else {
+            if pool.node_view.terms.explicit_addresses == ExplicitAddresses::Deny {
+                return Err(denied(&name));
+            }
             requested(&spec.addresses, &name, cx)?
         };
         cx.allocations.begin_claim(claim, &name, addresses, false);
@@ -125,6 +129,13 @@ fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, C
     Ok(held.collect())
 }
 
+fn denied(pool: &PoolName) -> ClaimProblem {
+    let text = format!(
+        "pool \"{pool}\" says explicitAddresses: Deny, so nobody can ask for certain addresses of it: name only the pool in a claim, or ask whoever may change the pool"
+    );
+    ClaimProblem::new("ExplicitAddressesDenied", text)
+}
+
 /// Takes exactly these addresses of the pool.
 fn requested(
     addresses: &[Addr],
@@ -152,9 +163,17 @@ fn requested(
             .allocations
             .block_around(&host)
             .filter(|it| can_withdraw(it));
-        if let Some(range) = cx.allocations.conflict_with_claim(&host)
-            && around.is_none()
-        {
+        if let Some(entry) = around.filter(|it| is_taken_out(&it.owner.name, &host, cx)) {
+            let text = format!(
+                "{addr} was taken out of node {} for something that is no pod: put it back (kubectl cadastre push), or claim another address",
+                entry.owner.name
+            );
+            return Err(ClaimProblem::new("AddressReserved", text));
+        }
+        // A node may use a block of this single address for other pods.
+        let single = cx.allocations.blocks.get(&host).map(|it| it.cidr);
+        let conflict = cx.allocations.conflict_with_claim(&host);
+        if let Some(range) = single.or_else(|| conflict.filter(|_| around.is_none())) {
             let entry = cx.allocations.blocks.get(&range);
             let whose = entry.map_or(String::new(), |entry| {
                 let quarantined = entry.owner.quarantined;

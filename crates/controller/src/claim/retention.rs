@@ -1,4 +1,5 @@
-//! Claims that are deleted some time after their last use (`spec.ttlSecondsAfterUse`).
+//! Claims that the controller deletes: some time after their last use (`spec.ttlSecondsAfterUse`), or with the pod for
+//! whose addresses it has created them. The garbage collector deletes the latter, too, but only when their pod is gone.
 //!
 //! # Guarantees
 //! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion
@@ -17,9 +18,10 @@ use jiff::Timestamp;
 
 use super::{ClaimLoop, left_after};
 use crate::Context;
-use crate::cluster::objects::Claim;
+use crate::cluster::objects::{Claim, ClaimSource, PodClaim};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::context::IN_USE_PAUSE;
+use crate::pod_claims::is_in_ranges;
 use cadastre_core::mutation::Mutation;
 
 /// The minimum time for which a claim without pods is kept, unless its `ttlSecondsAfterUse` is shorter.
@@ -35,6 +37,27 @@ pub(super) struct Expiry {
 }
 
 impl ClaimLoop {
+    /// Returns the deletion of a claim that the controller has created for the addresses of a pod, if the pod is gone or
+    /// has finished, or has the addresses without the claim.
+    pub(super) fn end_with_pod(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
+        let pods = cx.cache.pods.of_claim(&claim.name);
+        let is_needless = claim.status.node.is_none()
+            && !cx.allocations.has_block_of(&claim.name)
+            && pods.iter().all(|pod| has_addresses_without_claim(pod, cx));
+        if claim.deleting || !is_needless || Mutation::ClaimOfGonePodKept.is_on() {
+            return None;
+        }
+        if !cx.cache.pods.is_complete() || cx.allocations.in_agent_grace {
+            self.writes
+                .add_at(claim.name.clone(), cx.now.mono + IN_USE_PAUSE);
+            return None;
+        }
+        Some(ApiRequest::Delete(
+            ObjectKind::Claim,
+            KnownObject::of(claim),
+        ))
+    }
+
     /// Returns the deletion of the claim if its `ttlSecondsAfterUse` is over. Otherwise the claim is looked at again
     /// when that time is over, or when something changes.
     pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
@@ -65,6 +88,15 @@ impl ClaimLoop {
             KnownObject::of(claim),
         ))
     }
+}
+
+/// Returns whether the pod has addresses, and those that it asks for are in the ranges of its node.
+fn has_addresses_without_claim(pod: &PodClaim, cx: &Context) -> bool {
+    let node = pod.node.as_ref().and_then(|it| cx.cache.nodes.get(it));
+    let (ClaimSource::Addresses(asked), Some(node)) = (&pod.source, node) else {
+        return false;
+    };
+    asked.is_served && is_in_ranges(node, asked, cx)
 }
 
 /// Returns whether no pod names the claim and no node has an address of it.

@@ -1,3 +1,5 @@
+mod asked;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::*;
@@ -367,8 +369,9 @@ fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
         ];
         let mut fixture = Fixture::new(vec![used.clone()], claims, Vec::new());
         let of_node = Owner::node(&"a".into(), &"a".into());
-        let object = block("10.0.0.16/28", of_node);
-        list(&mut fixture.cache.blocks, vec![object]);
+        let object = block("10.0.0.16/28", of_node.clone());
+        let single = block("10.0.0.40/32", of_node);
+        list(&mut fixture.cache.blocks, vec![object, single]);
         fixture.allocations = rebuilt(&fixture.cache);
         fixture
             .cache
@@ -395,6 +398,10 @@ fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
         text("10.0.0.17"),
         "AddressInUse: 10.0.0.17 is in block 10.0.0.16/28 of node a: the claim gets it when the block is free again",
         "the block is provisional"
+    );
+    assert_eq!(
+        text("10.0.0.40"),
+        "AddressInUse: 10.0.0.40 is in block 10.0.0.40/32 of node a: the claim gets it when the block is free again"
     );
     assert_eq!(
         text("10.0.0.99"),

@@ -10,10 +10,11 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::names::{NodeName, PoolName};
 use super::objects::{
-    Block, BlockSpec, Claim, ClaimSpec, MachineIdentity, Node, Owner, Pod, PodClaim, Pool,
-    ServiceRange, Sticky, Subnet, Text,
+    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity, Node, Owner,
+    Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
 };
 use super::request::NewClaim;
+use cadastre_api::pod_claim::{self, ClaimOfPod};
 use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
     IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPPoolLite, LeakCandidate, MIRROR_ANNOTATION,
@@ -113,12 +114,12 @@ pub fn pod(pod: PodLite) -> Pod {
     let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
     // A kubelet can create mirror pods in any namespace, so a mirror pod must not get a claim of that namespace.
     let own_name = meta.name.as_deref().unwrap_or_default();
+    let uid = meta.uid.as_deref().unwrap_or_default();
     let owner = sticky::stateful_set(meta.owner_references.as_deref().unwrap_or_default());
-    let claim = sticky::named_claim(own_name, &annotations, owner.is_some());
+    let claim = pod_claim::claim_of(own_name, uid, &annotations, owner.is_some());
     let claim = claim.filter(|_| !is_mirror && !is_host).map(|claim| {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let sticky = |owner: &OwnerReference| Sticky {
-            pod_uid: meta.uid.as_deref().unwrap_or_default().into(),
             owner: owner.name.as_str().into(),
             owner_uid: owner.uid.as_str().into(),
             pools: sticky::pools(&annotations).map(PoolName::from).collect(),
@@ -127,11 +128,24 @@ pub fn pod(pod: PodLite) -> Pod {
         Box::new(PodClaim {
             claim: format!("{namespace}/{}", claim.name()).into(),
             pod: own_name.into(),
+            uid: uid.into(),
             node: spec.node_name.map(NodeName::from),
             created: seconds(meta.creation_timestamp.as_ref()),
-            sticky: owner
-                .filter(|_| claim.is_sticky())
-                .map(|it| Box::new(sticky(it))),
+            source: match (claim, owner) {
+                (ClaimOfPod::Sticky(_), Some(owner)) => {
+                    ClaimSource::Sticky(Box::new(sticky(owner)))
+                }
+                (
+                    ClaimOfPod::Addresses {
+                        addresses: asked, ..
+                    },
+                    _,
+                ) => ClaimSource::Addresses(Box::new(AskedAddresses {
+                    is_served: !addresses.is_empty(),
+                    addresses: asked.into(),
+                })),
+                _ => ClaimSource::User,
+            },
         })
     });
     Pod {
@@ -302,6 +316,7 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
 /// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
 pub fn claim(claim: IPClaimLite) -> Claim {
     let meta = claim.metadata;
+    let is_of_one_pod = is_of_one_pod(&meta);
     Claim {
         name: full_name(&meta).into(),
         uid: meta.uid.unwrap_or_default().into(),
@@ -312,7 +327,16 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         finalizers: meta.finalizers.unwrap_or_default(),
         spec: read(claim.spec).and_then(claim_spec),
         status: read(claim.status).unwrap_or_default(),
+        is_of_one_pod,
     }
+}
+
+/// Whether a pod is the only owner of a claim, and the claim has the name of the claim for the pod's addresses.
+fn is_of_one_pod(claim: &ObjectMeta) -> bool {
+    let owners = claim.owner_references.as_deref();
+    let name = claim.name.as_deref();
+    matches!(owners, Some([owner]) if owner.api_version == "v1" && owner.kind == "Pod"
+        && name == Some(&pod_claim::claim_of_addresses(&owner.name, &owner.uid)))
 }
 
 fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
@@ -335,12 +359,12 @@ fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
     })
 }
 
-/// Builds the IPClaim to create for a pod of a StatefulSet. The garbage collector deletes it with the StatefulSet.
+/// Builds the IPClaim to create for a pod. The garbage collector deletes it with its owner.
 pub(crate) fn claim_object(name: &str, new: NewClaim) -> IPClaim {
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     let owner = new.owner.map(|owner| OwnerReference {
-        api_version: "apps/v1".to_owned(),
-        kind: "StatefulSet".to_owned(),
+        api_version: owner.kind.api_version().to_owned(),
+        kind: owner.kind.name().to_owned(),
         name: owner.name.to_string(),
         uid: owner.uid.to_string(),
         ..OwnerReference::default()
@@ -381,6 +405,8 @@ fn version(text: Option<&str>) -> u64 {
 #[cfg(test)]
 mod tests {
     use cadastre_api::{CLAIM_ANNOTATION, STICKY_ANNOTATION};
+
+    use crate::cluster::request::{ClaimOwner, ClaimOwnerKind};
     use serde_json::json;
 
     use super::*;
@@ -443,19 +469,72 @@ mod tests {
         let named = claim(annotations.clone(), "StatefulSet").unwrap();
         assert_eq!((&*named.claim, &*named.pod), ("d/web-0", "web-0"));
         let expected = Sticky {
-            pod_uid: "u".into(),
             owner: "web".into(),
             owner_uid: "w".into(),
             pools: ["a".into(), "b".into()].into(),
             ttl: Some(60),
         };
-        assert_eq!(named.sticky.as_deref(), Some(&expected));
+        assert_eq!(named.source, ClaimSource::Sticky(Box::new(expected)));
         assert_eq!(claim(annotations, "ReplicaSet"), None);
         let both = json!({STICKY_ANNOTATION: "true", CLAIM_ANNOTATION: "db"});
         let named = claim(both, "StatefulSet").unwrap();
-        assert_eq!((&*named.claim, &named.sticky), ("d/db", &None));
+        assert_eq!((&*named.claim, named.source), ("d/db", ClaimSource::User));
         let mirror = json!({STICKY_ANNOTATION: "true", MIRROR_ANNOTATION: "hash"});
         assert_eq!(claim(mirror, "StatefulSet"), None);
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_addresses_has_a_claim_that_ends_with_it() {
+        let of_pod = |addresses: &str, has: &[&str], host_network: bool| {
+            let ips: Vec<Value> = has.iter().map(|ip| json!({"ip": ip})).collect();
+            let asks = json!({
+                "metadata": {
+                    "name": "web", "namespace": "d", "uid": "u",
+                    "annotations": {"cadastre.dev/addresses": addresses},
+                },
+                "spec": {"nodeName": "n", "hostNetwork": host_network}, "status": {"podIPs": ips},
+            });
+            pod(serde_json::from_value(asks).unwrap()).claim
+        };
+        let both = "10.0.0.7,fd00::7";
+        let is_served = |has: &[&str]| of_pod(both, has, false).unwrap().is_served();
+        assert!(is_served(&["fd00::7", "10.0.0.7"]) && is_served(&["10.0.0.9"]));
+        assert!(!is_served(&[]));
+        assert_eq!(of_pod(both, &[], true), None);
+        assert_eq!(of_pod("10.0.0.0/24", &[], false), None);
+
+        let named = of_pod(both, &[], false).unwrap();
+        let new = NewClaim {
+            spec: IPClaimSpec {
+                addresses: vec!["10.0.0.7".to_owned()],
+                ..IPClaimSpec::default()
+            },
+            owner: Some(ClaimOwner {
+                kind: ClaimOwnerKind::Pod,
+                name: "web".into(),
+                uid: "u".into(),
+            }),
+        };
+        let object = serde_json::to_value(claim_object(&named.claim, new)).unwrap();
+        let is_of_one_pod = |change: fn(&mut Value)| {
+            let mut object = object.clone();
+            change(&mut object["metadata"]);
+            claim(serde_json::from_value(object).unwrap()).is_of_one_pod
+        };
+        assert!(is_of_one_pod(|_| ()));
+        assert!(
+            !is_of_one_pod(|meta| meta["name"] = json!("web")),
+            "a user's claim"
+        );
+        assert!(!is_of_one_pod(
+            |meta| meta["ownerReferences"][0]["uid"] = json!("v")
+        ));
+        assert!(!is_of_one_pod(
+            |meta| meta["ownerReferences"][0]["kind"] = json!("Job")
+        ));
+        assert!(!is_of_one_pod(
+            |meta| _ = meta.as_object_mut().unwrap().remove("ownerReferences")
+        ));
     }
 
     #[test]

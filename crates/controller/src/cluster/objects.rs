@@ -349,6 +349,8 @@ pub struct Claim {
     pub spec: Result<ClaimSpec, String>,
     /// The status as last written; the default if it is invalid
     pub status: IPClaimStatus,
+    /// Whether the controller has created the claim for the addresses that a pod asks for. The claim ends with the pod
+    pub is_of_one_pod: bool,
 }
 
 impl Claim {
@@ -415,20 +417,47 @@ pub struct PodClaim {
     pub claim: ClaimName,
     /// Name of the pod, without its namespace
     pub pod: Text,
+    /// UID of the pod
+    pub uid: ObjectUid,
     /// The node to which the pod is bound; `None` if it is not scheduled yet
     pub node: Option<NodeName>,
     /// `metadata.creationTimestamp`, seconds since 1970
     pub created: i64,
-    /// Set if the controller creates the claim, because the pod's StatefulSet has sticky addresses
-    pub sticky: Option<Box<Sticky>>,
+    /// Who creates the claim
+    pub source: ClaimSource,
+}
+
+impl PodClaim {
+    /// Returns whether the pod asks for addresses, and has addresses already. A running pod keeps what it has.
+    pub fn is_served(&self) -> bool {
+        matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)
+    }
+}
+
+/// Who creates the claim of a pod, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimSource {
+    /// A user
+    User,
+    /// The controller, because the pod's StatefulSet has sticky addresses
+    Sticky(Box<Sticky>),
+    /// The controller, because the pod asks for certain addresses
+    Addresses(Box<AskedAddresses>),
+}
+
+/// The addresses that a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedAddresses {
+    /// The addresses, at most one of each family
+    pub addresses: Box<[Addr]>,
+    /// Whether the status of the pod shows addresses, these or others
+    pub is_served: bool,
 }
 
 /// What the controller needs to create the claim of a pod of a StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sticky {
-    /// UID of the pod, for events about the pod
-    pub pod_uid: ObjectUid,
-    /// Name of the StatefulSet that controls the pod
+    /// Name of the StatefulSet
     pub owner: Text,
     /// UID of the StatefulSet, which is to own the claim
     pub owner_uid: ObjectUid,

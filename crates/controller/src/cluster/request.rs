@@ -100,21 +100,46 @@ pub enum ObjectSpec {
     Claim(Box<NewClaim>),
 }
 
-/// An IPClaim to create for a pod of a StatefulSet.
+/// An IPClaim to create for a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewClaim {
     /// The spec of the claim: its pool, and how long the claim stays after its last use
     pub spec: IPClaimSpec,
-    /// The StatefulSet that controls the pod and is to own the claim
+    /// The pod or its StatefulSet
     pub owner: Option<ClaimOwner>,
 }
 
-/// A StatefulSet that owns a claim, so that Kubernetes deletes the claim with it.
+/// The object that owns a claim, so that Kubernetes deletes the claim with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub struct ClaimOwner {
+    pub kind: ClaimOwnerKind,
     pub name: Text,
     pub uid: ObjectUid,
+}
+
+/// The kind of the object that owns a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named for what they are")]
+pub enum ClaimOwnerKind {
+    Pod,
+    StatefulSet,
+}
+
+impl ClaimOwnerKind {
+    pub(crate) fn api_version(self) -> &'static str {
+        match self {
+            ClaimOwnerKind::Pod => "v1",
+            ClaimOwnerKind::StatefulSet => "apps/v1",
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ClaimOwnerKind::Pod => "Pod",
+            ClaimOwnerKind::StatefulSet => "StatefulSet",
+        }
+    }
 }
 
 impl ObjectSpec {

@@ -174,7 +174,7 @@ impl Leader {
     /// pods have changed.
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
-            self.loops.sticky.queue.add(name.clone());
+            self.loops.pod_claims.queue.add(name.clone());
             self.loops.claims.queue.add(name);
         }
         if changed {
@@ -192,7 +192,7 @@ impl Leader {
             for node in self.allocations.nodes_around(&gone.name) {
                 self.loops.subnets.queue.add(node);
             }
-            self.loops.sticky.queue.add(gone.name.clone());
+            self.loops.pod_claims.queue.add(gone.name.clone());
             if self.allocations.drop_claim(&gone.name) {
                 self.requeue_waiting();
             }

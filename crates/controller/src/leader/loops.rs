@@ -12,12 +12,12 @@ use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
 use crate::fence::Fence;
 use crate::leaks::Leaks;
+use crate::pod_claims::PodClaimLoop;
 use crate::podcidr::PodCidrs;
 use crate::pool::PoolLoop;
 use crate::quarantine::Quarantine;
 use crate::reconcile::Loop;
 use crate::settings::ControllerSettings;
-use crate::sticky::StickyLoop;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
 
@@ -106,6 +106,6 @@ loops! {
     "quarantine" quarantine: Quarantine = Quarantine::default(),
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
     "claim" claims: ClaimLoop = ClaimLoop::default(),
-    "sticky" sticky: StickyLoop = StickyLoop::default(),
+    "pod_claim" pod_claims: PodClaimLoop = PodClaimLoop::default(),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -9,7 +9,7 @@ use crate::failing_calls::{CallReport, ObjectCall};
 use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
-use crate::{Now, Purpose, sticky};
+use crate::{Now, Purpose, pod_claims};
 use cadastre_api::FINALIZER;
 
 impl Leader {
@@ -141,9 +141,9 @@ impl Leader {
                 (about, "the status of this pool".to_owned())
             }
             (ObjectCall::CreateClaim(name), _) => {
-                let (pod, sticky) = sticky::pod_of(name, cache)?;
+                let pod = pod_claims::pod_of(name, cache)?;
                 let what = format!("IPClaim {name}, which this pod needs for its address");
-                (sticky::regarding(name, pod, sticky), what)
+                (pod_claims::regarding(pod), what)
             }
             _ => return None,
         })

@@ -187,7 +187,8 @@ fn exactly(
     is_known: bool,
     now: BootTime,
 ) -> Result<AddressChoice, Stop> {
-    let (cidr, block) = active_block(kv, addr)?;
+    let around = active_block(kv, addr);
+    let (cidr, block) = around.map_err(|why| claims::not_in_blocks(add, addr, why))?;
     let pool = terms(kv, &block.pool)?;
     let pod = add.pod.as_ref();
     if pool.bound && !is_known {
@@ -207,6 +208,15 @@ fn exactly(
         };
         let text = format!("{addr} was asked for, and {why}");
         return Err(refuse(OpErrorKind::UnknownPool, text));
+    }
+    if pool.denies_explicit {
+        return Err(refuse(
+            OpErrorKind::NotUsable,
+            format!(
+                "{addr} was asked for, and pool `{}` says explicitAddresses: Deny: ask for no address, or ask whoever may change the pool.",
+                pool.name
+            ),
+        ));
     }
     let usable = usable(cidr, Some(&pool));
     if covering(&usable.excluded, addr).is_some() {
@@ -231,13 +241,15 @@ fn exactly(
     }
     if !is_claim(&block.pool)
         && let Some(range) = withdrawals::covering(kv, addr)?
+        && !Mutation::WithdrawnAddressAssignedOnRequest.is_on()
     {
-        return Err(refuse(
+        let why = refuse(
             OpErrorKind::NotInBlocks,
             format!(
                 "{addr} was asked for, and {range} was taken out of this node's addresses: ask for another address, or put it back (kubectl cadastre push)."
             ),
-        ));
+        );
+        return Err(claims::not_in_blocks(add, addr, why));
     }
     let source = match kv.address(addr)? {
         None => AddressSource::Requested,

@@ -49,12 +49,27 @@ pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<
     })
 }
 
+/// Returns the refusal of an address that no block of the node assigns. The pod may get it by an IPClaim of its own.
+pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
+    let (Some(claim), Stop::Refused(refusal)) = (add.claim_of_addresses(), &refusal) else {
+        return refusal;
+    };
+    let text = format!(
+        "{addr} was asked for, and it is not at this node yet: IPClaim `{claim}` asks for it. {}",
+        see_why(claim)
+    );
+    refuse(refusal.why, text)
+}
+
 fn absent(claim: &str) -> Stop {
+    let text = format!(
+        "the address of IPClaim `{claim}` is not at this node yet. {}",
+        see_why(claim)
+    );
+    refuse(OpErrorKind::NoBlock, text)
+}
+
+fn see_why(claim: &str) -> String {
     let (namespace, name) = claim.split_once('/').unwrap_or_default();
-    refuse(
-        OpErrorKind::NoBlock,
-        format!(
-            "the address of IPClaim `{claim}` is not at this node yet. See why: kubectl describe ipclaims.cadastre.dev {name} -n {namespace}"
-        ),
-    )
+    format!("See why: kubectl describe ipclaims.cadastre.dev {name} -n {namespace}")
 }

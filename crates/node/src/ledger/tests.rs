@@ -997,3 +997,59 @@ fn a_pool_with_a_namespace_selector_serves_no_other_namespaces() {
     node.add(&of_team(ask_from(1, &["team"])));
     node.add(&of_team(ask_for(2, &["10.0.0.5"])));
 }
+
+/// Returns the ADD of a pod that asks for these addresses and may get them by claim `shop/db`, as the agent decides it.
+fn asking(n: u32, addresses: &[&str]) -> Add {
+    Add {
+        bound: vec!["shop/db".to_owned()],
+        ..ask_for(n, addresses)
+    }
+}
+
+#[test]
+fn an_address_that_a_pod_asks_for_comes_from_the_node_s_own_block_or_from_its_claim() {
+    let mut node = node_with_claim();
+    assert_eq!(node.add(&asking(1, &["10.0.0.5"])), "10.0.0.5");
+    let both = asking(2, &["10.0.0.66", "fd00::66"]);
+    assert_eq!(node.add(&both), "10.0.0.66 fd00::66");
+    // Neither the node nor the claim has the address.
+    let says = "10.0.0.9 was asked for, and it is not at this node yet: IPClaim `shop/db`";
+    let absent = asking(3, &["10.0.0.9"]);
+    node.assert_refused(&absent, OpErrorKind::NotInBlocks, says);
+    let alone = ask_for(3, &["10.0.0.9"]);
+    node.assert_refused(&alone, OpErrorKind::NotInBlocks, "holds no block");
+}
+
+#[test]
+fn an_address_of_a_claim_inside_of_the_node_s_own_block_has_one_holder() {
+    let mut node = node_with_claim();
+    // The pod gets the address from the wide block. Then the controller wants it for a claim.
+    assert_eq!(node.add(&asking(1, &["10.0.0.5"])), "10.0.0.5");
+    node.allocation.withdraw = vec![cidr("10.0.0.5/32"), cidr("10.0.0.6/32")];
+    node.update();
+    assert!(node.ledger().withdraw_empty().unwrap(), "10.0.0.6");
+    let awaited = asking(2, &["10.0.0.6"]);
+    let says = "IPClaim `shop/db` asks for it";
+    node.assert_refused(&awaited, OpErrorKind::NotInBlocks, says);
+    // Even if a block of the claim were listed too early, the address has one holder.
+    for (nth, address) in [(1, "10.0.0.5/32"), (2, "10.0.0.6/32")] {
+        node.allocation.blocks[nth].cidr = cidr(address);
+    }
+    node.update();
+    let other = asking(3, &["10.0.0.5"]);
+    node.assert_refused(&other, OpErrorKind::NotFree, "default/pod-1");
+    assert_eq!(node.add(&awaited), "10.0.0.6");
+}
+
+#[test]
+fn a_pool_may_deny_requests_for_addresses() {
+    let mut node = node_with_claim();
+    node.allocation.pools[0].denies_explicit = true;
+    node.update();
+    let says = "pool `a` says explicitAddresses: Deny";
+    for add in [asking(1, &["10.0.0.5"]), ask_for(1, &["10.0.0.5"])] {
+        node.assert_refused(&add, OpErrorKind::NotUsable, says);
+    }
+    assert_eq!(node.add(&ask(1)), "10.0.0.0");
+    assert_eq!(node.add(&claiming(ask(2))), "10.0.0.66 fd00::66");
+}

@@ -131,6 +131,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     PoolTerms {
         automatic: !rng.one_in(5),
         serves_unknown: false,
+        denies_explicit: false,
         cooldown_seconds: *rng.pick(&[0, 5, 30]),
         warm: (1, 10),
         ipv4: v4.then(|| family(rng, "10.0.0.0/26", "10.0.0.9")),

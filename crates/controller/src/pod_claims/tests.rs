@@ -1,18 +1,21 @@
 use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
-use crate::cluster::objects::{Pod, Pool};
+use crate::cluster::objects::{Pod, Pool, Subnet};
 use crate::cluster::request::{Rejection, RequestOutcome};
-use crate::fixtures::{at, claim, claiming_pod, cluster, list, node, pool, pool_with, rebuilt};
+use crate::fixtures::{
+    at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
+};
+use cadastre_api::{Requests, WITHDRAW_ANNOTATION};
 use cadastre_daemon::watch::ObjectEvent;
 
 const CLAIM: &str = "default/web-0";
 
-/// A cluster with the loop of sticky addresses.
+/// A cluster with the loop of pods' claims.
 struct Fixture {
     cache: ClusterCache,
     allocations: AllocationState,
-    sticky: StickyLoop,
+    pod_claims: PodClaimLoop,
     reports: Vec<EventRecord>,
     now: Now,
 }
@@ -22,13 +25,14 @@ fn sticky_pod(uid: &str, node: Option<&str>, pools: &[&str]) -> Pod {
     let mut pod = claiming_pod("web-0", CLAIM, node);
     pod.uid = uid.into();
     let sticky = Sticky {
-        pod_uid: uid.into(),
         owner: "web".into(),
         owner_uid: "of-web".into(),
         pools: pools.iter().map(|it| (*it).into()).collect(),
         ttl: Some(60),
     };
-    pod.claim.as_mut().unwrap().sticky = Some(Box::new(sticky));
+    let claim = pod.claim.as_mut().unwrap();
+    claim.uid = uid.into();
+    claim.source = ClaimSource::Sticky(Box::new(sticky));
     pod
 }
 
@@ -39,7 +43,7 @@ impl Fixture {
         Fixture {
             allocations: rebuilt(&cache),
             cache,
-            sticky: StickyLoop::default(),
+            pod_claims: PodClaimLoop::default(),
             reports: Vec::new(),
             now: at(0),
         }
@@ -48,22 +52,22 @@ impl Fixture {
     fn applied(&mut self, pod: Pod) {
         self.cache.pods.change(ObjectEvent::Applied(pod));
         for name in self.cache.pods.take_claims() {
-            self.sticky.queue.add(name);
+            self.pod_claims.queue.add(name);
         }
     }
 
-    fn step<T>(&mut self, step: impl FnOnce(&mut StickyLoop, &mut Context) -> T) -> T {
+    fn step<T>(&mut self, step: impl FnOnce(&mut PodClaimLoop, &mut Context) -> T) -> T {
         let (cache, allocations) = (&self.cache, &mut self.allocations);
         let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
-        step(&mut self.sticky, &mut cx)
+        step(&mut self.pod_claims, &mut cx)
     }
 
     fn request(&mut self) -> Option<ApiRequest> {
-        self.step(|sticky, cx| Some(sticky.next(cx)?.0))
+        self.step(|pod_claims, cx| Some(pod_claims.next(cx)?.0))
     }
 
     fn answered(&mut self, wrote: bool, outcome: &RequestOutcome) {
-        let purpose = Purpose::Sticky { name: CLAIM.into() };
+        let purpose = Purpose::PodClaim { name: CLAIM.into() };
         let answer = RequestAnswer {
             wrote,
             ..RequestAnswer::to_write(&purpose, outcome)
@@ -71,7 +75,7 @@ impl Fixture {
         let call = ObjectCall::of(&purpose, wrote).unwrap();
         let now = self.now.mono;
         self.allocations.refusals.note(&call, outcome, true, now);
-        self.step(|sticky, cx| _ = sticky.answered(&answer, cx));
+        self.step(|pod_claims, cx| _ = pod_claims.answered(&answer, cx));
     }
 
     /// Returns the pool of the claim that is created now.
@@ -102,13 +106,14 @@ fn a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns() {
             ttl_seconds_after_use: Some(60),
         },
         owner: Some(ClaimOwner {
+            kind: ClaimOwnerKind::StatefulSet,
             name: "web".into(),
             uid: "of-web".into(),
         }),
     };
     let expected = ApiRequest::Create(CLAIM.into(), ObjectSpec::Claim(Box::new(expected)));
     assert_eq!(fixture.request(), Some(expected));
-    fixture.sticky.queue.add(CLAIM.into());
+    fixture.pod_claims.queue.add(CLAIM.into());
     assert_eq!(fixture.request(), None, "one request at a time");
 }
 
@@ -120,7 +125,7 @@ fn a_claim_that_exists_stays_as_it_is_and_one_that_is_gone_is_created_again() {
     fixture.applied(sticky_pod("u1", Some("a"), &[]));
     assert_eq!(fixture.request(), None);
     fixture.cache.claims.change(ObjectEvent::Deleted(of_user));
-    fixture.sticky.queue.add(CLAIM.into());
+    fixture.pod_claims.queue.add(CLAIM.into());
     assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
 }
 
@@ -181,7 +186,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     fixture.applied(sticky_pod("u1", Some("a"), &[]));
     for second in [0, 1, 100, 500] {
         fixture.now = at(second);
-        fixture.sticky.requeue();
+        fixture.pod_claims.requeue();
         assert_eq!(fixture.request(), None);
     }
     let [report] = &fixture.reports[..] else {
@@ -191,8 +196,8 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     assert_eq!((&*report.about.name, &*report.about.uid), (CLAIM, "u1"));
     let part = "serves all pods of node a. Create such a pool";
     assert!(report.note.contains(part), "{}", report.note);
-    assert!(fixture.sticky.load().next_at.is_some());
-    // A later pod of the same name gets an event, too.
+    assert!(fixture.pod_claims.load().next_at.is_some());
+    // A later pod of the same name hears of it, too.
     fixture.cache.pods = crate::cluster::pods::PodIndex::default();
     fixture.applied(sticky_pod("u2", Some("a"), &["nowhere"]));
     assert_eq!(fixture.request(), None);
@@ -203,7 +208,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     let (cache, pools) = (&fixture.cache, &mut fixture.allocations.pools);
     pools.evaluate(cache, &[], Duration::ZERO);
     assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
-    assert!(fixture.sticky.without_pool.is_empty());
+    assert!(fixture.pod_claims.without_pool.is_empty());
 }
 
 #[test]
@@ -249,4 +254,127 @@ fn after_a_conflict_the_claim_is_read() {
     fixture.answered(false, &missing);
     fixture.now = at(1);
     assert!(fixture.pool_of_created().is_some(), "it is gone again");
+}
+
+/// Returns a pod on node `a` that asks for these addresses.
+fn asking_pod(addresses: &[&str]) -> Pod {
+    let mut pod = claiming_pod("web-0", CLAIM, Some("a"));
+    let addr = |text: &&str| Addr::parse_strict(text).unwrap();
+    pod.claim.as_mut().unwrap().source = ClaimSource::Addresses(Box::new(AskedAddresses {
+        addresses: addresses.iter().map(addr).collect(),
+        is_served: false,
+    }));
+    pod
+}
+
+/// Returns a cluster in which the nodes `a` and `b` have a block each.
+fn with_blocks() -> Fixture {
+    let mut fixture = Fixture::new(one_pool());
+    let subnets = vec![
+        subnet("a", &["10.0.0.16/28", "10.0.0.64/32"], 0),
+        subnet("b", &["10.0.0.32/28", "10.0.0.65/32"], 0),
+    ];
+    fixture.cache.nodes.change(ObjectEvent::Applied(node("b")));
+    list(
+        &mut fixture.cache.blocks,
+        subnets.iter().flat_map(objects).collect(),
+    );
+    list(&mut fixture.cache.subnets, subnets);
+    fixture.allocations = rebuilt(&fixture.cache);
+    fixture
+}
+
+/// Whether a claim is created for the pod now.
+fn is_created(fixture: &mut Fixture, pod: Pod) -> bool {
+    fixture.applied(pod);
+    fixture.request().is_some()
+}
+
+#[test]
+fn a_pod_gets_a_claim_for_addresses_that_its_node_does_not_have() {
+    let spec = |addresses: &[&str]| {
+        let mut fixture = with_blocks();
+        fixture.applied(asking_pod(addresses));
+        match fixture.request()? {
+            ApiRequest::Create(name, ObjectSpec::Claim(claim)) if *name == *CLAIM => Some(*claim),
+            other => panic!("{other:?}"),
+        }
+    };
+    let expected = |addresses: &[&str]| NewClaim {
+        spec: IPClaimSpec {
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            ..IPClaimSpec::default()
+        },
+        owner: Some(ClaimOwner {
+            kind: ClaimOwnerKind::Pod,
+            name: "web-0".into(),
+            uid: "web-0".into(),
+        }),
+    };
+    for addresses in [
+        &["10.0.0.40"][..],
+        &["10.0.0.7"],
+        &["10.0.0.65"],
+        &["10.9.0.1"],
+        &["10.0.0.20", "fd00::7"],
+    ] {
+        assert_eq!(spec(addresses), Some(expected(addresses)));
+    }
+    for address in ["10.0.0.20", "10.0.0.64"] {
+        assert_eq!(spec(&[address]), None);
+    }
+}
+
+#[test]
+fn a_pod_gets_no_claim_while_its_node_has_the_address() {
+    let own = || asking_pod(&["10.0.0.20"]);
+    let mut fixture = with_blocks();
+    assert!(!is_created(&mut fixture, own()));
+    // The block is recalled before the pod has the address.
+    let block = crate::fixtures::cidr("10.0.0.16/28");
+    fixture.allocations.blocks.get_mut(&block).unwrap().recall = Some(Recall::Drain);
+    assert_eq!(fixture.request(), None);
+    fixture.now = at(5);
+    assert!(fixture.request().is_some(), "the loop looks again");
+
+    let mut fixture = with_blocks();
+    let taken_out = Subnet {
+        version: 2,
+        requests: Requests::read(|name| (name == WITHDRAW_ANNOTATION).then_some("10.0.0.20/30")),
+        ..subnet("a", &["10.0.0.16/28"], 0)
+    };
+    fixture
+        .cache
+        .subnets
+        .change(ObjectEvent::Applied(taken_out));
+    assert!(
+        is_created(&mut fixture, own()),
+        "the claim says why it waits"
+    );
+
+    let mut fixture = with_blocks();
+    let mut other = claim("default/other", "", &["10.0.0.20"]);
+    other.status.addresses = vec!["10.0.0.20".to_owned()];
+    fixture.allocations.claim_seen(&other);
+    assert!(is_created(&mut fixture, own()), "the claim says who has it");
+    // A podCIDR counts like a block.
+    let mut fixture = Fixture::new(one_pool());
+    let of_pod_cidr = Node {
+        version: 2,
+        ..crate::fixtures::node_with("a", &["10.1.0.0/24"])
+    };
+    list(&mut fixture.cache.nodes, vec![of_pod_cidr]);
+    fixture.allocations = rebuilt(&fixture.cache);
+    assert!(!is_created(&mut fixture, asking_pod(&["10.1.0.7"])));
+}
+
+#[test]
+fn a_pod_that_has_addresses_gets_no_claim() {
+    let mut fixture = with_blocks();
+    let mut pod = asking_pod(&["10.0.0.40"]);
+    if let ClaimSource::Addresses(asked) = &mut pod.claim.as_mut().unwrap().source {
+        asked.is_served = true;
+    }
+    assert!(!is_created(&mut fixture, pod));
+    assert!(fixture.pod_claims.load().next_at.is_none(), "no polling");
 }

@@ -1,15 +1,19 @@
-//! The loop of sticky addresses: creates the IPClaims of the pods of StatefulSets.
+//! The loop of pods' claims: creates the IPClaims that pods need and that no user creates.
 //!
-//! A pod of a StatefulSet with sticky addresses names the claim that has the pod's own name
-//! ([`named_claim`](cadastre_api::sticky::named_claim)). If there is no such claim when the pod is bound to a node,
-//! this loop creates it. The loop of claims does the rest, as for every claim.
+//! | a pod of which the controller knows that | gets a claim when it is bound to a node |
+//! |---|---|
+//! | its StatefulSet has sticky addresses | with the name of the pod, which the next pod of this name uses, too |
+//! | it asks for addresses (`cadastre.dev/addresses`) | of its own, unless the ranges of its node contain the addresses |
+//!
+//! Controller and agent agree on the name of the claim ([`claim_of`](cadastre_api::pod_claim::claim_of)). All else is done
+//! for every claim, by the loop of claims.
 //!
 //! # Guarantees
-//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in
-//!   advance.
-//! - A claim is created only for a pod that a StatefulSet controls, and this StatefulSet owns the claim. So the garbage
-//!   collector deletes the claim after the StatefulSet.
-//! - If the claim of a pod cannot be created, an event of the pod says so. No other pod has to wait because of that.
+//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in advance.
+//! - The pod or its StatefulSet owns the claim. So the garbage collector deletes the claim after its owner.
+//! - A pod whose claim cannot be created hears of it by an event, and no other pod waits for that.
+//! - Whether the node's ranges contain the addresses of a pod decides only whether a claim is needed. If the decision is
+//!   wrong, because the ranges change meanwhile, the pod waits, and the decision is made again.
 
 #[cfg(test)]
 mod tests;
@@ -28,23 +32,27 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
-use crate::cluster::objects::{Node, PodClaim, Sticky};
-use crate::cluster::request::{ApiRequest, ClaimOwner, NewClaim, ObjectKind, ObjectSpec};
+use crate::cluster::objects::{AskedAddresses, ClaimSource, Node, PodClaim, Sticky};
+use crate::cluster::request::{
+    ApiRequest, ClaimOwner, ClaimOwnerKind, NewClaim, ObjectKind, ObjectSpec,
+};
 use crate::pools::{PoolPhase, PoolState};
-use cadastre_api::{AllocationMode, AssignmentMode, IPClaimSpec};
+use crate::withdrawals::is_taken_out;
+use cadastre_api::{AllocationMode, AssignmentMode, IPClaimSpec, Recall};
 use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
 
 /// Interval at which the loop looks again for a pool. Most changes that help, such as a new pool, queue the claim
 /// sooner.
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
-/// The queue of the loop of sticky addresses, and the claims for which it found no pool.
+/// State of the loop of pods' claims.
 #[derive(Debug, Default)]
-pub struct StickyLoop {
+pub struct PodClaimLoop {
     /// Claims that a pod has named, or that are gone
     pub queue: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
-    /// Claims for which there is no pool
+    /// Claims of sticky pods for which there is no pool
     without_pool: BTreeMap<ClaimName, Report>,
 }
 
@@ -56,7 +64,7 @@ struct Report {
     at: Duration,
 }
 
-impl Loop for StickyLoop {
+impl Loop for PodClaimLoop {
     fn load(&self) -> Load {
         self.queue.load()
     }
@@ -66,7 +74,7 @@ impl Loop for StickyLoop {
     }
 
     fn answered(&mut self, answer: &RequestAnswer, _: &mut Context) -> AffectedLoops {
-        if let Purpose::Sticky { name } = answer.purpose {
+        if let Purpose::PodClaim { name } = answer.purpose {
             self.requests.answered(name, answer);
             self.queue.add(name.clone());
         }
@@ -74,7 +82,7 @@ impl Loop for StickyLoop {
     }
 }
 
-impl StickyLoop {
+impl PodClaimLoop {
     /// Queues the claims for which there was no pool, because pools have changed.
     pub(crate) fn requeue(&mut self) {
         for name in self.without_pool.keys() {
@@ -87,7 +95,7 @@ impl StickyLoop {
             return KeyDecision::Done;
         }
         let pod = pod_of(name, cx.cache);
-        let (Some((pod, sticky)), None) = (pod, cx.cache.claims.get(name)) else {
+        let (Some(pod), None) = (pod, cx.cache.claims.get(name)) else {
             self.requests.forget(name);
             self.without_pool.remove(name);
             return KeyDecision::Done;
@@ -109,16 +117,26 @@ impl StickyLoop {
                 // The watch has not shown the Node yet, or the Node is gone and the pod will follow.
                 return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
             };
-            let Some(pool) = pool_of(node, sticky, cx) else {
-                let again = self.without_pool(name, pod, sticky, cx);
-                return KeyDecision::Later(again);
+            let claim = match &pod.source {
+                ClaimSource::User => return KeyDecision::Done,
+                ClaimSource::Addresses(asked) if has_addresses(node, asked, cx) => {
+                    // The node may lose the addresses before the pod gets them.
+                    return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
+                }
+                ClaimSource::Addresses(asked) => claim_of_addresses(pod, asked),
+                ClaimSource::Sticky(sticky) => match pool_of(node, sticky, cx) {
+                    Some(pool) => claim_of_ordinal(&pool, sticky),
+                    None => {
+                        return KeyDecision::Later(self.without_pool(name, pod, sticky, cx));
+                    }
+                },
             };
-            let claim = ObjectSpec::Claim(Box::new(new_claim(&pool, sticky)));
+            let claim = ObjectSpec::Claim(Box::new(claim));
             ApiRequest::Create(name.clone().into(), claim)
         };
         self.without_pool.remove(name);
         self.requests.send(name.clone(), ());
-        KeyDecision::Send(request, Purpose::Sticky { name: name.clone() })
+        KeyDecision::Send(request, Purpose::PodClaim { name: name.clone() })
     }
 
     /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look
@@ -132,7 +150,7 @@ impl StickyLoop {
     ) -> Duration {
         let now = cx.now.mono;
         let report = Report {
-            pod: sticky.pod_uid.clone(),
+            pod: pod.uid.clone(),
             at: now,
         };
         let is_due = match self.without_pool.entry(name.clone()) {
@@ -150,7 +168,7 @@ impl StickyLoop {
             }
         };
         if is_due {
-            let about = regarding(name, pod, sticky);
+            let about = regarding(pod);
             let note = why_no_pool(name, pod, sticky);
             cx.reports
                 .push(EventRecord::warning(about, NO_POOL_FOR_CLAIM, note));
@@ -159,22 +177,51 @@ impl StickyLoop {
     }
 }
 
-/// Returns the oldest pod for which the claim is to be created: the pod names the claim by the pod's own name, and is
-/// bound to a node.
-pub(crate) fn pod_of<'a>(
-    name: &ClaimName,
-    cache: &'a ClusterCache,
-) -> Option<(&'a PodClaim, &'a Sticky)> {
-    let pods = cache.pods.of_claim(name).into_iter();
-    let mut bound = pods.filter(|pod| pod.node.is_some());
-    bound.find_map(|pod| Some((pod, pod.sticky.as_deref()?)))
+/// Returns the oldest pod for which the claim is to be created: it is bound to a node and has no addresses yet.
+pub(crate) fn pod_of<'a>(name: &ClaimName, cache: &'a ClusterCache) -> Option<&'a PodClaim> {
+    let mut pods = cache.pods.of_claim(name).into_iter();
+    pods.find(|pod| {
+        let is_users = pod.source == ClaimSource::User;
+        pod.node.is_some() && !is_users && !pod.is_served()
+    })
 }
 
 /// Returns the pod as the object of an event.
-pub(crate) fn regarding(name: &ClaimName, pod: &PodClaim, sticky: &Sticky) -> Regarding {
-    let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
-    let pod = format!("{namespace}/{}", pod.pod);
-    Regarding::new(ObjectKind::Pod, pod, &sticky.pod_uid)
+pub(crate) fn regarding(pod: &PodClaim) -> Regarding {
+    let namespace = pod
+        .claim
+        .split_once('/')
+        .map_or("", |(namespace, _)| namespace);
+    let name = format!("{namespace}/{}", pod.pod);
+    Regarding::new(ObjectKind::Pod, name, &pod.uid)
+}
+
+/// Returns whether the ranges of the node contain the addresses, and the node's agent either assigns them without a claim
+/// or says why it cannot.
+fn has_addresses(node: &Node, asked: &AskedAddresses, cx: &Context) -> bool {
+    let is_open = |addr: &Addr| {
+        let host = Cidr::host(*addr);
+        let single = cx.allocations.blocks.get(&host);
+        let block = single.or_else(|| cx.allocations.block_around(&host));
+        let is_leaving = block.is_some_and(|it| it.recall == Some(Recall::Drain));
+        let is_claimed = cx.allocations.claims.of(&host).is_some();
+        !is_leaving && !is_claimed && !is_taken_out(&node.name, &host, cx)
+    };
+    is_in_ranges(node, asked, cx) && asked.addresses.iter().all(is_open)
+}
+
+/// Returns whether the podCIDRs and blocks of the node contain the addresses. Blocks of claims do not count.
+pub(crate) fn is_in_ranges(node: &Node, asked: &AskedAddresses, cx: &Context) -> bool {
+    let is_in_podcidr = |addr| node.pod_cidrs.iter().any(|it| it.contains_addr(addr));
+    let is_in_block = |addr| {
+        let host = Cidr::host(addr);
+        let is_claimed = cx.allocations.claims.of(&host).is_some();
+        let single = cx.allocations.blocks.get(&host).filter(|_| !is_claimed);
+        let block = single.or_else(|| cx.allocations.block_around(&host));
+        block.is_some_and(|it| it.owner.uid == node.uid)
+    };
+    let mut all = asked.addresses.iter();
+    all.all(|addr| is_in_podcidr(*addr) || is_in_block(*addr))
 }
 
 /// Returns the pool from which the claim gets its addresses: the first pool that the pod names and that can serve
@@ -207,8 +254,9 @@ fn serves_claims(pool: &PoolState) -> bool {
         && pool.phase != PoolPhase::Terminating
 }
 
-fn new_claim(pool: &PoolName, sticky: &Sticky) -> NewClaim {
+fn claim_of_ordinal(pool: &PoolName, sticky: &Sticky) -> NewClaim {
     let owner = ClaimOwner {
+        kind: ClaimOwnerKind::StatefulSet,
         name: sticky.owner.clone(),
         uid: sticky.owner_uid.clone(),
     };
@@ -219,6 +267,20 @@ fn new_claim(pool: &PoolName, sticky: &Sticky) -> NewClaim {
             ttl_seconds_after_use: sticky.ttl,
         },
         owner: (!Mutation::StickyClaimNotOwned.is_on()).then_some(owner),
+    }
+}
+
+fn claim_of_addresses(pod: &PodClaim, asked: &AskedAddresses) -> NewClaim {
+    NewClaim {
+        spec: IPClaimSpec {
+            addresses: asked.addresses.iter().map(Addr::to_string).collect(),
+            ..IPClaimSpec::default()
+        },
+        owner: Some(ClaimOwner {
+            kind: ClaimOwnerKind::Pod,
+            name: pod.pod.clone(),
+            uid: pod.uid.clone(),
+        }),
     }
 }
 
