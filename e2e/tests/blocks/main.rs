@@ -14,6 +14,7 @@
 //! | `leaks` | addresses whose pods are gone |
 //! | `claims` | addresses that stay with a workload |
 //! | `sticky` | addresses that stay with the ordinals of a StatefulSet |
+//! | `addresses` | pods that ask for certain addresses |
 //! | `requests` | requests that people make by annotations |
 //! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
@@ -21,6 +22,7 @@
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
+mod addresses;
 mod agent_statuses;
 mod claims;
 mod crash;
