@@ -19,6 +19,8 @@ MINUTES ?= 10
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
+REPLICAS ?= 100
+RESTARTS ?= 50
 # Suites of e2e at a time: most of them wait most of the time.
 SUITES ?= 3
 
@@ -30,7 +32,7 @@ E2E := $(call names,e2e/tests)
 # Announces a step, and notes when it began.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -104,10 +106,15 @@ bench: setup ## micro-benchmarks of the core
 	$(CARGO) bench -p cadastre-core -p cadastre-node
 
 # GOGC=100 is the default of Go; tests start the control plane with a larger one.
-bench-scale: setup control-plane ## WHAT=podcidrs, blocks, claims, pods, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
+bench-scale: setup control-plane ## WHAT=podcidrs, blocks, claims, claim-adds, pods, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@GOGC=100 exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)
+
+statefulset: setup control-plane ## a StatefulSet with fixed addresses through restarts, drains and dead nodes: REPLICAS=100 RESTARTS=50
+	$(call say,statefulset)
+	$(CARGO) build --workspace --bins --test harness
+	REPLICAS=$(REPLICAS) RESTARTS=$(RESTARTS) $(CARGO) test --workspace --test statefulset -- --nocapture
 
 # Against musl where its target is installed or can be, else against a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable

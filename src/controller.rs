@@ -85,10 +85,6 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_LEASE_NAMESPACE", default_value = "kube-system")]
     lease_namespace: String,
 
-    /// Name of the Lease by which the controllers elect their leader
-    #[arg(long, env = "CADASTRE_LEASE_NAME", default_value = LEASE_NAME)]
-    lease_name: String,
-
     /// Name of this process in the Lease; by default the hostname
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
@@ -209,12 +205,12 @@ async fn serve(
     let clock = Clock;
     let (publish, leadership) = watch::channel(Leadership::Standby { leader: None });
     let (release, released) = watch::channel(None);
-    let metrics = LeaderMetrics::register(&registry, &args.lease_name)?;
+    let metrics = LeaderMetrics::register(&registry, LEASE_NAME)?;
     let (want, wanted) = watch::channel(None);
     let election = Election {
         client: client.clone(),
         namespace: args.lease_namespace,
-        name: args.lease_name,
+        name: LEASE_NAME.to_owned(),
         settings,
         publish,
         wanted,

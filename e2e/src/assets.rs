@@ -5,7 +5,7 @@
 //! cache has a sub-folder for each Go module and release, for example `control-plane/v1.36.3`. A missing program is
 //! built once into the cache by `go build`, as a static binary. The Go modules are in `e2e/control-plane`,
 //! `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum`
-//! files pin every source. On two cores the build takes about six minutes for the four programs of [`CONTROL_PLANE`],
+//! files pin every source. On two cores the build takes about six minutes for the five programs of [`CONTROL_PLANE`],
 //! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at once. An incomplete program has another name than a complete one.
@@ -37,16 +37,16 @@ pub const HELM3: &str = "v3.22.0";
 pub const GRPC_GO: &str = "v1.83.2";
 
 /// Programs that a [`ControlPlane`](crate::ControlPlane) runs.
-pub const CONTROL_PLANE: [Program; 4] = [
+pub const CONTROL_PLANE: [Program; 5] = [
     Program::Etcd,
     Program::KubeApiserver,
     Program::KubeControllerManager,
+    Program::KubeScheduler,
     Program::Kubectl,
 ];
 
 /// Programs that nodes with real kubelets need in addition to [`CONTROL_PLANE`].
-pub const NODES: [Program; 12] = [
-    Program::KubeScheduler,
+pub const NODES: [Program; 11] = [
     Program::Kubelet,
     Program::Containerd,
     Program::ContainerdShim,
@@ -468,7 +468,7 @@ mod tests {
     fn a_build_says_how_long_it_takes() {
         let said = announcement(&CONTROL_PLANE);
         assert!(
-            said.contains("4 programs") && said.ends_with("about 6 min on two cores"),
+            said.contains("5 programs") && said.ends_with("about 6 min on two cores"),
             "{said}"
         );
     }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeSubnet};
+use cadastre_api::{IPAMBlock, IPClaim, IPPool, NodeAddresses, NodeSubnet};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -14,7 +14,7 @@ use crate::wait::until;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Applies the CRDs generated from the code, and waits until objects of each kind except IPClaim can be listed.
+/// Applies the CRDs generated from the code, and waits until objects of each kind can be listed.
 pub async fn install(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     let params = PatchParams::apply("cadastre-e2e");
@@ -28,6 +28,7 @@ pub async fn install(client: &Client) -> Result<()> {
         list::<NodeSubnet>(client).await?;
         list::<NodeAddresses>(client).await?;
         list::<IPAMBlock>(client).await?;
+        list::<IPClaim>(client).await?;
         Ok(Some(()))
     })
     .await

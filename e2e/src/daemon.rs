@@ -11,6 +11,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustix::process::Signal;
 use tokio::net::TcpStream;
 
 use crate::metrics::{self, Sample};
@@ -61,6 +62,11 @@ impl Daemon {
     /// The process, to send signals, measure its usage, read its log, or wait for its end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// Sends a signal to the process.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
     }
 
     /// Returns the body of a GET of `path` on the daemon's admin server. A status other than 2xx is an error.

@@ -11,6 +11,7 @@
 //!                 ├─ nodes, raw                         ──> many objects, fast
 //!                 ├─ TestCluster, Fixtures              ──> a running controller, objects, waits
 //!                 ├─ NodeAgent, Agents                  ──> `cadastre agent` as a process
+//!                 ├─ Kubelets                           ──> many pods without containers
 //!                 ├─ Prometheus, Browser                ──> what users look at
 //!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
@@ -31,6 +32,7 @@ pub mod daemon;
 pub mod fixtures;
 pub mod helm;
 pub mod history;
+pub mod hollow_kubelet;
 pub mod install;
 pub mod kcm;
 pub mod kubeconfig;
@@ -56,6 +58,7 @@ pub use control_plane::{ControlPlane, Options};
 pub use daemon::Daemon;
 pub use fixtures::Fixtures;
 pub use history::History;
+pub use hollow_kubelet::Kubelets;
 pub use kcm::KcmOptions;
 pub use node_agent::{Agents, NodeAgent};
 pub use process::Process;

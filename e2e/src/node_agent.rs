@@ -15,6 +15,7 @@ use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, PodRef
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::control_plane::{ADMIN, ControlPlane};
@@ -188,6 +189,13 @@ impl Agents {
     /// Kills the agent of a node and deletes its folder, as if the machine were gone.
     pub fn leave(&self, node: &str) {
         self.lock().remove(node);
+    }
+
+    /// Sends a signal to the agent of a node.
+    pub fn signal(&self, node: &str, signal: Signal) -> Result<()> {
+        let agent = self.agent(node)?;
+        let daemon = agent.daemon.as_ref().context("the agent does not run")?;
+        daemon.signal(signal)
     }
 
     /// Adds a container and returns its addresses. Waits until the node has a free address of the pool.

@@ -19,6 +19,8 @@ use rustix::process::Signal;
 const LIMIT: Duration = Duration::from_secs(180);
 /// How long Cadastre pauses in these tests after the last podCIDR of a foreign allocator.
 const HOLD: Duration = Duration::from_secs(8);
+/// For how long Cadastre is stopped at a time: less than its lease, so it goes on leading.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Returns the messages of events with this reason about objects of this kind, by the object's name.
 async fn messages(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
@@ -82,7 +84,7 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
         let node = nodes::numbered(created).name_any();
         nodes::create(&lab.cluster, 1, numbered_from(created)).await?;
         created += 1;
-        let written = wait::until("a podCIDR", Duration::from_secs(5), async || {
+        let written = wait::until("a podCIDR", PAUSE, async || {
             let served = pod_cidrs(&lab.client).await;
             Ok((!served[&node].is_empty()).then_some(()))
         });

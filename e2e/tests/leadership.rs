@@ -8,6 +8,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use cadastre_e2e::control_plane::ADMIN;
@@ -18,39 +19,51 @@ use rustix::process::Signal;
 
 /// There are so many nodes that a fault happens while podCIDRs are being allocated.
 const NODES: u32 = 1000;
-const STRIKE_AT: usize = 200;
+/// The fault happens when so many nodes have podCIDRs.
+const STRIKE_AT: u32 = 200;
+/// So many nodes are created after the fault: there is work left for the next leader, however late the fault came.
+const LATE: u32 = 200;
 const LIMIT: Duration = Duration::from_secs(180);
 
 const V4: &str = "10.64.0.0/13";
 const V6: &str = "fd00:64::/48";
 
-/// Starts two controllers, of which `a` leads. Returns while `a` is allocating podCIDRs to many nodes.
-async fn dealing() -> (Lab, Daemon, Daemon) {
+/// Starts two controllers, of which `a` leads. Returns while `a` is allocating podCIDRs to many nodes. The last nodes
+/// do not exist yet.
+async fn allocating() -> (Lab, Daemon, Daemon) {
     let lab = Lab::start().await;
     let (a, b) = lab.pair().await;
-    nodes::create(&lab.cluster, NODES, nodes::numbered)
-        .await
-        .unwrap();
+    create(&lab, LATE..NODES).await;
     lab.pool("default", V4, V6, 60).await;
-    lab.history
-        .wait_until_all_assigned(STRIKE_AT, LIMIT)
-        .await
-        .unwrap();
+    wait_assigned(&lab, STRIKE_AT).await;
     (lab, a, b)
 }
 
-/// Creates a pool, and then nodes with descending numbers. A leader allocates in the order of creation, and the next
-/// leader in another order. Calls `strike` once the first nodes have podCIDRs. Returns when all nodes exist.
-async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) {
+/// Creates a pool and nodes, and calls `strike` once the first nodes have podCIDRs. Then creates the last nodes.
+/// Returns how many nodes had podCIDRs after the strike.
+async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) -> usize {
     lab.pool("default", V4, V6, 60).await;
-    let arrivals = nodes::create(&lab.cluster, NODES, |i| nodes::numbered(NODES - 1 - i));
     let strike = async {
-        let served = lab.history.wait_until_all_assigned(STRIKE_AT, LIMIT).await;
+        wait_assigned(lab, STRIKE_AT).await;
         strike();
-        served.unwrap();
+        lab.history.assigned()
     };
-    let (arrived, ()) = tokio::join!(arrivals, strike);
-    arrived.unwrap();
+    let ((), assigned) = tokio::join!(create(lab, LATE..NODES), strike);
+    create(lab, 0..LATE).await;
+    assigned
+}
+
+/// Creates nodes with descending numbers. A leader allocates in the order of creation, and the next leader in the order
+/// of names.
+async fn create(lab: &Lab, numbers: Range<u32>) {
+    let (last, count) = (numbers.end - 1, numbers.len() as u32);
+    let created = nodes::create(&lab.cluster, count, |i| nodes::numbered(last - i)).await;
+    created.unwrap();
+}
+
+async fn wait_assigned(lab: &Lab, nodes: u32) {
+    let assigned = lab.history.wait_until_all_assigned(nodes as usize, LIMIT);
+    assigned.await.unwrap();
 }
 
 /// Asserts that no leader touched a node. No touch is needed, because the Lease names the writes that an earlier leader
@@ -65,12 +78,8 @@ async fn invariant_1_a_leader_killed_in_mid_assignment_leaves_no_duplicate_and_n
     let _turn = common::turn().await;
     let lab = Lab::start().await;
     let (mut a, b) = lab.pair().await;
-    strike_amid_arrivals(&lab, || {
-        a.process().kill().unwrap();
-    })
-    .await;
-    let (struck, left) = (Instant::now(), lab.history.assigned());
-    assert!(left < NODES as usize, "too late to strike: all are served");
+    let left = strike_amid_arrivals(&lab, || _ = a.process().kill().unwrap()).await;
+    let struck = Instant::now();
     lab.all_served(NODES as usize).await;
     println!(
         "killed with {left} of {NODES} served; all served {:?} later",
@@ -86,10 +95,6 @@ async fn invariant_1_a_leader_paused_longer_than_its_lease_writes_nothing_more()
     let lab = Lab::start().await;
     let (mut a, b) = lab.pair().await;
     strike_amid_arrivals(&lab, || a.process().signal(Signal::STOP).unwrap()).await;
-    assert!(
-        lab.history.assigned() < NODES as usize,
-        "too late to strike"
-    );
     wait::until("b holds the Lease", LIMIT, async || {
         let holder = lease::holder(&lab.client).await?;
         Ok(holder.filter(|it| lease::identity(it) == "b"))
@@ -118,20 +123,22 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     let kubeconfig = wire.kubeconfig(&lab.cluster, ADMIN).unwrap();
     let a = lab.controller_by(&kubeconfig, "a", &[]);
     let (mut a, b) = lab.pair_of(a).await;
-    strike_amid_arrivals(&lab, || wire.hold()).await;
-    wait::until("a has filled the wire", LIMIT, async || {
-        Ok((wire.waiting() > 30).then_some(()))
-    })
-    .await
-    .unwrap();
-    a.process().kill().unwrap();
-    let left = lab.history.assigned();
-    assert!(left + 100 < NODES as usize, "too late to strike");
-    // By now the next leader has allocated some of the ranges that the delayed writes of `a` also allocate.
-    lab.history
-        .wait_until_all_assigned(left + 50, LIMIT)
+    lab.pool("default", V4, V6, 60).await;
+    create(&lab, NODES - STRIKE_AT..NODES).await;
+    wait_assigned(&lab, STRIKE_AT).await;
+    wire.hold();
+    // `a` cannot renew its Lease, either, so it is killed as soon as it has sent enough.
+    let strike = async {
+        wait::until("a has filled the wire", LIMIT, async || {
+            Ok((wire.waiting() > 30).then_some(()))
+        })
         .await
         .unwrap();
+        a.process().kill().unwrap();
+    };
+    tokio::join!(create(&lab, 0..NODES - STRIKE_AT), strike);
+    // By now the next leader has allocated some of the ranges that the delayed writes of `a` also allocate.
+    wait_assigned(&lab, STRIKE_AT + 50).await;
     let refused = async || {
         let counts = lab.cluster.apiserver_metrics().await.unwrap();
         let labels = [("resource", "nodes"), ("verb", "PATCH"), ("code", "422")];
@@ -141,7 +148,9 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     wire.release();
     lab.all_served(NODES as usize).await;
     let refused = refused().await;
-    println!("killed with {left} of {NODES} served; {refused} writes came late and were refused");
+    println!(
+        "killed with {STRIKE_AT} of {NODES} served; {refused} writes came late and were refused"
+    );
     assert!(refused > 0.0, "no write came late: nothing was proven");
     assert_untouched(&lab);
     assert!(leads(&b).await.unwrap());
@@ -150,11 +159,11 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
 #[tokio::test(flavor = "multi_thread")]
 async fn invariant_1_an_api_server_killed_in_mid_assignment_costs_time_and_nothing_else() {
     let _turn = common::turn().await;
-    let (mut lab, mut a, mut b) = dealing().await;
+    let (mut lab, mut a, mut b) = allocating().await;
     lab.cluster.kill_apiserver().unwrap();
     let left = lab.history.assigned();
-    assert!(left < NODES as usize, "too late to strike: all are served");
     lab.cluster.start_apiserver().await.unwrap();
+    create(&lab, 0..LATE).await;
     lab.all_served(NODES as usize).await;
     a.process().check_running().unwrap();
     b.process().check_running().unwrap();
@@ -172,7 +181,7 @@ async fn invariant_1_an_api_server_killed_in_mid_assignment_costs_time_and_nothi
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clean_hand_over_in_mid_assignment_touches_no_node() {
     let _turn = common::turn().await;
-    let (lab, mut a, b) = dealing().await;
+    let (lab, mut a, b) = allocating().await;
     let holders = lease::Holders::watch(lab.client.clone());
     wait::until("the watch shows the holder", LIMIT, async || {
         Ok(holders.seen().pop())
@@ -187,9 +196,9 @@ async fn a_clean_hand_over_in_mid_assignment_touches_no_node() {
         wait_leads(&b).await;
         Instant::now()
     };
-    let ((status, exit, left), leading) = tokio::join!(stop, lead);
+    let late = create(&lab, 0..LATE);
+    let ((status, exit, left), leading, ()) = tokio::join!(stop, lead, late);
     assert_eq!(status.code(), Some(0), "{}", a.process().log_tail(20));
-    assert!(left < NODES as usize, "too late to strike: all are served");
     lab.all_served(NODES as usize).await;
 
     let seen = wait::until("the Lease was free, then b's", LIMIT, async || {

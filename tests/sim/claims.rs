@@ -337,6 +337,29 @@ impl Sim {
         pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
+    /// Checks at the end that the claim of a pod that waits on a node is not left without a node: either the addresses
+    /// are at a node, or the claim's condition says why they are not.
+    pub fn check_claim_comes(&self, pod: &ObjectUid, node: &str) -> Verdict {
+        let mut pods = self.api.pods.live.values();
+        let pod = pods.find(|it| it.uid == *pod && !it.finished);
+        let named = pod.and_then(|it| it.claim.as_deref());
+        let here = named.filter(|it| it.node.as_deref() == Some(node));
+        let claim = here.and_then(|it| self.api.claims.get(&it.claim));
+        let (Some(pod), Some(claim)) = (pod, claim) else {
+            return Ok(());
+        };
+        let says = claim.status.conditions.first();
+        if says.is_some_and(|it| it.reason == "Available") {
+            let text = format!(
+                "pod {} waits on {node}, and {} is available",
+                pod.name,
+                text(claim)
+            );
+            return wrong("claim", text, [&*claim.name]);
+        }
+        Ok(())
+    }
+
     /// Checks at the end that every claim has conditions, and that a deleted claim is left only if a node has its
     /// addresses.
     pub fn check_claims_end(&self) -> Verdict {

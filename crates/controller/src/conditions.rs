@@ -239,7 +239,7 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> Conditi
 
 fn ready(facts: &PoolFacts) -> Condition {
     let phase = &facts.state.phase;
-    let carves_nothing = || format!("carves nothing: {phase}");
+    let allocates_nothing = || format!("allocates nothing: {phase}");
     let (is_ready, reason, message) = match (phase, &facts.rejected) {
         (PoolPhase::Serving | PoolPhase::Starting, Some((reason, why))) => {
             (false, *reason, why.clone())
@@ -250,12 +250,12 @@ fn ready(facts: &PoolFacts) -> Condition {
             (true, "SelectsNoNode", message.to_owned())
         }
         (PoolPhase::Serving, None) => (true, "Serving", "serves the nodes it selects".to_owned()),
-        (PoolPhase::Invalid(_), _) => (false, "InvalidSpec", carves_nothing()),
-        (PoolPhase::Terminating, _) => (false, TERMINATING, carves_nothing()),
-        (PoolPhase::Disabled, _) => (false, "Disabled", carves_nothing()),
-        (PoolPhase::Starting, None) => (false, "Starting", carves_nothing()),
-        (PoolPhase::Overlaps { .. }, _) => (false, "OverlapsOlderPool", carves_nothing()),
-        (PoolPhase::ForeignAllocator, _) => (false, "ForeignAllocator", carves_nothing()),
+        (PoolPhase::Invalid(_), _) => (false, "InvalidSpec", allocates_nothing()),
+        (PoolPhase::Terminating, _) => (false, TERMINATING, allocates_nothing()),
+        (PoolPhase::Disabled, _) => (false, "Disabled", allocates_nothing()),
+        (PoolPhase::Starting, None) => (false, "Starting", allocates_nothing()),
+        (PoolPhase::Overlaps { .. }, _) => (false, "OverlapsOlderPool", allocates_nothing()),
+        (PoolPhase::ForeignAllocator, _) => (false, "ForeignAllocator", allocates_nothing()),
     };
     condition("Ready", is_ready, reason, message)
 }
@@ -299,7 +299,7 @@ fn overlapping(facts: &PoolFacts) -> Problem {
     const NAMED: usize = 5;
     let state = facts.state;
     if let PoolPhase::Overlaps { .. } = state.phase {
-        let text = format!("carves nothing: {}", state.phase);
+        let text = format!("allocates nothing: {}", state.phase);
         return Some(("OverlapsOlderPool", text));
     }
     if state.left_out.is_empty() {

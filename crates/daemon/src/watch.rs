@@ -304,7 +304,7 @@ where
             };
             let Some(now) = object.meta().resource_version.clone() else {
                 let failure = format!(
-                    "watch of {kind} brought an object without a resourceVersion; listing anew"
+                    "watch of {kind} brought an object without a resourceVersion; listing again"
                 );
                 return Ok(Ended::failed(Next::List, failure));
             };

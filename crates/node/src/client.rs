@@ -62,7 +62,7 @@ pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<Op
                 return Err(OpError {
                     why: OpErrorKind::NoBlock,
                     text: format!(
-                        "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
+                        "no agent answers on {}, and {} is missing: no agent has run on this node yet, or it is rebuilding the file. See that `cadastre agent` runs on this node, with these paths (`socket` and `store` of the config's ipam).",
                         socket.display(),
                         store.display()
                     ),

@@ -265,6 +265,6 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
     machine.del("c1").await;
     api.delete_pod("db-0").await.unwrap();
     let stranger = fixed("db-1", "c2").await;
-    assert!(stranger.contains("rests for another"), "{stranger}");
+    assert!(stranger.contains("cools for another"), "{stranger}");
     assert_eq!(fixed("db-0", "c3").await, "10.17.0.9");
 }

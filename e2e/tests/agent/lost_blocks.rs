@@ -118,7 +118,7 @@ async fn a_node_that_no_pool_selects_gives_nothing_new_and_keeps_its_pods() {
     group("nobody").await;
     eventually("it says that it gives nothing new", async || {
         let word = machine.agent().ready().await.err().map(|it| it.to_string());
-        Ok(word.filter(|it| it.contains("nothing that this node holds gives new addresses")))
+        Ok(word.filter(|it| it.contains("no address can be assigned from this node's blocks")))
     })
     .await;
     let refusal = machine.add("c2").await.unwrap_err();

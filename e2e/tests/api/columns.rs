@@ -16,7 +16,7 @@ const POOLS_WIDE: &str = r#"
 BLOCK4   FREE4   ALLOCATED4   QUARANTINED4   EXHAUSTSAT4   BLOCK6   ALLOCATED6   QUARANTINED6   DISABLED   SELECTOR                       MESSAGE
 24       323     187          2                            64       187          2              false                                     serves the nodes it selects
                                                                                                 false
-26       0       4            0                                                                 true       {"matchLabels":{"zone":"a"}}   carves nothing: overlaps dual
+26       0       4            0                                                                 true       {"matchLabels":{"zone":"a"}}   allocates nothing: overlaps dual
 "#;
 
 const SUBNETS: &str = "
@@ -108,7 +108,7 @@ impl Lab {
         let mut spent = ready(
             "False",
             "OverlapsOlderPool",
-            "carves nothing: overlaps dual",
+            "allocates nothing: overlaps dual",
         );
         let mut exhausted = spent[0].clone();
         exhausted["type"] = json!("Exhausted");

@@ -483,6 +483,7 @@ impl Sim {
         for uid in waiting {
             // A pod that names a claim gets the claim's addresses only, and no other pod gets them.
             let claim = self.claims.claim_of(&uid.as_str().into());
+            self.check_claim_comes(&uid.as_str().into(), &name)?;
             let serves = |pool: &&PoolCount| match claim {
                 Some(claim) => pool.terms.name == **claim,
                 None => !is_claim(&pool.terms.name),

@@ -18,7 +18,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
 
-const REBUILDING: &str = "this node's store of addresses was lost, and the agent makes it anew from what the API server and the runtime know: nothing can be given before; see the agent's log if this lasts";
+const REBUILDING: &str = "this node's store of addresses was lost, and the agent rebuilds it from what the API server and the runtime know: no address is assigned before that is done; see the agent's log if this lasts";
 
 /// The maximum time that the setup of a sandbox can take. The kubelet and the runtimes give up earlier.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
@@ -81,7 +81,7 @@ impl AgentMachine {
                 effects.push(AgentEffect::Count(CountedEvent::Damaged));
                 error!("{what}");
                 let text = format!(
-                    "the store of this node's addresses was damaged ({what}) and lies in {} now; it is made anew from what the API server and the runtime know. Check the disk",
+                    "the store of this node's addresses was damaged ({what}) and was moved to {}; it is rebuilt from what the API server and the runtime know. Check the disk",
                     aside.display()
                 );
                 // The event names the Node by its UID. So it is emitted only once the UID is known.
@@ -162,7 +162,7 @@ impl AgentMachine {
         let sandboxes = match sandboxes {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
-                self.log_store_problem(format!("the store cannot be made anew: {error}"));
+                self.log_store_problem(format!("the store cannot be rebuilt: {error}"));
                 return Next::Idle;
             }
         };
@@ -236,7 +236,7 @@ impl AgentMachine {
             ));
         } else {
             let text = format!(
-                "the store of this node's addresses is made anew, and nothing says which addresses these pods have on second networks: {pods}. What was given to them in the last moments before may be given again: if in doubt, delete them"
+                "the store of this node's addresses is being rebuilt, and nothing says which addresses these pods have on second networks: {pods}. What was given to them in the last moments before may be given again: if in doubt, delete them"
             );
             warn!("{text}");
             self.emit_node_event("SecondNetworksUnknown", text, effects);

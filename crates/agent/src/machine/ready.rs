@@ -55,9 +55,9 @@ impl AgentMachine {
                 }
                 _ if !self.store_problem.is_empty() => &self.store_problem,
                 _ if !snapshot.blocks.is_empty() => {
-                    "nothing that this node holds gives new addresses: its blocks are asked back, withdrawn or let go; see that a pool serves the node"
+                    "no address can be assigned from this node's blocks: they are recalled, withdrawn or released; see that a pool serves the node"
                 }
-                _ => "the node holds nothing to give addresses from yet",
+                _ => "the node has no range to assign addresses from yet",
             });
         }
         // The runtime waits for the CNI configuration, and flannel's CNI plugin needs `subnet.env`. So pods cannot

@@ -6,7 +6,7 @@ use crate::claims::ClaimFact;
 use crate::inventory::{Inventory, PodFact};
 use crate::render::{age, joined, over, some};
 use cadastre_controller::allocations::blocks::BlockEntry;
-use cadastre_controller::cluster::objects::PodClaim;
+use cadastre_controller::cluster::objects::{PodClaim, PodUid};
 use cadastre_core::{Addr, Cidr};
 
 /// What a pod waits for.
@@ -211,7 +211,8 @@ fn here(blocks: &[&BlockEntry], pod: &PodFact, claim: &ClaimFact, inventory: &In
     let used = blocks
         .iter()
         .flat_map(|it| inventory.in_use_within(&it.cidr));
-    let mut other = used.filter(|(_, it)| it.allocation.pod_uid != pod.uid);
+    let mut other =
+        used.filter(|(_, it)| PodUid::read(&it.allocation.pod_uid) != PodUid::read(&pod.uid));
     if let Some((addr, entry)) = other.next() {
         let user = &entry.allocation.pod;
         let lives = inventory.pod_by_uid(&entry.allocation.pod_uid);

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::address::{AddressState, describe};
 use crate::inventory::{AddressInUse, Inventory};
 use crate::render::{Columns, FactLines, Style, VerbReport, age, joined};
+use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::Addr;
 
 /// An address in use, as an agent reports it.
@@ -135,7 +136,8 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport
     let uid = found.map_or("", |pod| pod.uid.as_str());
     let is_of_pod = |entry: &AddressInUse| {
         let allocation = &entry.allocation;
-        allocation.pod == name || (!uid.is_empty() && allocation.pod_uid == uid)
+        allocation.pod == name
+            || (!uid.is_empty() && PodUid::read(&allocation.pod_uid) == PodUid::read(uid))
     };
     let allocations = allocations(is_of_pod, inventory);
     if found.is_none() && allocations.is_empty() {

@@ -110,7 +110,7 @@ impl ControllerMetrics {
             )?,
             overlapping: gauge(
                 "cadastre_overlapping_ranges",
-                "Pairs of nodes whose podCIDRs have addresses in common",
+                "Pairs of ranges of different nodes that overlap",
             )?,
             too_wide: gauge(
                 "cadastre_podcidrs_too_wide",
@@ -126,7 +126,7 @@ impl ControllerMetrics {
             )?,
             blocks: gauges(
                 "cadastre_blocks",
-                "Affinity blocks by state: allocated to a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
+                "Blocks by state: allocated to a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
                 &["state"],
             )?,
             leaks: gauges(
@@ -193,7 +193,14 @@ impl ControllerMetrics {
     /// Updates all metrics from a snapshot of the controller's state.
     pub fn set(&self, view: &ControllerView) {
         self.set_loops(&view.loops);
-        for reason in ["no_pool", "pool_not_ready", "pool_full", "write_rejected"] {
+        let known = [
+            "fence",
+            "no_pool",
+            "pool_not_ready",
+            "pool_full",
+            "write_rejected",
+        ];
+        for reason in known {
             let waiting = view.waiting.get(reason).copied().unwrap_or(0);
             count(&self.waiting, reason, waiting);
         }
@@ -317,6 +324,20 @@ mod tests {
             }
             let own = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
             assert!(own && !family.help().is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn nodes_that_wait_for_the_fence_are_counted() {
+        let registry = Registry::new();
+        let metrics = ControllerMetrics::register(&registry).unwrap();
+        for (count, expected) in [(2, 2), (0, 0)] {
+            metrics.set(&ControllerView {
+                waiting: [("fence", count)].into(),
+                ..ControllerView::default()
+            });
+            let line = format!("cadastre_nodes_waiting{{reason=\"fence\"}} {expected}");
+            assert!(text(&registry).contains(&line));
         }
     }
 

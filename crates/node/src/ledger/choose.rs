@@ -281,7 +281,7 @@ fn exactly(
                 return Err(refuse(
                     OpErrorKind::NotFree,
                     format!(
-                        "{addr} was released lately and rests for another {}: try again then, or ask for another address.",
+                        "{addr} was released lately and cools for another {}: try again then, or ask for another address.",
                         seconds(left)
                     ),
                 ));
@@ -302,14 +302,14 @@ fn active_block(kv: &dyn Kv, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
                 BlockState::Active => return Ok((cidr, block)),
                 BlockState::Draining => "is being emptied",
                 BlockState::Unlisted => "is not this node's any more",
-                BlockState::Released => "was given back",
+                BlockState::Released => "was released",
             };
             format!(
                 "{addr} was asked for, and its block {cidr} {why}: ask for an address of another block, or for none."
             )
         }
         None => format!(
-            "{addr} was asked for, and this node holds no block that has it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
+            "{addr} was asked for, and no block of this node contains it: ask for an address of the node's blocks (kubectl get nodesubnets.cadastre.dev), or for none."
         ),
     };
     Err(refuse(OpErrorKind::NotInBlocks, text))

@@ -316,7 +316,7 @@ pub(crate) fn check(kv: &dyn Kv, check: &Check) -> Result<(), Stop> {
     } = &check.attachment;
     let whose = format!("interface {ifname} of container {container_id} on network {network}");
     let mismatch = |has: String| {
-        let text = format!("{whose} has {has}. Delete the pod, so that it is set up anew.");
+        let text = format!("{whose} has {has}. Delete the pod, so that it is set up again.");
         Err(refuse(OpErrorKind::Mismatch, text))
     };
     let Some(record) = kv.record(&check.attachment)? else {

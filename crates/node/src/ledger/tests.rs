@@ -374,7 +374,7 @@ fn addresses_on_request_are_assigned_to_pods_that_ask_for_them() {
     // A new sandbox of the same pod gets the address at once, another pod only after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
-    node.assert_refused(&other, OpErrorKind::NotFree, "rests for another 30 s");
+    node.assert_refused(&other, OpErrorKind::NotFree, "cools for another 30 s");
     other.pod = ask(3).pod;
     assert_eq!(node.add(&other), "10.0.0.5");
 }

@@ -13,7 +13,7 @@ use super::super::storage_fault::{StorageFault, advice};
 pub enum StoreError {
     /// The file does not exist.
     #[error(
-        "{path} is missing: no agent has run on this node yet, or it makes the file anew. See that `cadastre agent` runs on it."
+        "{path} is missing: no agent has run on this node yet, or it is rebuilding the file. See that `cadastre agent` runs on it."
     )]
     Missing {
         /// Path of the missing file

@@ -2,7 +2,8 @@
 //! measures the raw requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|claims|pods|takeover|status|all] [NODES]`; `cadastre-bench node` is `make bench-node`.
+//! `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|takeover|status|all] [NODES]`;
+//! `cadastre-bench node` is `make bench-node`.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use kube::Api;
 use kube::api::ListParams;
 
 mod blocks;
+mod claim_adds;
 mod claims;
 mod node;
 mod podcidrs;
@@ -43,7 +45,12 @@ async fn main() -> Result<()> {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
         // Two claims per node.
-        "claims" => claims::run(2 * count).await,
+        "claims" => {
+            claims::run(2 * count).await?;
+            say("")?;
+            claim_adds::run().await
+        }
+        "claim-adds" => claim_adds::run().await,
         "pods" => pods::run(count).await,
         "takeover" => takeover::run(count).await,
         "status" => status::run(count).await,
@@ -55,6 +62,8 @@ async fn main() -> Result<()> {
             say("")?;
             claims::run(2 * count).await?;
             say("")?;
+            claim_adds::run().await?;
+            say("")?;
             pods::run(count).await?;
             say("")?;
             takeover::run(count).await?;
@@ -63,7 +72,7 @@ async fn main() -> Result<()> {
         }
         other => {
             bail!(
-                "{other}: what to measure is one of podcidrs, blocks, claims, pods, takeover, status, all, node"
+                "{other}: what to measure is one of podcidrs, blocks, claims, claim-adds, pods, takeover, status, all, node"
             )
         }
     }

@@ -150,7 +150,8 @@ fn table(head: &[&str]) -> Table {
     table
 }
 
-fn percentile(times: &mut [Duration], percent: usize) -> Duration {
+/// Sorts the times, and returns one of them: for example the median for 50.
+pub(super) fn percentile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
     let last = times.len().saturating_sub(1);
     times.get(last * percent / 100).copied().unwrap_or_default()
