@@ -402,7 +402,12 @@ impl Checks {
             let now = api.subnets.get(&it.name).map(AsRef::as_ref);
             let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
-            let is_nested = |wide: &Cidr| is_claim && is_withdrawn_from(Some(it), wide, &spec.cidr);
+            // An answer can show the withdrawal before the watch does.
+            let is_withdrawn = |wide: &Cidr| {
+                let mut versions = [Some(&**it), now].into_iter();
+                versions.any(|version| is_withdrawn_from(version, wide, &spec.cidr))
+            };
+            let is_nested = |wide: &Cidr| is_claim && is_withdrawn(wide);
             let mut seen = listed(Some(it)).into_iter();
             seen.any(|block| hits(&block.0) && still.contains(&block) && !is_nested(&block.0))
         });
