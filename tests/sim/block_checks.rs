@@ -2,9 +2,9 @@
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
-//! existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that a
-//! controller has allocated. There is one exception: an address that a NodeSubnet withdraws from a block may be a block
-//! of its own, for a claim.
+//!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that a
+//!    controller has allocated. There is one exception: an address that a NodeSubnet withdraws from a block may be a block
+//!    of its own, for a claim.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
 //!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its

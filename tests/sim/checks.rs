@@ -14,8 +14,8 @@
 //!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
 //!    another size and contain addresses of its own pods.
 //! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it among the
-//! intents. The Lease names it until it can no longer take effect. Any other write that could do harm when it arrives
-//! late is sent only if the Lease was written after the decision.
+//!    intents. The Lease names it until it can no longer take effect. Any other write that could do harm when it arrives
+//!    late is sent only if the Lease was written after the decision.
 //! 5. *Fence.* After an unclean takeover of a Lease without intents, no podCIDRs are allocated before every existing
 //!    node without podCIDRs has the new term.
 //! 6. *Records.* A NodeSubnet does not lose its record of a node's ranges while the node exists and has them, or while
