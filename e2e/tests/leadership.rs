@@ -56,7 +56,7 @@ async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) -> usize {
 /// Creates nodes with descending numbers. A leader allocates in the order of creation, and the next leader in the order
 /// of names.
 async fn create(lab: &Lab, numbers: Range<u32>) {
-    let (last, count) = (numbers.end - 1, numbers.len() as u32);
+    let (last, count) = (numbers.end - 1, numbers.end - numbers.start);
     let created = nodes::create(&lab.cluster, count, |i| nodes::numbered(last - i)).await;
     created.unwrap();
 }
