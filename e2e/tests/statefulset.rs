@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use cadastre_api::IPClaim;
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Agents, Fixtures, KcmOptions, Kubelets, Options, TestCluster, scheduler};
+use cadastre_e2e::{
+    Agents, Fixtures, KcmOptions, Kubelets, Options, TestCluster, metrics, scheduler,
+};
 use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -277,6 +279,14 @@ async fn ordinals_keep_their_addresses_in_restarts_drains_and_deaths() -> Result
 
     lab.change(json!({"replicas": 0})).await?;
     lab.complete(0, "scaled to 0").await?;
+    until("no node has the claims' addresses", LIMIT, async || {
+        let metrics = cluster.controller.metrics().await?;
+        let claims = |state| metrics::sum(&metrics, "cadastre_claims", &[("state", state)]);
+        let [available, others] = [claims("available"), claims("in_use") + claims("waiting")];
+        let all = u32::try_from(replicas)?.into();
+        Ok(((available, others) == (all, 0.0)).then_some(()))
+    })
+    .await?;
     lab.change(json!({"replicas": replicas})).await?;
     lab.complete(replicas, "scaled back").await?;
 

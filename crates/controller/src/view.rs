@@ -40,6 +40,8 @@ pub struct ControllerView {
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
+    /// Number of claims by state, as in the label `state`
+    pub claims: BTreeMap<&'static str, usize>,
     /// Number of nodes that wait for each pool; pools without waiting nodes are missing
     pub pool_waiting: BTreeMap<PoolName, i64>,
     /// The longest time that a node has been waiting for a podCIDR or a block

@@ -17,9 +17,9 @@ use super::request::NewClaim;
 use cadastre_api::pod_claim::{self, ClaimOfPod};
 use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
-    IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPPoolLite, LeakCandidate, MIRROR_ANNOTATION,
-    NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode,
-    Requests, TERM_ANNOTATION, sticky,
+    IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate,
+    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite,
+    QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -315,7 +315,13 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
 
 /// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
 pub fn claim(claim: IPClaimLite) -> Claim {
-    let meta = claim.metadata;
+    let mut meta = claim.metadata;
+    let mut status: IPClaimStatus = read(claim.status).unwrap_or_default();
+    // Lists are decoded with room for four elements. For a condition, that is half a KiB a claim.
+    status.conditions.shrink_to_fit();
+    status.addresses.shrink_to_fit();
+    let mut finalizers = meta.finalizers.take().unwrap_or_default();
+    finalizers.shrink_to_fit();
     let is_of_one_pod = is_of_one_pod(&meta);
     Claim {
         name: full_name(&meta).into(),
@@ -324,9 +330,9 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         generation: meta.generation.unwrap_or_default(),
         created: seconds(meta.creation_timestamp.as_ref()),
         deleting: meta.deletion_timestamp.is_some(),
-        finalizers: meta.finalizers.unwrap_or_default(),
+        finalizers,
         spec: read(claim.spec).and_then(claim_spec),
-        status: read(claim.status).unwrap_or_default(),
+        status,
         is_of_one_pod,
     }
 }

@@ -359,6 +359,16 @@ impl Claim {
         self.finalizers.iter().any(|it| it == CLAIM_FINALIZER)
     }
 
+    /// Returns the state that the status shows, as in the label `state` of the metric: `in_use` if a node has the
+    /// addresses, `available` if no node has them, or `waiting` if the claim has no addresses.
+    pub fn state(&self) -> &'static str {
+        match (&self.status.node, &*self.status.addresses) {
+            (Some(_), _) => "in_use",
+            (None, [_, ..]) => "available",
+            (None, []) => "waiting",
+        }
+    }
+
     /// Returns the addresses that the status records. Texts that are no addresses are left out.
     pub fn addresses(&self) -> impl Iterator<Item = Addr> + '_ {
         let texts = self.status.addresses.iter();

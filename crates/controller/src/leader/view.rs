@@ -56,6 +56,9 @@ impl Leader {
         let wait = since.map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
         view.oldest_wait = view.oldest_wait.max(wait);
         view.exhausts = exhausts(cache);
+        for claim in cache.claims.iter() {
+            *view.claims.entry(claim.state()).or_default() += 1;
+        }
         self.describe_blocks(view, cache, now);
         view.trouble = self.loops.default_pool.trouble().cloned();
         let loops = self.loops.all();

@@ -36,6 +36,7 @@ pub struct ControllerMetrics {
     indeterminate: IntGauge,
     dropped: IntCounter,
     blocks: IntGaugeVec,
+    claims: IntGaugeVec,
     leaks: IntGaugeVec,
     oldest: GaugeVec,
     doubled: IntGauge,
@@ -129,6 +130,11 @@ impl ControllerMetrics {
                 "Blocks by state: allocated to a node, recalled, provisional (not confirmed yet), quarantined, or overdue because a pod still has an address in it",
                 &["state"],
             )?,
+            claims: gauges(
+                "cadastre_claims",
+                "IPClaims by state: in_use if a node has the addresses, available if no node has them, waiting if the claim has no addresses yet",
+                &["state"],
+            )?,
             leaks: gauges(
                 "cadastre_leaked_addresses",
                 "Addresses whose pods are gone: candidate until the grace period is over, asked once the node was asked to free them",
@@ -217,6 +223,10 @@ impl ControllerMetrics {
         ] {
             let blocks = view.blocks.get(state).copied().unwrap_or(0);
             count(&self.blocks, state, blocks);
+        }
+        for state in ["available", "in_use", "waiting"] {
+            let claims = view.claims.get(state).copied().unwrap_or(0);
+            count(&self.claims, state, claims);
         }
         let (candidates, age, asked) = view.leaks;
         count(&self.leaks, "candidate", candidates);
