@@ -5,7 +5,7 @@
 //! cache has a sub-folder for each Go module and release, for example `control-plane/v1.36.3`. A missing program is
 //! built once into the cache by `go build`, as a static binary. The Go modules are in `e2e/control-plane`,
 //! `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum`
-//! files pin every source. On two cores the build takes about six minutes for the five programs of [`CONTROL_PLANE`],
+//! files pin every source. On two cores the build takes about eight minutes for the five programs of [`CONTROL_PLANE`],
 //! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at once. An incomplete program has another name than a complete one.
@@ -468,7 +468,7 @@ mod tests {
     fn a_build_says_how_long_it_takes() {
         let said = announcement(&CONTROL_PLANE);
         assert!(
-            said.contains("5 programs") && said.ends_with("about 6 min on two cores"),
+            said.contains("5 programs") && said.ends_with("about 8 min on two cores"),
             "{said}"
         );
     }

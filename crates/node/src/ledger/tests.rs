@@ -1017,7 +1017,11 @@ fn an_address_that_a_pod_asks_for_comes_from_the_node_s_own_block_or_from_its_cl
     let absent = asking(3, &["10.0.0.9"]);
     node.assert_refused(&absent, OpErrorKind::NotInBlocks, says);
     let alone = ask_for(3, &["10.0.0.9"]);
-    node.assert_refused(&alone, OpErrorKind::NotInBlocks, "holds no block");
+    node.assert_refused(
+        &alone,
+        OpErrorKind::NotInBlocks,
+        "no block of this node contains it",
+    );
 }
 
 #[test]
