@@ -53,6 +53,7 @@ impl Wire {
             while let Ok((client, _)) = listener.accept().await {
                 let gate = Gate {
                     held: watched.clone(),
+                    passed: 0,
                     waiting: Arc::clone(&counter),
                 };
                 let mut silenced = silenced.clone();
@@ -87,7 +88,8 @@ impl Wire {
         self.held.send_replace(true);
     }
 
-    /// Returns the number of connections on which bytes from clients are waiting.
+    /// Returns the number of connections on which requests of clients are waiting. Connections that are still being
+    /// encrypted do not count: their requests are not sent yet.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -111,14 +113,19 @@ impl Drop for Wire {
 
 struct Gate {
     held: watch::Receiver<bool>,
+    /// How often bytes from the client have passed
+    passed: u32,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Gate {
     async fn pass(&mut self) -> Result<()> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // Two messages of the client belong to the handshake of TLS.
+        let is_request = usize::from(self.passed >= 2);
+        self.waiting.fetch_add(is_request, Ordering::Relaxed);
         let open = self.held.wait_for(|held| !held).await.map(drop);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(is_request, Ordering::Relaxed);
+        self.passed = self.passed.saturating_add(1);
         open.context("the wire is cut")
     }
 }

@@ -127,10 +127,11 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     create(&lab, NODES - STRIKE_AT..NODES).await;
     wait_assigned(&lab, STRIKE_AT).await;
     wire.hold();
-    // `a` cannot renew its Lease, either, so it is killed as soon as it has sent enough.
+    // `a` cannot renew its Lease, either, so it is killed as soon as it has sent enough. It sends over the connections
+    // that are left of the first assignments.
     let strike = async {
         wait::until("a has filled the wire", LIMIT, async || {
-            Ok((wire.waiting() > 30).then_some(()))
+            Ok((wire.waiting() > 10).then_some(()))
         })
         .await
         .unwrap();

@@ -225,6 +225,46 @@ fn every_loop_is_measured_and_gets_its_answers() {
     }
 }
 
+#[test]
+fn a_leader_that_stops_repeats_an_indeterminate_assignment_and_starts_none() {
+    let mut script = Script::new(LeadershipTerm::of("1-a", Takeover::First));
+    script.list_all(Cluster {
+        nodes: vec![node("n1"), node("n2")],
+        pools: vec![pod_cidr_pool("10.0.0.0/24")],
+        ..Cluster::new("10.0.0.0/24", Vec::new())
+    });
+    script.leads();
+    let (others, after) = script.poll_around_lease_write();
+    for one in others {
+        script.reject(one.id);
+    }
+    let [first, second] = &after[..] else {
+        panic!("{after:?}")
+    };
+    let lost = || RequestOutcome::Indeterminate("no answer".to_owned());
+    script.answer(first.id, lost());
+    script.controller.stop();
+    script.reject(second.id);
+    // The API server has not executed the lost write so far, and may still do so.
+    let read = script.poll_for(|it| matches!(it, ApiRequest::Read(ObjectKind::Node, _)));
+    let name = assigned(std::slice::from_ref(first))[0].name.clone();
+    script.answer(read.id, RequestOutcome::Node(node(&name)));
+    script.pass(Duration::from_secs(60));
+    script.leads();
+    let again = script.poll();
+    assert_eq!(assigned(&again), assigned(std::slice::from_ref(first)));
+    assert!(!script.controller.is_quiet());
+    let cidrs = assigned(&again)[0].cidrs.clone();
+    let served = Node {
+        pod_cidrs: cidrs.into(),
+        version: 9,
+        ..node(&name)
+    };
+    script.answer(again[0].id, RequestOutcome::Node(served));
+    assert!(script.poll().is_empty());
+    assert!(script.controller.is_quiet() && script.controller.is_settled());
+}
+
 /// Returns whether any of the requests lists a block in a NodeSubnet.
 fn lists(requests: &[OutgoingRequest]) -> bool {
     requests.iter().any(|it| match &it.request {
