@@ -399,7 +399,9 @@ impl Sim {
         // Addresses of a dead node are quarantined instead of cooling. The quarantine may be shorter than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
-        if self.now >= until || !lives || !is_sure {
+        // The agent's clock counts whole milliseconds.
+        let has_cooled = self.now.as_millis() >= until.as_millis();
+        if has_cooled || !lives || !is_sure {
             return Ok(());
         }
         let (name, before) = (&self.machines.hosts[id].name, &self.machines.hosts[of].name);
