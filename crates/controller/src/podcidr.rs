@@ -72,7 +72,7 @@ pub enum WaitReason {
     /// These pools select the node but do not allocate now, so the node gets nothing. Either no other pool selects the
     /// node, or these pools are about to allocate and have precedence over the others.
     Barred { pools: Vec<PoolName> },
-    /// These pools select the node and allocate, but all of them are exhausted.
+    /// All pools that select the node and may allocate are exhausted. These are the pools.
     Full { pools: Vec<PoolName> },
 }
 

@@ -110,8 +110,8 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // Only the inherited write is rejected. Its node still waits, and its range stays reserved, because the earlier
-    // leader's write may yet take effect.
+    // Only the repetition of the inherited write is rejected. Its node still waits, and its range stays reserved: the
+    // earlier leader's own request may be on its way, and take effect later.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()
