@@ -3,8 +3,8 @@
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
 //!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that a
-//!    controller has allocated. There is one exception: an address that a NodeSubnet withdraws from a block may be a block
-//!    of its own, for a claim.
+//!    controller has allocated. There are two exceptions: an address that a NodeSubnet withdraws from a block may be a
+//!    block of its own, for a claim; and so may a range that it withdraws and lists as lent.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
 //!    block, by CIDR and UID.
 //! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
@@ -63,12 +63,21 @@ fn is_claimed(range: &Cidr, api: &Api) -> bool {
     claims.any(|claim| claim.addresses().any(|addr| range.contains_addr(addr)))
 }
 
-/// Whether the range is a single address of the block `wide`, and the NodeSubnet withdraws this address.
+/// Whether the NodeSubnet withdraws the range from its block `wide`.
 fn is_withdrawn_from(subnet: Option<&Subnet>, wide: &Cidr, range: &Cidr) -> bool {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
-    let is_host = *range == Cidr::host(range.first()) && range != wide;
     let text = range.to_string();
-    is_host && wide.contains(range) && spec.is_some_and(|spec| spec.withdraw.contains(&text))
+    range != wide && wide.contains(range) && spec.is_some_and(|spec| spec.withdraw.contains(&text))
+}
+
+/// Whether the NodeSubnet withdraws the range from its block `wide` for another holder. If the range is not a single
+/// address, the NodeSubnet must list it as lent.
+fn is_handed_over(subnet: Option<&Subnet>, wide: &Cidr, range: &Cidr) -> bool {
+    let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
+    let is_host = *range == Cidr::host(range.first());
+    let text = range.to_string();
+    let is_lent = spec.is_some_and(|spec| spec.lent.iter().any(|it| it.cidr == text));
+    (is_host || is_lent) && is_withdrawn_from(subnet, wide, range)
 }
 
 fn owner(subnet: Option<&Subnet>) -> Option<ObjectUid> {
@@ -81,6 +90,12 @@ fn is_live(api: &Api, uid: &ObjectUid) -> bool {
 }
 
 impl BlockChecks {
+    /// Whether the block was ever listed for the node.
+    pub fn was_listed(&self, block: &Key, uid: &ObjectUid) -> bool {
+        let history = self.histories.get(block);
+        history.is_some_and(|history| history.listed.contains(uid))
+    }
+
     /// Records that a host uses a range that the restored server does not know. Blocks that overlap the range count as
     /// contested.
     pub fn used(&mut self, range: &Cidr) {
@@ -154,7 +169,7 @@ impl Checks {
                 *self.allocated.entry(uid.clone()).or_default() += 1;
             }
             let is_nested = |b: &Key| {
-                let of = |wide, range| is_withdrawn_from(Some(subnet), wide, range);
+                let of = |wide, range| is_handed_over(Some(subnet), wide, range);
                 of(&b.0, &block.0) || of(&block.0, &b.0)
             };
             let clashes = |b: &&Key| *b != block && b.0.overlaps(&block.0) && !is_nested(b);
@@ -175,8 +190,8 @@ impl Checks {
                     let history = self.blocks.histories.get(theirs);
                     let is_over =
                         |uid| history.is_some_and(|history| history.released.contains(uid));
-                    let is_nested = is_withdrawn_from(Some(other), &theirs.0, &block.0)
-                        || is_withdrawn_from(Some(subnet), &block.0, &theirs.0);
+                    let is_nested = is_handed_over(Some(other), &theirs.0, &block.0)
+                        || is_handed_over(Some(subnet), &block.0, &theirs.0);
                     theirs.0.overlaps(&block.0)
                         && !is_nested
                         && live.as_ref().is_some_and(|uid| !is_over(uid))
@@ -323,20 +338,16 @@ impl Checks {
         let held = |uid: &ObjectUid| {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
-            // The address of a claim inside of the block is in a block of its own, which stays.
-            let blocks = || {
-                api.blocks
-                    .live
-                    .values()
-                    .filter_map(|it| it.spec.as_ref().ok())
+            let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
+            // An address may belong to a block inside of this one, which a claim has or another node has borrowed.
+            let blocks = api.blocks.live.values();
+            let nested = blocks.filter_map(|it| Some(it.spec.as_ref().ok()?.cidr));
+            let nested = nested.filter(|it| spec.cidr.contains(it) && *it != spec.cidr);
+            let nested: Vec<Cidr> = nested.collect();
+            let is_own = |addr: Addr| {
+                spec.cidr.contains_addr(addr) && !nested.iter().any(|it| it.contains_addr(addr))
             };
-            let is_apart = |addr: &&Addr| {
-                let host = Cidr::host(**addr);
-                host != spec.cidr && blocks().any(|it| it.cidr == host)
-            };
-            let addresses = pods.flat_map(|pod| pod.addresses.iter());
-            let mut addresses = addresses.filter(|addr| !is_apart(addr));
-            history.listed.contains(uid) && addresses.any(|addr| spec.cidr.contains_addr(*addr))
+            history.listed.contains(uid) && addresses.any(|addr| is_own(*addr))
         };
         if held(&owner.uid) {
             let (cidr, uid) = (spec.cidr, &owner.uid);
@@ -394,6 +405,7 @@ impl Checks {
         let is_claim = claims.any(|it| it.addresses().any(|it| Cidr::host(it) == spec.cidr));
         let could = |model: &PoolModel| {
             model.name == spec.pool
+                && (model.borrows || spec.parent.is_none())
                 && model.allocation_mode == AllocationMode::Blocks
                 && (!model.disabled || is_claim)
                 && !model.deleting
@@ -409,12 +421,17 @@ impl Checks {
             let now = api.subnets.get(&it.name).map(AsRef::as_ref);
             let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
+            let is_part = is_claim || spec.parent.is_some();
             // An answer can show the withdrawal before the watch does.
             let is_withdrawn = |wide: &Cidr| {
                 let mut versions = [Some(&**it), now].into_iter();
-                versions.any(|version| is_withdrawn_from(version, wide, &spec.cidr))
+                versions.any(|version| {
+                    let report = version.and_then(|it| it.report.as_ref());
+                    let is_answered = report.is_some_and(|it| it.withdrawn.contains(&spec.cidr));
+                    (is_claim || is_answered) && is_withdrawn_from(version, wide, &spec.cidr)
+                })
             };
-            let is_nested = |wide: &Cidr| is_claim && is_withdrawn(wide);
+            let is_nested = |wide: &Cidr| is_part && is_withdrawn(wide);
             let mut seen = listed(Some(it)).into_iter();
             seen.any(|block| hits(&block.0) && still.contains(&block) && !is_nested(&block.0))
         });
@@ -517,8 +534,8 @@ impl Sim {
                     self.api.subnets.get(name).map(AsRef::as_ref)
                 };
                 let is_nested = |used: &Cidr| {
-                    is_withdrawn_from(subnet_of(other), used, &cidr)
-                        || is_withdrawn_from(after, &cidr, used)
+                    is_handed_over(subnet_of(other), used, &cidr)
+                        || is_handed_over(after, &cidr, used)
                 };
                 let mut used = self.used_by(other).into_iter();
                 if let Some(used) = used.find(|it| it.0.overlaps(&cidr) && !is_nested(&it.0)) {
@@ -541,8 +558,8 @@ impl Sim {
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
             let subnet_of = |host: &NodeName| self.api.subnets.get(host).map(AsRef::as_ref);
             for held in self.used_by(other) {
-                let is_nested = is_withdrawn_from(subnet_of(&theirs.name), &held.0, &block.0)
-                    || is_withdrawn_from(subnet_of(&agent.name), &block.0, &held.0);
+                let is_nested = is_handed_over(subnet_of(&theirs.name), &held.0, &block.0)
+                    || is_handed_over(subnet_of(&agent.name), &block.0, &held.0);
                 let is_same = other == id && held.0 == block.0;
                 if held.0.overlaps(&block.0) && !is_same && !is_nested {
                     let text = format!(
@@ -595,7 +612,11 @@ impl Sim {
             if self.plan.clocks_hurry() && of_dead() {
                 continue;
             }
-            if from_agent && !edited && other.addresses.contains(&addr) {
+            // The status of a pod can lag behind its host, which knows that the sandbox with the address is gone.
+            let of_host = self.machines.of_pod.get(&other.uid);
+            let is_here = of_host.is_some_and(|(host, _)| *host == id);
+            let is_stale = is_here && !self.addresses_on_host(id, &other.uid).contains(&addr);
+            if from_agent && !edited && !is_stale && other.addresses.contains(&addr) {
                 let placed = self.api.placed.get(&other.uid).cloned();
                 let who = format!("pod {} on {placed:?}", other.uid);
                 return says(who, placed.unwrap_or_default());

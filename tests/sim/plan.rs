@@ -50,6 +50,8 @@ pub struct Plan {
     /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
     /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
     pub sticky: u32,
+    /// The chance that nodes of a new pool of blocks borrow. If 0, no node borrows.
+    pub borrowing: u32,
     /// The chance that a new pod asks for an address.
     pub asking: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
@@ -150,6 +152,7 @@ impl Plan {
             lost_stores: 0,
             claims: *rng.pick(&[0, 3_000, 7_000]),
             sticky: 0,
+            borrowing: 0,
             asking: 0,
             restore: None,
             agents: true,
@@ -192,16 +195,18 @@ impl Plan {
     pub fn under(self, scenario: Scenario) -> Self {
         let plan = match scenario {
             Scenario::AsDrawn => return self,
-            Scenario::Restored | Scenario::Agents | Scenario::Claims | Scenario::AskingPods => {
-                Plan {
-                    blocks: 10_000,
-                    agents: true,
-                    processes: self.processes.min(2),
-                    settle_for: 300 * SECOND,
-                    foreign_allocator: false,
-                    ..self
-                }
-            }
+            Scenario::Restored
+            | Scenario::Agents
+            | Scenario::Claims
+            | Scenario::AskingPods
+            | Scenario::Lending => Plan {
+                blocks: 10_000,
+                agents: true,
+                processes: self.processes.min(2),
+                settle_for: 300 * SECOND,
+                foreign_allocator: false,
+                ..self
+            },
             _ => {
                 let has_blocks = scenario == Scenario::CrowdedBlocks;
                 Plan {
@@ -255,6 +260,19 @@ impl Plan {
             Scenario::AskingPods => Plan {
                 asking: 4_000,
                 ..plan.with_claims()
+            },
+            // Few pools that are soon exhausted, because only then anybody borrows. It takes long until many small
+            // blocks are empty and idle.
+            Scenario::Lending => Plan {
+                settle_for: 420 * SECOND,
+                names: 4 + plan.names % 4,
+                pools: 1 + plan.pools % 2,
+                crowded: false,
+                work_every: 2 * SECOND,
+                faults_for: plan.faults_for + 300 * SECOND,
+                claims: plan.claims.min(1_000),
+                borrowing: 9_000,
+                ..plan
             },
             Scenario::Behind => Plan {
                 work_every: 500 * MS,
@@ -354,6 +372,11 @@ impl Plan {
     /// Whether clocks may show more time than has passed, so that waits end too early.
     pub fn clocks_lie(&self) -> bool {
         self.faults.wall > 0 || self.clocks_hurry()
+    }
+
+    /// Whether most nodes have few pods, so that they can lend addresses to others.
+    pub fn is_uneven(&self) -> bool {
+        self.borrowing > 5_000
     }
 
     /// Whether monotonic clocks may show more time than has passed.

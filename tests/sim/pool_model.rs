@@ -1,7 +1,7 @@
 //! Pools as the checks understand them. They are derived from the spec by code of their own; only CIDRs are parsed by
 //! the product's code.
 
-use cadastre_api::{AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_api::{AllocationMode, AssignmentMode, Borrowing, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
@@ -39,6 +39,8 @@ pub struct PoolModel {
     /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
     pub max_blocks: usize,
+    /// Whether nodes borrow when the pool is exhausted.
+    pub borrows: bool,
     pub disabled: bool,
     pub deleting: bool,
     pub has_finalizer: bool,
@@ -78,6 +80,7 @@ impl PoolModel {
                 && spec.assignment == AssignmentMode::Automatic,
             low: u64::from(spec.terms.warm.low),
             max_blocks: max_blocks.unwrap_or(usize::MAX),
+            borrows: spec.borrowing == Borrowing::WhenExhausted,
             disabled: spec.disabled,
             deleting: pool.deleting,
             has_finalizer: pool.finalizers.iter().any(|f| f == FINALIZER),

@@ -1,8 +1,8 @@
 //! Changes of pools and of service ranges by users.
 
 use cadastre_api::{
-    AddressTerms, AllocationMode, AssignmentMode, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges,
-    Warm,
+    AddressTerms, AllocationMode, AssignmentMode, Borrowing, FirstBlock, IPPoolSpec, IPv4Ranges,
+    IPv6Ranges, Warm,
 };
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::cluster::objects::{Pool, ServiceRange};
@@ -64,7 +64,7 @@ impl Sim {
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
-        IPPoolSpec {
+        let spec = IPPoolSpec {
             ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
                 block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
@@ -97,6 +97,36 @@ impl Sim {
                 ..AddressTerms::default()
             },
             ..IPPoolSpec::new(AllocationMode::Blocks, Vec::new(), Vec::new())
+        };
+        if self.plan.borrowing > 0 && self.rng.chance(self.plan.borrowing) {
+            return self.lending(spec);
+        }
+        spec
+    }
+
+    /// Lets the nodes of a pool borrow. It has four blocks, so wide that their parts are worth lending.
+    fn lending(&mut self, spec: IPPoolSpec) -> IPPoolSpec {
+        let gateway = self.rng.chance(5_000).then(|| "None".to_owned());
+        let sizes = (self.rng.between(27, 28), self.rng.between(124, 125));
+        let sizes = (u32::try_from(sizes.0).ok(), u32::try_from(sizes.1).ok());
+        IPPoolSpec {
+            ipv4: spec.ipv4.map(|it| IPv4Ranges {
+                cidrs: it.cidrs.iter().map(|it| four_blocks(it, sizes.0)).collect(),
+                block_size: sizes.0,
+                gateway: gateway.clone(),
+                ..it
+            }),
+            ipv6: spec.ipv6.map(|it| IPv6Ranges {
+                block_size: sizes.1,
+                gateway,
+                ..it
+            }),
+            borrowing: Borrowing::WhenExhausted,
+            node_selector: spec.node_selector.filter(|_| self.rng.chance(2_000)),
+            assignment: AssignmentMode::Automatic,
+            first_block: FirstBlock::Immediate,
+            max_blocks_per_node: spec.max_blocks_per_node.filter(|_| self.rng.chance(2_000)),
+            ..spec
         }
     }
 
@@ -189,6 +219,7 @@ impl Sim {
                     }
                 }
             }
+            9 if more && self.plan.borrowing > 0 => spec.borrowing = fresh.borrowing,
             9 => spec.node_selector = fresh.node_selector,
             10 => spec.reserved = fresh.reserved,
             _ => {
@@ -218,6 +249,12 @@ impl Sim {
             self.api.put(service("more", &range));
         }
     }
+}
+
+/// Returns the range at the start of `range` that has four blocks of this size.
+fn four_blocks(range: &str, block_size: Option<u32>) -> String {
+    let len = u8::try_from(block_size.unwrap_or(28) - 2).unwrap();
+    Cidr::new(cidr(range).first(), len).unwrap().to_string()
 }
 
 pub fn service(name: &str, range: &str) -> ServiceRange {

@@ -41,6 +41,28 @@ pub enum Scenario {
     Claims,
     /// Like [`Scenario::Claims`], and many pods ask for addresses.
     AskingPods,
+    /// Only small pools of blocks whose nodes borrow, a few nodes, and many pods.
+    Lending,
+}
+
+impl Scenario {
+    pub const ALL: [Self; 15] = [
+        Self::AsDrawn,
+        Self::Crowded,
+        Self::CrowdedBlocks,
+        Self::Restored,
+        Self::HandOvers,
+        Self::Behind,
+        Self::Scarce,
+        Self::Strangers,
+        Self::NoIntents,
+        Self::BadClocks,
+        Self::Unclear,
+        Self::Agents,
+        Self::Claims,
+        Self::AskingPods,
+        Self::Lending,
+    ];
 }
 
 /// What finds a mutation.
@@ -75,7 +97,7 @@ const fn unit(name: &'static str) -> Proof {
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
         Agents, AsDrawn, AskingPods, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers,
-        NoIntents, Restored, Scarce, Strangers, Unclear,
+        Lending, NoIntents, Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
         // Mutations of the allocation of podCIDRs
@@ -326,6 +348,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReturnedInUse => unit(
             "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
         ),
+        LentBeforeWithdrawn => sim(Lending, 2_000),
+        LentBeforeRecorded => unit(
+            "controller::demand::lend::tests::a_borrowed_block_is_confirmed_once_the_lender_s_node_subnet_names_it",
+        ),
+        ReturnEndsEarly => unit(
+            "controller::withdrawals::tests::what_is_returned_stays_returned_although_the_node_uses_it_by_now",
+        ),
+        LentReturnedInUse => sim(Lending, 2_000),
+        LentForgottenWithParent => sim(Lending, 2_000),
         StickyClaimOfBarePod => {
             unit("api::pod_claim::tests::a_pod_without_stateful_set_uses_no_claim_by_being_sticky")
         }

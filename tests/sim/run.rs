@@ -200,6 +200,8 @@ tally! {
     asked_by_claim: "of them by a claim",
     handed_over: "addresses handed over to claims",
     expired: "claims deleted after their use",
+    lent: "parts of blocks lent",
+    given_back: "of them given back",
 }
 
 /// A run that failed.
@@ -293,6 +295,21 @@ impl Sim {
             asking,
             persistent_fault,
             ..plan
+        };
+        // Whether nodes borrow has a generator of its own, too.
+        let plan = match trial {
+            None if plan.blocks > 0 => {
+                let mut rng = Rng::new(seed.rotate_left(48) ^ !0);
+                match rng.below(6) {
+                    0 if plan.restore.is_none() => plan.under(Scenario::Lending),
+                    1..3 => Plan {
+                        borrowing: 5_000,
+                        ..plan
+                    },
+                    _ => plan,
+                }
+            }
+            _ => plan,
         };
         let forgets_intents = draw(&mut chance, Scenario::NoIntents, UNNAMED);
         let mut sim = Sim {

@@ -3,12 +3,15 @@
 //! | environment | meaning |
 //! |---|---|
 //! | `SEED`, `STEPS` | [`replay`]: the first seed, and the minimum number of steps |
+//! | `SCENARIO` | the conditions of all runs, see [`Scenario`]; without it they follow from the seed |
 //! | `COMMIT` | the text from which the first seed of a commit is computed; `make sim` sets it; without it the clock is used |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::mutations::Trial;
+use super::proofs::Scenario;
 use super::run::{Failure, Sim, Tally};
 
 /// The number of steps that the seeds of a commit run whenever all tests run.
@@ -26,7 +29,7 @@ fn run_seeds(
     let (begun, mut total, mut printed) = (Instant::now(), Tally::default(), 0);
     let mut seed = first;
     while !is_over(&total) {
-        match Sim::run(seed, None) {
+        match Sim::run(seed, scenario()) {
             Ok(tally) => total.add(&tally),
             Err(failure) => {
                 total.steps += failure.step;
@@ -48,6 +51,19 @@ fn run_seeds(
 fn run_steps(first: u64, steps: u64) -> Tally {
     let is_over = |total: &Tally| total.steps >= steps;
     run_seeds(first, is_over, |failure| panic!("{failure}"))
+}
+
+/// The conditions that `SCENARIO` names, if it is set.
+fn scenario() -> Option<Trial> {
+    let name = variable("SCENARIO")?;
+    let mut all = Scenario::ALL.into_iter();
+    let scenario = all.find(|it| format!("{it:?}") == name);
+    let scenario =
+        scenario.unwrap_or_else(|| panic!("SCENARIO: {name} is none of {:?}", Scenario::ALL));
+    Some(Trial {
+        scenario,
+        rule: None,
+    })
 }
 
 /// The value of an environment variable, unless it is empty.

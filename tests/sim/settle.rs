@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use cadastre_api::{AddressStatus, AllocationMode};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::NodeName;
-use cadastre_controller::cluster::objects::{Node, Pool, Text};
+use cadastre_controller::cluster::objects::{BlockSpec, Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 use super::checks::{Verdict, wrong};
@@ -129,7 +129,8 @@ impl Sim {
         let claimed = self.claimed();
         let blocks = self.api.blocks.live.values();
         let blocks = blocks.filter_map(|it| it.spec.as_ref().ok());
-        let blocks: Vec<_> = blocks.filter(|it| !claimed.contains(&it.cidr)).collect();
+        let blocks = blocks.filter(|it| !claimed.contains(&it.cidr));
+        let blocks: Vec<_> = blocks.filter(|it| self.parent_of(it).is_none()).collect();
         let nodes = self.api.nodes.live.values();
         let podcidrs: Vec<Cidr> = nodes.flat_map(|it| counted(it)).copied().collect();
         let status = pool.status.as_ref();
@@ -275,6 +276,14 @@ impl Sim {
         addresses.map(Cidr::host).collect()
     }
 
+    /// The block of which a borrowed block is a part, if it still exists.
+    pub fn parent_of(&self, spec: &BlockSpec) -> Option<&BlockSpec> {
+        let parent = spec.parent.as_ref()?;
+        let blocks = self.api.blocks.live.values();
+        let mut blocks = blocks.filter_map(|it| it.spec.as_ref().ok());
+        blocks.find(|it| it.cidr == parent.cidr && it.cidr != spec.cidr)
+    }
+
     fn blocks_now(&self) -> impl Iterator<Item = Cidr> {
         let blocks = self.api.blocks.live.values();
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
@@ -300,7 +309,9 @@ impl Sim {
                 continue;
             }
             let all = addresses(&spec.cidr);
-            held += all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
+            let is_counted = self.parent_of(spec).is_some_and(|it| !it.owner.quarantined);
+            let in_parent = if is_counted { 0 } else { 1 };
+            held += in_parent * all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
             let of_agent = self.store_of(spec.cidr, &block.uid, &spec.owner.uid);
             let (in_use, cools) = of_agent.unwrap_or_else(|| {
                 let pods = self.api.pods.live.values();

@@ -1,7 +1,8 @@
 //! Checks of blocks at the end of a run.
 //!
 //! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks. No node keeps an empty block that
-//! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused.
+//! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused or could
+//! lend a part of.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,6 +139,7 @@ impl Sim {
             self.check_recalled(node, report, lists)?;
             self.check_supplied(node, report)?;
             self.check_idle_blocks(node, report)?;
+            self.check_borrowed(node, report)?;
         }
         Ok(())
     }
@@ -346,6 +348,81 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no node waits for addresses of a pool whose nodes borrow, while another node could lend some. Only
+    /// pools of one family are checked: of both, parts must be free at the same time.
+    fn check_borrowed(&self, node: &Node, report: &AgentReport) -> Verdict {
+        for model in self.serving() {
+            let [(family, ..)] = model.families.as_slice() else {
+                continue;
+            };
+            let own = self.pool_use(node, &model, report, 0);
+            let is_borrower = model.borrows && !node.deleting && model.matches(&node.labels);
+            let waits = own.has_pods_waiting() && own.lacks_block(&model);
+            if !is_borrower || !waits {
+                continue;
+            }
+            for other in self.api.nodes.live.values().filter(|it| it.uid != node.uid) {
+                let Some(agent) = self.working_agent(other) else {
+                    continue;
+                };
+                if let Some(part) = self.part_to_lend(other, agent, &model, *family) {
+                    let text = format!(
+                        "{} ({}) waits with {own:?} for pool {}, and {} could lend {part}",
+                        node.name, node.uid, model.name, other.name
+                    );
+                    return wrong("lending", text, [&*node.name, &*other.name, &*model.name]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a pair of addresses that the node could lend: nobody uses, claims or has withdrawn any of them, and the
+    /// node does not need them.
+    fn part_to_lend(
+        &self,
+        node: &Node,
+        agent: &Host,
+        model: &PoolModel,
+        family: Family,
+    ) -> Option<Cidr> {
+        let report = self.report_of(node)?;
+        let theirs = self.pool_use(node, model, report, 0);
+        let size: u64 = theirs.of(family).map(|it| it.size).sum();
+        let kept = theirs.wanted.max(theirs.busy() + theirs.low);
+        if node.deleting || size < kept + 2 {
+            return None;
+        }
+        let spec = self.api.subnets.get(&node.name)?.spec.as_ref().ok()?;
+        let of_spec = spec.withdraw.iter().chain(&spec.returned);
+        let of_spec = of_spec.filter_map(|it| Cidr::parse_strict(it).ok());
+        let withdrawn: Vec<Cidr> = of_spec.chain(report.withdrawn.iter().copied()).collect();
+        let held = self.held();
+        for block in spec.blocks.iter().filter(|it| *it.pool == *model.name) {
+            let (cidr, uid) = key(block);
+            let cools = agent.cooling.get(&(cidr, uid)).is_some_and(|it| *it > 0);
+            let is_own = block.parent.is_none() && block.claim.is_none() && block.recall.is_none();
+            let longest = (cidr.len() + 6).min(family.bits() - 1);
+            if cidr.family() != family || !is_own || cools || longest <= cidr.len() {
+                continue;
+            }
+            let inside: Vec<Cidr> = held.iter().filter(|it| **it != cidr).copied().collect();
+            let pairs = model.blocks_of_length(family, longest).into_iter();
+            let mut pairs = pairs.filter(|it| cidr.contains(it));
+            let ends = |it: &Cidr| it.first() == cidr.first() || it.last() == cidr.last();
+            let found = pairs.find(|pair| {
+                !ends(pair)
+                    && self.is_free(model, pair, &inside)
+                    && !withdrawn.iter().any(|it| it.overlaps(pair))
+                    && !agent.given.keys().any(|it| pair.contains_addr(*it))
+            });
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
     /// Checks that a node has as many addresses as it demands, unless the pool is exhausted.

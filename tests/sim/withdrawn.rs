@@ -2,7 +2,7 @@
 //!
 //! A range is handed back once one version of the NodeSubnet lists it both in `withdraw` (the controller wants it back)
 //! and in `withdrawn` (the agent has withdrawn it). From then on the controller may allocate the range elsewhere. The
-//! node may use the range again once a NodeSubnet returns it.
+//! node may use the range again once a NodeSubnet returns it. So the node assigns no address of a part that it has lent.
 //!
 //! # Left out
 //! - If a user deletes a NodeSubnet, the requests in its annotations are deleted, too.
@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
-use cadastre_controller::cluster::objects::{AgentReport, Subnet};
+use cadastre_controller::cluster::objects::{AgentReport, BlockSpec, Subnet};
 use cadastre_core::{Addr, Cidr};
 
 use super::checks::{Verdict, wrong};
@@ -76,6 +76,7 @@ impl Sim {
         if of_node.0 != uid {
             *of_node = (uid.clone(), BTreeSet::new());
         }
+        let back: Vec<Cidr> = of_node.1.intersection(&returned).copied().collect();
         of_node.1.retain(|range| !returned.contains(range));
         let acked = report.map_or(&[][..], |report| &report.withdrawn);
         let mut new = Vec::new();
@@ -88,6 +89,7 @@ impl Sim {
         let claimed = |subnet: &Subnet| subnet.spec.as_ref().map_or(0, |it| it.claimed.len());
         let more = claimed(after).saturating_sub(before.map_or(0, claimed));
         self.checks.tally.handed_over += more as u64;
+        self.check_returned(after, before, &back)?;
         for (id, host) in self.machines.hosts.iter().enumerate() {
             let is_it = self.machines.live_node(id, &self.api).as_ref() == Some(&uid);
             for range in new.iter().filter(|_| is_it) {
@@ -99,6 +101,53 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Counts the parts of blocks that are lent. Checks that no part is returned to a node while the object of its block
+    /// says that another node, live or deleted, has it.
+    fn check_returned(
+        &mut self,
+        after: &Subnet,
+        before: Option<&Subnet>,
+        returned: &[Cidr],
+    ) -> Verdict {
+        let lent = |subnet: &Subnet| -> BTreeSet<String> {
+            let spec = subnet.spec.as_ref().into_iter();
+            let lent = spec.flat_map(|spec| &spec.lent);
+            lent.map(|it| it.cidr.clone()).collect()
+        };
+        let was = before.map(lent).unwrap_or_default();
+        let is = lent(after);
+        self.checks.tally.lent += is.difference(&was).count() as u64;
+        for range in returned {
+            self.checks.tally.given_back += u64::from(was.contains(&range.to_string()));
+            let blocks = self.api.blocks.live.values();
+            let mut blocks = blocks.filter_map(|it| Some((&it.uid, it.spec.as_ref().ok()?)));
+            // A block that a late write created, and that no NodeSubnet ever listed, is deleted.
+            let is_had = |uid: &ObjectUid, spec: &BlockSpec| {
+                let key = (spec.cidr, uid.clone());
+                let was_listed = self.checks.blocks.was_listed(&key, &spec.owner.uid);
+                self.is_listed_now(spec) || spec.owner.quarantined && was_listed
+            };
+            if let Some((_, spec)) = blocks.find(|(uid, it)| it.cidr == *range && is_had(uid, it)) {
+                let name = after.name.clone();
+                let text = format!(
+                    "{range} is returned to {name}, and {} has it",
+                    spec.owner.name
+                );
+                return wrong("lent", text, [name, spec.owner.name.clone()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the NodeSubnet of the block's owner lists the block.
+    fn is_listed_now(&self, block: &BlockSpec) -> bool {
+        let subnet = self.api.subnets.get(&block.owner.name);
+        let spec = subnet.and_then(|it| it.spec.as_ref().ok());
+        let spec = spec.filter(|it| it.node_uid.as_deref() == Some(&*block.owner.uid));
+        let text = block.cidr.to_string();
+        spec.is_some_and(|spec| spec.blocks.iter().any(|it| it.cidr == text))
     }
 
     /// Checks that an address that was assigned from a block was not handed back. The node may have got it again as the
@@ -128,13 +177,11 @@ impl Sim {
         }
         let withdrawn: BTreeSet<Cidr> = report.withdrawn.iter().copied().collect();
         let in_use = self.withdrawing(name);
-        // A range is not returned while a claim has an address of it, even if the node's block around it is gone.
-        let is_claimed = |range: &&Cidr| {
-            let mut claims = self.api.claims.live.values();
-            claims.any(|claim| claim.addresses().any(|addr| range.contains_addr(addr)))
-        };
-        let mut kept = withdrawn.difference(&withdraw).filter(|it| !is_claimed(it));
-        if let Some(range) = kept.next() {
+        // If the node has lost the block around a range, the range is not returned while a node or a claim has it.
+        let held = self.held();
+        let is_held = |range: &Cidr| held.iter().any(|it| range.contains(it));
+        let mut kept = withdrawn.difference(&withdraw);
+        if let Some(range) = kept.find(|range| !is_held(range)) {
             let text = format!("nobody wants {range} back, and {name} has withdrawn it");
             return wrong("withdrawals end", text, [name.clone()]);
         }

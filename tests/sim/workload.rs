@@ -91,6 +91,13 @@ impl Sim {
     /// In runs with blocks, binds a few pods. Sometimes also causes a fault of a host, changes claims, or makes
     /// requests by annotations of a NodeSubnet.
     fn crowd_in(&mut self) {
+        // Hosts and requests that disturb less often, and pods on single nodes: so some nodes have much to lend.
+        if self.plan.is_uneven() && self.rng.chance(8_000) {
+            if self.rng.chance(500) {
+                self.crowd_a_node();
+            }
+            return;
+        }
         if self.rng.chance(600) {
             self.inject_host_fault();
         }
@@ -121,6 +128,7 @@ impl Sim {
             // After a backup, the pools do not change, because their specs decide which node can own a block that a
             // restore has removed.
             78..90 if self.is_backed_up() => {}
+            24..43 | 78..90 if self.plan.is_uneven() && self.rng.chance(8_000) => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
             38..43 => self.recreate_node(),
@@ -365,6 +373,14 @@ impl Sim {
             }
         } else if counted(&node).next().is_some() {
             self.create_pod(&node);
+        }
+    }
+
+    /// Binds many pods to one node, so that it needs more addresses than its share of a small pool.
+    fn crowd_a_node(&mut self) {
+        let Some(node) = self.some_node() else { return };
+        for _ in 0..self.rng.between(10, 24) {
+            self.bind_pod(&node);
         }
     }
 

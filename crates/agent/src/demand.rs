@@ -88,8 +88,11 @@ pub(crate) fn to_release(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // Higher blocks are released first, because addresses are assigned from the lowest block.
-    for block in snapshot.blocks.iter().rev().filter(can_go) {
+    // Borrowed blocks are released first, so that they return to their nodes. Else higher blocks are released first,
+    // because addresses are assigned from the lowest block.
+    let mut blocks: Vec<&BlockCount> = snapshot.blocks.iter().rev().filter(can_go).collect();
+    blocks.sort_by_key(|it| !it.borrowed);
+    for block in blocks {
         let family = block.cidr.family();
         if !assigns(block) {
             going.push((block.cidr, block.uid.clone()));

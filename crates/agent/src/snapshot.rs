@@ -58,6 +58,7 @@ pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
         uid: it.uid.clone(),
         pool: it.pool.clone(),
         draining: it.state == BlockState::Draining,
+        borrowed: it.borrowed,
         reserved: Vec::new(),
         on_request: Vec::new(),
     };
@@ -115,6 +116,7 @@ pub(crate) mod testing {
             cidr: Cidr::parse_strict(cidr).unwrap(),
             uid: format!("uid-of-{cidr}"),
             pool: pool.to_owned(),
+            borrowed: false,
             state: BlockState::Active,
             counts: AddressCounts {
                 used,
@@ -191,6 +193,7 @@ pub(crate) mod testing {
             uid: uid.to_owned(),
             pool: "p".to_owned(),
             draining: false,
+            borrowed: false,
             reserved: Vec::new(),
             on_request: Vec::new(),
         }

@@ -39,6 +39,12 @@ pub struct IPAMBlockSpec {
     /// The node to which the block is allocated. In quarantine, the deleted node to which the block was allocated.
     pub owner: BlockOwner,
 
+    /// The block of another node of which this block is a part, if the owner has borrowed it. Immutable. The parent may
+    /// be gone by now. Whoever routes both blocks sends traffic for this one to its owner, because the longer prefix
+    /// wins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ParentBlock>,
+
     /// When the block was allocated to this owner. In quarantine, when the quarantine began.
     pub since: Time,
 
@@ -77,6 +83,18 @@ pub struct BlockOwner {
     /// instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
+}
+
+/// A block of which a node has lent a part.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct ParentBlock {
+    /// CIDR of the block, in canonical form.
+    #[schemars(length(max = 43))]
+    pub cidr: String,
+
+    /// Name of the node that has lent the part.
+    #[schemars(length(max = 253))]
+    pub node: String,
 }
 
 /// Whether the node that owns a block still exists.

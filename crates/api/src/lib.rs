@@ -50,7 +50,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 mod mutated;
 
 pub use addresses::{AddressEntry, NodeAddresses, NodeAddressesSpec};
-pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, block_name};
+pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, ParentBlock, block_name};
 pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
@@ -59,13 +59,13 @@ pub use names::{
     TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
-    AddressStatus, AllocationMode, AssignmentMode, FamilyStatus, FirstBlock, IPPool, IPPoolSpec,
-    IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
+    AddressStatus, AllocationMode, AssignmentMode, Borrowing, FamilyStatus, FirstBlock, IPPool,
+    IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use requests::Requests;
 pub use subnet::{
     AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, ClaimedAddress, LeakCandidate,
-    MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED,
+    LentRange, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED,
     MOST_WITHDRAWALS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
     PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
 };

@@ -21,7 +21,7 @@ use crate::{
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
 };
-use cadastre_core::usable::{covering, usable};
+use cadastre_core::usable::{covering, usable, usable_part};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// Returns the ranges from which the Node with this UID may assign addresses. Also returns a message for each value
@@ -56,7 +56,7 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
             let claim = claims.entry(block.pool.clone());
             let claim = claim.or_insert_with_key(|name| claim_terms(name, real));
             let family = block.cidr.family();
-            let ranges = Some(claim_ranges(real.family(family), block.cidr));
+            let ranges = Some(claim_ranges(real, block.cidr));
             match family {
                 Family::V4 => claim.ipv4 = ranges,
                 Family::V6 => claim.ipv6 = ranges,
@@ -106,6 +106,7 @@ fn pod_cidr(range: &AllocatedRange, node_uid: &str, messages: &mut Vec<String>) 
         uid: node_uid.to_owned(),
         pool: range.pool.clone().unwrap_or_default(),
         draining: false,
+        borrowed: false,
         reserved: Vec::new(),
         on_request: Vec::new(),
     })
@@ -126,6 +127,7 @@ fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
             uid: block.uid.clone(),
             pool: claim.clone(),
             draining,
+            borrowed: false,
             reserved: Vec::new(),
             on_request: Vec::new(),
         });
@@ -154,6 +156,7 @@ fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
         uid: block.uid.clone(),
         pool: block.pool.clone(),
         draining,
+        borrowed: block.parent.is_some(),
         reserved,
         on_request,
     })
@@ -172,7 +175,7 @@ fn is_claim_name(text: &str) -> bool {
 pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     let host = Cidr::host(address);
     let real = terms(pool, &mut Vec::new());
-    let ranges = Some(claim_ranges(real.family(host.family()), host));
+    let ranges = Some(claim_ranges(&real, host));
     let mut claim = claim_terms("", &real);
     match host.family() {
         Family::V4 => claim.ipv4 = ranges,
@@ -187,26 +190,26 @@ fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),
         dns: real.dns.clone(),
-        // The prefix of a block of one address would leave the gateway unreachable.
-        prefix: match real.prefix {
-            Prefix::Block => Prefix::Pool,
-            other => other,
-        },
+        prefix: real.prefix.of_part(),
         ..PoolTerms::named(claim)
     }
 }
 
-/// Returns the terms of one family of a claim's pool. If the first address of each block is the gateway, a block of one
-/// address has no gateway, but main plugins such as ptp need one. So the gateway is the first usable address of the
-/// pool's range, which is the gateway of the block at the start of the range.
-fn claim_ranges(real: Option<&FamilyTerms>, block: Cidr) -> FamilyTerms {
-    let mut terms = real.cloned().unwrap_or_default();
-    if terms.gateway == Gateway::FirstOfBlock {
-        let range = terms.cidrs.iter().find(|it| it.contains(&block));
-        let gateway = range.and_then(|it| usable(*it, None).gateway);
-        terms.gateway = gateway.map_or(Gateway::FirstOfBlock, Gateway::Address);
+/// Returns the terms of one family of a claim's pool.
+fn claim_ranges(real: &PoolTerms, address: Cidr) -> FamilyTerms {
+    let of_family = real.family(address.family());
+    of_family.map_or_else(FamilyTerms::default, |it| it.of_part(address))
+}
+
+/// Returns the addresses of a block that its node never assigns: network address, gateway and broadcast address.
+/// `is_part` says whether the block is only a part of another node's block.
+pub fn never_assigned(block: Cidr, is_part: bool, pool: &NodePool) -> Vec<IpRange> {
+    let terms = terms(pool, &mut Vec::new());
+    if is_part {
+        usable_part(block, Some(&terms)).excluded
+    } else {
+        usable(block, Some(&terms)).excluded
     }
-    terms
 }
 
 fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {

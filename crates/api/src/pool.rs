@@ -85,6 +85,12 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
+    /// What the controller does when nodes need addresses and the pool has no free range left. Never: the nodes wait.
+    /// WhenExhausted: they borrow free parts of other nodes' blocks. Whatever routes the pool's addresses has to follow
+    /// IPAMBlocks or NodeSubnets then. Only for Blocks.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub borrowing: Borrowing,
+
     /// The controller recalls a block (asks the node to release it) once the block has been empty for this many seconds
     /// and the node does not need it. A node's last block of the pool stays until pods of another node wait for it. But
     /// if the pool allocates blocks only on request by a pod, the last block is recalled, too. Only for Blocks.
@@ -154,6 +160,7 @@ impl IPPoolSpec {
             assignment: AssignmentMode::default(),
             first_block: FirstBlock::default(),
             max_blocks_per_node: None,
+            borrowing: Borrowing::default(),
             idle_seconds: default_idle_seconds(),
             nearly_exhausted_percent: default_nearly_exhausted_percent(),
             priority: 0,
@@ -194,6 +201,16 @@ pub enum FirstBlock {
     Immediate,
     /// When the node's agent asks for a block because a pod needs an address
     OnDemand,
+}
+
+/// Whether nodes borrow parts of other nodes' blocks.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Borrowing {
+    /// Nodes wait until a range is free
+    #[default]
+    Never,
+    /// When the pool is exhausted, nodes borrow free parts of other nodes' blocks
+    WhenExhausted,
 }
 
 /// IPv4 ranges of a pool.

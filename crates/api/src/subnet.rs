@@ -36,6 +36,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::block::ParentBlock;
 use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
@@ -138,6 +139,11 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<ClaimedAddress>,
 
+    /// Withdrawn ranges that other nodes have borrowed. Each of them is an IPAMBlock of the other node.
+    #[schemars(length(max = MOST_WITHDRAWALS))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lent: Vec<LentRange>,
+
     /// Withdrawn ranges that the node may use again. A withdrawn range that is not listed here stays withdrawn, even if
     /// spec.withdraw no longer lists it.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
@@ -164,6 +170,22 @@ pub struct ClaimedAddress {
     #[serde(rename = "claimUID")]
     #[schemars(length(max = 63))]
     pub claim_uid: String,
+}
+
+/// A withdrawn range that another node has borrowed.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LentRange {
+    /// The range, as a CIDR in canonical form.
+    #[schemars(length(max = 43))]
+    pub cidr: String,
+    /// Name of the node that has borrowed the range.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// UID of the IPAMBlock. The other node gets the block only if this list names it.
+    #[serde(rename = "blockUID")]
+    #[schemars(length(max = 63))]
+    pub block_uid: String,
 }
 
 /// The part of a pool's settings that a node needs.
@@ -278,6 +300,11 @@ pub struct AllocatedBlock {
     #[schemars(length(max = 317))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
+
+    /// The block of another node of which this block is a part, if this node has borrowed it. Its network address,
+    /// gateway and broadcast address are those of the pool's CIDR, not those of the part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ParentBlock>,
 
     /// If set, the controller recalls the block, that is, asks the agent to release it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,6 @@ use super::inventory::{AddressInUse, Cover, Inventory, PodFact};
 use super::render::{FactLines, Style, VerbReport, age, over, some};
 use cadastre_api::node_allocation;
 use cadastre_controller::cluster::objects::PodUid;
-use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -291,7 +290,7 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     let (allocation, _) = node_allocation::read(spec, spec.node_uid.as_deref()?);
     let block = allocation.blocks.iter().find(|it| it.cidr == range.cidr)?;
     let pool = allocation.pools.iter().find(|it| it.name == block.pool);
-    let usable = usable(block.cidr, pool);
+    let usable = block.usable(pool);
     let mut excluded = usable.excluded.iter();
     excluded.find(|span| (span.first()..=span.last()).contains(&addr))?;
     Some(match addr {

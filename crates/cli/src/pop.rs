@@ -126,6 +126,13 @@ pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Opti
             "it is the address of claim {claim}, which no other pod gets anyway: kubectl cadastre claim release {claim}"
         ));
     }
+    let mut lent = inventory.registry.borrowed_from(block);
+    if let Some(part) = lent.find(|it| it.cidr.overlaps(range)) {
+        return Some(format!(
+            "node {} has borrowed {} of it: kubectl cadastre drain {1}",
+            part.owner.name, part.cidr
+        ));
+    }
     if range.contains(&block.cidr) {
         return Some(format!(
             "it is not a part of a block, {0} is: kubectl cadastre drain {0}",

@@ -15,6 +15,7 @@ pub mod blocks;
 pub mod claims;
 pub mod foreign;
 pub mod holders;
+pub mod lending;
 mod quarantined;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ use crate::allocations::blocks::BlockTable;
 use crate::allocations::claims::ClaimTable;
 use crate::allocations::foreign::AllTooWide;
 use crate::allocations::holders::{HolderIds, HolderUse};
+use crate::allocations::lending::LendingTable;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, PodUid, Subnet};
@@ -66,6 +68,8 @@ pub struct AllocationState {
     pub blocks: BlockTable,
     /// The addresses that IPClaims have
     pub claims: ClaimTable,
+    /// Parts of blocks that nodes are asked to lend
+    pub lending: LendingTable,
     /// Leak candidates that NodeSubnets list for their agents to check, by the UID of the Node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use but that no node can get back now

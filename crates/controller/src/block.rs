@@ -332,11 +332,10 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to a block: it lies in the block, and is not a block of its own for a claim.
+/// Returns whether an address belongs to a block: it lies in the block, and in no block inside of it that a claim has or
+/// another node has borrowed.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
-    let host = Cidr::host(addr);
-    let is_block_of_claim = host != *block && cx.allocations.blocks.get(&host).is_some();
-    block.contains_addr(addr) && !is_block_of_claim
+    block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }
 
 /// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.

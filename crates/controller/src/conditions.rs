@@ -361,8 +361,14 @@ fn exhausted(facts: &PoolFacts) -> Problem {
         quarantined,
         ..
     } = counted;
+    let borrowed = facts.counts.totals.get(*family).borrowed;
+    let borrowed = if facts.state.terms.borrows {
+        format!(", {borrowed} addresses are borrowed")
+    } else {
+        String::new()
+    };
     let text = format!(
-        "no free {family} block of /{len} ({capacity} in all; {held} ranges of any size allocated, {quarantined} in quarantine, {waiting} nodes wait): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
+        "no free {family} block of /{len} ({capacity} in all; {held} ranges of any size allocated, {quarantined} in quarantine, {waiting} nodes wait{borrowed}): add a CIDR to spec.{field}.cidrs, or a pool that selects the nodes that wait"
     );
     Some(("NoFreeBlock", text))
 }

@@ -9,13 +9,16 @@
 //! - If several nodes want blocks, nodes without any come first, and each node gets only a few at a time. A node
 //!   without demand gets its first block of a pool only if no node with demand waits for that pool.
 //!
-//! The module `recall` decides which blocks a node does not need.
+//! The module `recall` decides which blocks a node does not need, the module `lend` which parts of blocks a node lends to
+//! another one.
 
+mod lend;
 mod recall;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::lend::Lending;
 use super::Context;
 use super::allocations::AllocationState;
 use super::carve::carve;
@@ -72,8 +75,12 @@ pub struct Demand {
     /// Recent events about nodes and pools, so that they are not repeated. While pods fail and are created again, the
     /// demand comes and goes every few seconds.
     recent: RecentReports,
-    /// Monotonic time of the next round of recalls for waiting nodes
+    /// What was asked of nodes that may lend parts of their blocks
+    lending: Lending,
+    /// Monotonic time of the next round of recalls and lending for waiting nodes
     recall_at: Option<Duration>,
+    /// Whether nodes are asked for parts of their blocks
+    has_asks: bool,
     /// Whether space may have become free, so that all waiting nodes must be handled
     woken: bool,
     /// Whether `waiting` has changed since [`Demand::take_recount`] was last called
@@ -94,7 +101,8 @@ struct Lacking {
 
 impl Loop for Demand {
     fn load(&self) -> Load {
-        let recall = self.recall_at.filter(|_| self.is_anyone_waiting());
+        let is_due = self.is_anyone_waiting() || self.has_asks;
+        let recall = self.recall_at.filter(|_| is_due);
         (self.first.load() + self.more.load()).or_at(recall)
     }
 }
@@ -236,10 +244,15 @@ impl Demand {
                 self.look(&node, cx, &mut affected);
             }
         }
-        if self.is_anyone_waiting() && self.recall_at.is_none_or(|at| at <= cx.now.mono) {
+        let is_due = self.recall_at.is_none_or(|at| at <= cx.now.mono);
+        let is_due = is_due && (self.is_anyone_waiting() || self.has_asks);
+        self.look_at_asks(is_due, cx, &mut affected);
+        if is_due {
             self.recall_at = Some(cx.now.mono + RECALL_PAUSE);
             self.recall_for_waiting(cx, &mut affected);
+            self.ask_for_parts(cx, &mut affected);
         }
+        self.has_asks = !cx.allocations.lending.asks.is_empty();
         affected
     }
 

@@ -77,7 +77,12 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    let plain = |it: &Holding| allocations.claims.of(&it.cidr).is_none();
+    // A lent part is counted with its parent.
+    let is_lent = |it: &Holding| {
+        let entry = allocations.blocks.get(&it.cidr);
+        entry.is_some_and(|entry| allocations.parent_of(entry).is_some())
+    };
+    let plain = |it: &Holding| allocations.claims.of(&it.cidr).is_none() && !is_lent(it);
     for holding in holdings(pool, family, allocations).filter(plain) {
         if holding.state == HoldingState::Quarantined {
             figures.quarantined += 1;

@@ -20,7 +20,7 @@
 //! | `agent_grace`, [`allocations::adopt`] | blocks that the API has lost and only agents still report |
 //! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
-//! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
+//! | `node_balance`, `carve`, `lending` | the blocks that a node has, needs and can spare; ranges for new blocks; parts of blocks that nodes lend |
 //! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
@@ -56,10 +56,12 @@ pub mod figures;
 #[cfg(test)]
 mod fixtures;
 pub mod forecast;
+mod handover;
 mod in_flight;
 mod intents;
 mod leader;
 pub mod leaks;
+mod lending;
 pub mod machine;
 pub mod node_balance;
 mod now;

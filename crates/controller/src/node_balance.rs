@@ -47,14 +47,32 @@ pub(super) struct NodeBalance {
 impl NodeBalance {
     /// Returns how many addresses the node lacks, in the family that lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
-        let lacking = |family| self.wanted.saturating_sub(*self.capacity.get(family));
-        pool.space.families().map(lacking).max().unwrap_or(0)
+        let families = pool.space.families();
+        families.map(|it| self.lacking(it)).max().unwrap_or(0)
+    }
+
+    /// Returns how many addresses of a family the node lacks.
+    pub(super) fn lacking(&self, family: Family) -> u64 {
+        self.wanted.saturating_sub(*self.capacity.get(family))
+    }
+
+    /// Returns how many addresses of a family the node does not need: neither for its pods nor as reserve.
+    pub(super) fn spare(&self, family: Family, pool: &PoolState) -> u64 {
+        let kept = self.in_use.get(family).saturating_add(pool.reserve());
+        self.capacity
+            .get(family)
+            .saturating_sub(kept.max(self.demanded))
+    }
+
+    /// Returns how many more blocks of a family the node may have.
+    pub(super) fn blocks_left(&self, family: Family, pool: &PoolState) -> usize {
+        let most = pool.terms.most.unwrap_or(MOST_BLOCKS);
+        most.saturating_sub(*self.count.get(family))
     }
 
     pub(super) fn is_at_limit(&self, pool: &PoolState) -> bool {
-        let most = pool.terms.most.unwrap_or(MOST_BLOCKS);
-        let full = |family| *self.count.get(family) >= most;
-        pool.space.families().any(full)
+        let is_full = |family| self.blocks_left(family, pool) == 0;
+        pool.space.families().any(is_full)
     }
 
     pub(super) fn has_some(&self) -> bool {
@@ -97,7 +115,12 @@ pub(super) fn usable_addresses(
         None => {
             let usable = allocations.usable(&entry.cidr, &entry.pool);
             let usable = u64::try_from(usable).unwrap_or(u64::MAX);
-            let never = unassigned(&entry.cidr, allocations.pools.get(&entry.pool));
+            let pool = allocations.pools.get(&entry.pool);
+            let never = if entry.parent.is_none() {
+                unassigned(&entry.cidr, pool)
+            } else {
+                0
+            };
             usable.saturating_sub(never).max(usable.min(1))
         }
     }

@@ -83,6 +83,8 @@ pub struct BlockTerms {
     pub pods: Selector,
     /// A node gets at most this many blocks of each family; `None`: at most `MOST_BLOCKS`
     pub most: Option<usize>,
+    /// Whether nodes borrow parts of other nodes' blocks when the pool is exhausted
+    pub borrows: bool,
     /// How long a block must be empty before it is recalled from a node that can spare it
     pub idle: Duration,
 }

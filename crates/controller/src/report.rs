@@ -133,6 +133,10 @@ pub(crate) const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
 pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
 /// A node that waited has got blocks.
 pub(crate) const BLOCK_ALLOCATED: &str = "BlockAllocated";
+/// A node borrows parts of other nodes' blocks.
+pub(crate) const BLOCK_BORROWED: &str = "BlockBorrowed";
+/// A node lends parts of its blocks.
+pub(crate) const BLOCK_LENT: &str = "BlockLent";
 /// Several pods report one address.
 pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
 /// A block of a deleted node stays in quarantine beyond its time, because addresses in it are still used.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::allocations::AllocationState;
+use super::allocations::blocks::BlockEntry;
 use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::PoolName;
 use cadastre_api::AddressStatus;
@@ -14,6 +15,8 @@ use cadastre_core::Family;
 pub struct Totals {
     /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
+    /// Those of them that other nodes have borrowed
+    pub borrowed: u128,
     /// Addresses in use, as agents report them; in blocks that no agent reports, as pods report them
     pub used: u128,
     /// Addresses in cooldown, as agents report them
@@ -39,16 +42,21 @@ pub fn totals(
     allocations: &AllocationState,
 ) -> BTreeMap<(PoolName, Family), Totals> {
     let mut all: BTreeMap<(PoolName, Family), Totals> = BTreeMap::new();
+    let is_counted = |entry: &BlockEntry| entry.confirmed && !entry.owner.quarantined;
     for entry in allocations.blocks.iter() {
         let key = (entry.pool.clone(), entry.cidr.family());
         let totals = all.entry(key).or_default();
         let pool = allocations.pools.get(&entry.pool);
         totals.outside += usize::from(pool.is_some_and(|pool| !pool.space.covers(&entry.cidr)));
-        if entry.owner.quarantined || !entry.confirmed {
+        if !is_counted(entry) {
             continue;
         }
         let usable = allocations.usable(&entry.cidr, &entry.pool);
-        totals.held = totals.held.saturating_add(usable);
+        if allocations.parent_of(entry).is_some_and(is_counted) {
+            totals.borrowed = totals.borrowed.saturating_add(usable);
+        } else {
+            totals.held = totals.held.saturating_add(usable);
+        }
         let node = cache.nodes.get(&entry.owner.name);
         let report = node.and_then(|node| report_of(node, cache));
         if let Some(reported) = entry.report_for(report) {

@@ -1,23 +1,28 @@
 //! Withdrawals: which ranges a NodeSubnet wants back from its node, and which ranges it returns to the node.
 //!
-//! A range is wanted back by a user's request, or because it is the address of a claim that lies in a block of the
-//! node. The address of a claim is handed over in three versions of the NodeSubnet:
-//! 1. The controller lists the address in `spec.withdraw`.
-//! 2. The agent reports the address as withdrawn.
-//! 3. The controller lists the address in `spec.claimed`, with the UID of the claim.
+//! A range is wanted back by a user's request, because it is the address of a claim that lies in a block of the node, or
+//! because another node borrows it. For a claim or another node, the range is handed over in three versions of the
+//! NodeSubnet:
+//! 1. The controller lists the range in `spec.withdraw`.
+//! 2. The agent reports the range as withdrawn.
+//! 3. The controller lists the range in `spec.claimed`, with the UID of the claim, or in `spec.lent`, with the UID of the
+//!    block that the other node is to get.
 //!
-//! From then on the address may become a block of any node. The write of step 3 is based on a version that shows steps
-//! 1 and 2. It gives the NodeSubnet a new version, so that every write of an earlier leader, which is based on an older
-//! version, fails. Without step 3, an earlier leader could still return the address to the node.
+//! From then on the address of the claim may become a block of any node, and the block of the borrower may be confirmed.
+//! The write of step 3 is based on a version that shows steps 1 and 2. It gives the NodeSubnet a new version, so that
+//! every write that is based on an older version fails, whichever leader has sent it. Without step 3, a write that was
+//! decided before the claim or the block was known could still return the range to the node.
 //!
-//! The decision follows from the requests, the claims, the present NodeSubnet and what the agent reports as withdrawn.
-//! So it is the same after a change of leaders, and after a restore of the API server.
+//! The decision follows from the requests, the claims, the borrowed blocks, the present NodeSubnet and what the agent
+//! reports as withdrawn. Only the parts that a leader has just asked for are known to that leader alone; the next one
+//! returns them. So the decision is the same after a change of leaders, and after a restore of the API server.
 //!
 //! # Guarantees
 //! - A range is wanted back only if it lies inside of one of the node's blocks and is not the whole block. A whole
 //!   block is drained instead.
 //! - A range that the agent has withdrawn and that nobody wants any more is returned until the agent no longer reports
 //!   it as withdrawn. Until then the range is not wanted back again, because the report might be older than the return.
+//!   Nor does the return end before, even if somebody uses the range by now: that may be the node itself.
 //! - No range is returned while a block, a pod, or a report of an agent shows that anybody may use an address of it,
 //!   nor during the agent grace.
 
@@ -25,18 +30,21 @@ use std::collections::BTreeSet;
 
 use crate::Context;
 use crate::allocations::AllocationState;
+use crate::allocations::lending::Loan;
 use crate::cluster::cache::{ClusterCache, report_of};
-use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::names::NodeName;
 use crate::cluster::objects::{Node, Subnet};
-use cadastre_api::{AllocatedBlock, ClaimedAddress, MOST_WITHDRAWALS, NodeSubnetSpec};
+use crate::handover::{is_claimed, is_listed_as_lent, is_ready_to_lend, is_withdrawn, lists};
+use cadastre_api::{AllocatedBlock, ClaimedAddress, LentRange, MOST_WITHDRAWALS, NodeSubnetSpec};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// The ranges that a NodeSubnet names in `spec.withdraw`, `spec.claimed` and `spec.returned`.
+/// The ranges that a NodeSubnet names in `spec.withdraw`, `spec.claimed`, `spec.lent` and `spec.returned`.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Withdrawals {
     pub withdraw: Vec<String>,
     pub claimed: Vec<ClaimedAddress>,
+    pub lent: Vec<LentRange>,
     pub returned: Vec<String>,
 }
 
@@ -63,10 +71,15 @@ impl Withdrawals {
         };
         let mut wanted = requested(is, &plain);
         let mut claims = Vec::new();
+        let mut lent: Vec<Loan> = Vec::new();
         for block in &plain {
             claims.extend(allocations.claims.inside(block));
+            lent.extend(allocations.lent_inside(block));
         }
+        // What a user asks for does not include what another node has borrowed.
+        wanted.retain(|range| !lent.iter().any(|it| it.part.overlaps(range)));
         wanted.extend(claims.iter().map(|(address, ..)| *address));
+        wanted.extend(lent.iter().map(|it| it.part));
         wanted.retain(|range| !is_returned(range));
         let wanted: BTreeSet<Cidr> = wanted.into_iter().take(MOST_WITHDRAWALS).collect();
         let claimed = claims.into_iter().filter(|(address, claim, uid)| {
@@ -81,12 +94,28 @@ impl Withdrawals {
             claim_uid: uid.to_string(),
         });
         let claimed = claimed.collect();
+        let lent = lent.into_iter().filter_map(|it| {
+            let block = it.block?;
+            let uid = block.uid.as_ref()?;
+            let is_handed_over = block.confirmed
+                || spec.is_some_and(|spec| is_listed_as_lent(spec, node, &it.part, uid))
+                || is_ready_to_lend(node, &it.part, cache);
+            (wanted.contains(&it.part) && is_handed_over).then(|| LentRange {
+                cidr: it.part.to_string(),
+                node: it.borrower.to_string(),
+                block_uid: uid.to_string(),
+            })
+        });
+        // The agent may have seen the return already, so a return is never taken back.
         let is_returnable = |range: &&Cidr| {
-            !wanted.contains(*range) && may_return(range, &wanted, cache, allocations)
+            let is_free = || may_return(range, &wanted, cache, allocations);
+            let stays = is_returned(range) && !Mutation::ReturnEndsEarly.is_on();
+            !wanted.contains(*range) && (stays || is_free())
         };
         let returned = withdrawn.iter().filter(is_returnable);
         Self {
             claimed,
+            lent: lent.collect(),
             returned: returned.map(ToString::to_string).collect(),
             withdraw: wanted.iter().map(ToString::to_string).collect(),
         }
@@ -107,41 +136,6 @@ pub(crate) fn is_taken_out(node: &NodeName, address: &Cidr, cx: &Context) -> boo
     ranges.any(|range| range.contains(address))
 }
 
-/// Returns whether the address of a claim was handed over by the node in whose block it lies, and still is withdrawn
-/// there.
-pub(crate) fn is_handed_over(
-    node: &Node,
-    address: &Cidr,
-    claim: &ObjectUid,
-    cache: &ClusterCache,
-) -> bool {
-    let is = cache.subnets.get(&node.name);
-    let spec = is.and_then(|is| is.spec.as_ref().ok());
-    let is_claimed = spec.is_some_and(|spec| is_claimed(spec, node, address, claim));
-    let is_claimed = is_claimed || Mutation::ClaimedBeforeRecorded.is_on();
-    is_claimed && is_withdrawn(node, address, cache)
-}
-
-fn is_claimed(spec: &NodeSubnetSpec, node: &Node, address: &Cidr, claim: &ObjectUid) -> bool {
-    let address = address.first().to_string();
-    let is_same = |it: &ClaimedAddress| it.address == address && it.claim_uid == **claim;
-    spec.node_uid.as_deref() == Some(&*node.uid) && spec.claimed.iter().any(is_same)
-}
-
-/// Returns whether one version of the node's NodeSubnet shows both that the address is wanted back and that the agent
-/// has withdrawn it.
-fn is_withdrawn(node: &Node, address: &Cidr, cache: &ClusterCache) -> bool {
-    let is = cache.subnets.get(&node.name);
-    let Some(spec) = is.and_then(|is| is.spec.as_ref().ok()) else {
-        return false;
-    };
-    let is_asked = lists(&spec.withdraw, address) && !lists(&spec.returned, address);
-    let report = report_of(node, cache);
-    let is_answered = report.is_some_and(|report| report.withdrawn.contains(address));
-    let is_answered = is_answered || Mutation::ClaimedBeforeWithdrawn.is_on();
-    spec.node_uid.as_deref() == Some(&*node.uid) && is_asked && is_answered
-}
-
 /// Returns whether a range that a node has withdrawn may be assigned by the node again: nobody else uses it. `wanted`
 /// are the ranges that stay withdrawn.
 fn may_return(
@@ -155,6 +149,11 @@ fn may_return(
     let is_used = is_held
         || allocations.unadopted.any_in(range).is_some()
         || cache.pods.any_in(range).is_some();
+    let is_lent = allocations
+        .blocks
+        .get(range)
+        .is_some_and(|it| it.parent.is_some());
+    let is_used = is_used && !(is_lent && Mutation::LentReturnedInUse.is_on());
     !allocations.in_agent_grace && (!is_used || Mutation::ReturnedInUse.is_on())
 }
 
@@ -174,10 +173,6 @@ fn requested(is: Option<&Subnet>, blocks: &[Cidr]) -> BTreeSet<Cidr> {
         }
     }
     wanted
-}
-
-fn lists(texts: &[String], range: &Cidr) -> bool {
-    !texts.is_empty() && texts.contains(&range.to_string())
 }
 
 #[cfg(test)]

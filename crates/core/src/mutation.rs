@@ -282,6 +282,16 @@ mutations! {
     WithdrawnAddressAssignedOnRequest,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
+    /// A return ends before the agent has reported that it has seen it, because an address of the range is in use by now.
+    ReturnEndsEarly,
+    /// A part of a block is lent to another node before the agent of the lender has withdrawn it.
+    LentBeforeWithdrawn,
+    /// A borrowed block is confirmed before the NodeSubnet of the lender names the block as lent.
+    LentBeforeRecorded,
+    /// A lent part is returned to its node as soon as the borrower is asked for it.
+    LentReturnedInUse,
+    /// When a block ends, parts of it that other nodes have borrowed count as free.
+    LentForgottenWithParent,
     /// A pod that belongs to no StatefulSet gets a claim of its own by the annotation for sticky addresses.
     StickyClaimOfBarePod,
     /// The claim of a StatefulSet's pod is created without its StatefulSet as owner.

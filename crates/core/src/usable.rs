@@ -10,6 +10,10 @@
 //! addresses has no network address either (RFC 3021, RFC 6164): in a block of two the first address is the gateway and
 //! the second can be assigned. A block of one address has no gateway, and its address can be assigned. With prefix
 //! `Pool` the network and broadcast addresses of the pool's range are excluded, whichever gateway the pool has.
+//!
+//! A part of a block, which a node has borrowed or an IPClaim has, has the gateway of the block at the start of the
+//! pool's range ([`PoolTerms::of_part`]).
+//!
 //! Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
 
 use super::node_allocation::{Block, Gateway, PoolTerms, Prefix};
@@ -67,9 +71,25 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
     }
 }
 
+/// Returns which addresses of `part` can be assigned, which is only a part of a block.
+pub fn usable_part(part: Cidr, pool: Option<&PoolTerms>) -> Usable {
+    usable(part, pool.map(|it| it.of_part(part)).as_ref())
+}
+
+impl Block {
+    /// Returns which addresses of the block can be assigned. `pool` are the terms of its pool.
+    pub fn usable(&self, pool: Option<&PoolTerms>) -> Usable {
+        if self.borrowed {
+            usable_part(self.cidr, pool)
+        } else {
+            usable(self.cidr, pool)
+        }
+    }
+}
+
 /// Returns how many addresses of an empty block can be assigned to pods that do not request a certain address.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
-    let never = usable(block.cidr, pool).excluded;
+    let never = block.usable(pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();
     let out = union(block.cidr, &out);
     block.cidr.size() - out.iter().map(IpRange::size).sum::<u128>()
@@ -199,6 +219,7 @@ mod tests {
             uid: String::new(),
             pool: "p".to_owned(),
             draining: false,
+            borrowed: false,
             reserved: spans(reserved),
             on_request: Vec::new(),
         };

@@ -103,6 +103,7 @@ fn filled(path: &Path, used: u64) -> Store {
             uid: "uid".to_owned(),
             pool: String::new(),
             draining: false,
+            borrowed: false,
             reserved: Vec::new(),
             on_request: Vec::new(),
         }],

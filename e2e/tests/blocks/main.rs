@@ -12,6 +12,7 @@
 //! | `pools` | pools that change or are deleted while nodes have blocks of them |
 //! | `deleted_nodes` | blocks of deleted nodes |
 //! | `leaks` | addresses whose pods are gone |
+//! | `lending` | parts of blocks that other nodes borrow |
 //! | `claims` | addresses that stay with a workload |
 //! | `sticky` | addresses that stay with the ordinals of a StatefulSet |
 //! | `addresses` | pods that ask for certain addresses |
@@ -31,6 +32,7 @@ mod demand;
 mod exhaustion;
 mod first;
 mod leaks;
+mod lending;
 mod manual_edits;
 mod pools;
 mod releasing;

@@ -20,12 +20,37 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     objects(inventory, findings);
     for entry in inventory.registry.blocks.iter() {
         block(entry, inventory, findings);
+        borrowed(entry, inventory, findings);
     }
     for node in inventory.cache.nodes.iter() {
         pod_cidrs(node, inventory, findings);
     }
     for subnet in inventory.subnets.values() {
         node_subnet(subnet, inventory, findings);
+    }
+}
+
+/// Reports a borrowed block whose lender may assign its addresses, too: the lender's NodeSubnet does not want it back.
+fn borrowed(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
+    let parent = inventory.registry.parent_of(entry);
+    let Some(parent) = parent.filter(|it| !it.owner.quarantined && entry.confirmed) else {
+        return;
+    };
+    let lender = &parent.owner.name;
+    let spec = inventory.subnets.get(lender);
+    let spec = spec.and_then(|it| it.spec.as_ref().ok());
+    let text = entry.cidr.to_string();
+    if !spec.is_some_and(|spec| spec.withdraw.contains(&text)) {
+        findings.add(
+            Severity::Critical,
+            "LentNotWithdrawn",
+            format!("block {text}"),
+            format!(
+                "node {} has borrowed it from node {lender}, but the NodeSubnet of {lender} does not take it back: both nodes may assign its addresses",
+                entry.owner.name
+            ),
+            "check that a controller leads (kubectl get lease -A | grep cadastre): it corrects this",
+        );
     }
 }
 
@@ -72,7 +97,13 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
                 } else {
                     other.cidr
                 };
-                if smaller.size() == 1 && inventory.is_handed_over(smaller.first()) {
+                let wider = if smaller == holding.cidr {
+                    other.cidr
+                } else {
+                    holding.cidr
+                };
+                let is_lent = registry.is_part_of(&smaller, &wider);
+                if is_lent || smaller.size() == 1 && inventory.is_handed_over(smaller.first()) {
                     continue;
                 }
                 let (severity, advice) = if [holding.state, other.state]

@@ -43,6 +43,9 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
         (cidrs, blocks) if waits.is_empty() => format!("it has {} and {}", count(cidrs, "podCIDR"), count(blocks, "block")),
         (cidrs, blocks) => format!("it has {} and {}, and waits for more", count(cidrs, "podCIDR"), count(blocks, "block")),
     };
+    if !waits.is_empty() {
+        explanation.add("Whether it can borrow", borrowing(node, inventory));
+    }
     explanation.add("Why it waits", waits);
     let kept = blocks
         .iter()
@@ -51,13 +54,34 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
     Ok(explanation)
 }
 
+/// Says for each exhausted pool of a node whether the node can borrow parts of other nodes' blocks.
+fn borrowing(node: &Node, inventory: &Inventory) -> Vec<String> {
+    let pools = inventory.registry.pools.iter();
+    let pools = pools.filter(|pool| {
+        pool.allocation_mode == AllocationMode::Blocks && pool.is_serving() && pool.selects(node)
+    });
+    let words = pools.map(|pool| {
+        let name = &pool.name;
+        if pool.terms.borrows {
+            format!("pool \"{name}\": yes. If it gets nothing, no node with an agent that answers has a free aligned range of two or more addresses beside those that it uses and keeps ready (spec.warm.low), or the node has as many blocks as it may (spec.maxBlocksPerNode)")
+        } else {
+            format!("pool \"{name}\": no, spec.borrowing is Never")
+        }
+    });
+    words.collect()
+}
+
 /// Explains why a node still has a block, and when the block will return to the pool.
 fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Inventory) -> String {
     let pool = inventory.registry.pools.get(&entry.pool);
     if let Some(claim) = inventory.claim_of_block(entry) {
         return kept_for_claim(entry, &claim, inventory);
     }
-    let line = format!("{} (pool \"{}\"): ", entry.cidr, entry.pool);
+    let lender = entry.parent.iter();
+    let lender: String = lender
+        .map(|it| format!(", borrowed from {}", it.node))
+        .collect();
+    let line = format!("{} (pool \"{}\"{lender}): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
     let is_requested = requests.is_some_and(|it| it.drain.contains(&entry.cidr));
     let leaves = match pool {
@@ -86,7 +110,16 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
         is_plain && it.pool == entry.pool && it.cidr.family() == family
     };
     let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
+    let lent: Vec<String> = inventory
+        .registry
+        .borrowed_from(entry)
+        .map(|it| format!("{} to {}", it.cidr, it.owner.name))
+        .collect();
     let words = match leaves {
+        _ if !lent.is_empty() => format!(
+            "{used} in use, {cooling} cooling{users}; it stays while it has lent {}",
+            some(&lent, 4)
+        ),
         Some(why) if used + cooling == 0 => {
             format!("it is drained, as {why}; it is empty and returns to the pool at once")
         }

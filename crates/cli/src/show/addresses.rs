@@ -9,7 +9,7 @@ use crate::address::{AddressState, describe};
 use crate::inventory::{Cover, Inventory};
 use crate::render::{Columns, Style};
 use cadastre_api::node_allocation;
-use cadastre_core::usable::{above, usable};
+use cadastre_core::usable::above;
 use cadastre_core::{Addr, Cidr, IpRange};
 
 /// Adjacent addresses of one range with the same state.
@@ -131,7 +131,7 @@ fn excluded(node: &str, inventory: &Inventory) -> Vec<IpRange> {
     let (allocation, _) = node_allocation::read(spec, uid);
     let excluded = allocation.blocks.iter().flat_map(|block| {
         let pool = allocation.pools.iter().find(|it| it.name == block.pool);
-        let usable = usable(block.cidr, pool);
+        let usable = block.usable(pool);
         // The network address and the gateway may be one excluded span, but have different states.
         let single = usable.gateway.into_iter().chain([block.cidr.first()]);
         let single: Vec<IpRange> = single.map(IpRange::from).collect();

@@ -41,9 +41,23 @@ pub(crate) struct BlockRow {
     /// The claim whose address the block is, as `namespace/name`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
+    /// The node from which the block is borrowed
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub borrowed_from: Option<String>,
+    /// The parts of the block that other nodes have borrowed
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lent: Vec<LentPart>,
     /// The UID of the block's IPAMBlock
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+}
+
+/// A part of a block that another node has borrowed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LentPart {
+    pub cidr: Cidr,
+    /// The node that has borrowed the part
+    pub to: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,6 +128,8 @@ impl BlockRow {
             cooling: status.map(|it| it.cooling),
             free: status.map(|it| it.free),
             claim: inventory.claim_of_block(entry),
+            borrowed_from: entry.parent.as_ref().map(|it| it.node.to_string()),
+            lent: lent(entry, inventory),
             uid: entry.uid.as_ref().map(ToString::to_string),
         }
     }
@@ -126,6 +142,9 @@ impl BlockRow {
         };
         let claim = self.claim.iter().map(|it| format!(", of claim {it}"));
         let state = state + &claim.collect::<String>();
+        let from = self.borrowed_from.iter();
+        let from = from.map(|it| format!(", borrowed from {it}"));
+        let state = state + &from.collect::<String>();
         vec![
             self.cidr.to_string(),
             self.pool.clone(),
@@ -138,6 +157,15 @@ impl BlockRow {
             self.uid.clone().unwrap_or_default(),
         ]
     }
+}
+
+fn lent(entry: &BlockEntry, inventory: &Inventory) -> Vec<LentPart> {
+    let parts = inventory.registry.borrowed_from(entry);
+    let part = |part: &BlockEntry| LentPart {
+        cidr: part.cidr,
+        to: part.owner.name.to_string(),
+    };
+    parts.map(part).collect()
 }
 
 /// Formats blocks as a table, or returns `nothing` if there are none.

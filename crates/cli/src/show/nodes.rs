@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::addresses::{self, SpanRow};
-use super::blocks::{BlockRow, table};
+use super::blocks::{BlockRow, LentPart, table};
 use super::pods::{AllocationRow, allocations};
 use crate::address::AddressState;
 use crate::inventory::Inventory;
@@ -235,8 +235,19 @@ impl VerbReport for NodeReport {
             let over = over(Some(range.until), style.now);
             facts.add("In quarantine", format!("{}, {over}", range.cidr));
         }
-        if !self.withdrawn.is_empty() {
-            facts.add("Taken out", joined(&self.withdrawn));
+        let lent: Vec<&LentPart> = self.blocks.iter().flat_map(|it| &it.lent).collect();
+        for part in &lent {
+            facts.add("Lent", format!("{} to {}", part.cidr, part.to));
+        }
+        for block in &self.blocks {
+            if let Some(lender) = &block.borrowed_from {
+                facts.add("Borrowed", format!("{} from {lender}", block.cidr));
+            }
+        }
+        let is_lent = |it: &&Cidr| lent.iter().any(|part| part.cidr == **it);
+        let taken_out: Vec<&Cidr> = self.withdrawn.iter().filter(|it| !is_lent(it)).collect();
+        if !taken_out.is_empty() {
+            facts.add("Taken out", joined(&taken_out));
         }
         if !self.withdrawing.is_empty() {
             let ranges = joined(&self.withdrawing);

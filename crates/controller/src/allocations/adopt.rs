@@ -215,6 +215,7 @@ fn listed_block(block: &BlockReport, pool: &PoolState) -> AllocatedBlock {
         uid: block.uid.to_string(),
         pool: pool.name.to_string(),
         claim: None,
+        parent: None,
         recall: None,
         reserved: Vec::new(),
         on_request: Vec::new(),

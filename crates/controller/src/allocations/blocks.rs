@@ -56,6 +56,15 @@ impl BlockTable {
         self.entries.values()
     }
 
+    /// Returns the blocks inside of a range, without the block of exactly this range, in address order.
+    pub(crate) fn inside<'a>(&'a self, range: &Cidr) -> impl Iterator<Item = &'a BlockEntry> {
+        let range = *range;
+        // A CIDR sorts before the CIDRs inside of it.
+        let from = self.entries.range(range..).map(|(_, entry)| entry);
+        let inside = from.take_while(move |it| range.contains(&it.cidr));
+        inside.filter(move |it| it.cidr != range)
+    }
+
     /// Returns the blocks of a node's UID in address order.
     pub fn of<'a>(&'a self, uid: &ObjectUid) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
         let cidrs = self.by_owner.get(uid).into_iter().flatten();

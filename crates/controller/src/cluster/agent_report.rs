@@ -64,12 +64,14 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let blocks = list.read("blocks", MOST_BLOCKS, block, |it| (it.cidr, it.uid.clone()));
     let orphans = list.read("orphans", MOST_ORPHANS, orphan, |(addr, _)| *addr);
     let withdrawn = list.read("withdrawn", MOST_WITHDRAWALS, range, |range| *range);
+    let withdrawing = list.read("withdrawing", MOST_WITHDRAWALS, range, |range| *range);
     Some(Box::new(AgentReport {
         node_uid: node_uid.into(),
         demand,
         blocks,
         orphans,
         withdrawn,
+        withdrawing,
         refused: invalid.texts,
         refusals: invalid.count,
         conditions: conditions(fields.get("conditions")),

@@ -11,7 +11,7 @@ use super::agent_report;
 use super::names::{NodeName, PoolName};
 use super::objects::{
     AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity, Node, Owner,
-    Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
+    Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
 };
 use super::request::NewClaim;
 use cadastre_api::pod_claim::{self, ClaimOfPod};
@@ -284,6 +284,7 @@ fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
                 machine_id: owner.machine_id.map(Text::from),
             },
         },
+        parent: spec.parent.as_ref().map(Parent::read).transpose()?,
         since: spec.since.0,
         until: spec.until.map(|until| until.0),
     })
@@ -307,6 +308,7 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
             provider_id: owner.machine.provider_id.as_ref().map(text),
             machine_id: owner.machine.machine_id.as_ref().map(text),
         },
+        parent: spec.parent.as_ref().map(Parent::text),
         since: Time(spec.since),
         until: spec.until.map(Time),
     };

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{
-    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, Requests,
+    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, ParentBlock, Requests,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -153,6 +153,9 @@ pub struct AgentReport {
     pub orphans: Box<[(Addr, PodUid)]>,
     /// Ranges that the agent has withdrawn, sorted, without repetition
     pub withdrawn: Box<[Cidr]>,
+    /// Ranges that the agent cannot withdraw yet, because some of their addresses are in use or cooling; sorted,
+    /// without repetition
+    pub withdrawing: Box<[Cidr]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
     /// Number of all invalid entries, including those that `refused` does not describe
@@ -297,10 +300,39 @@ pub struct BlockSpec {
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
+    /// The block of which this one is a part, if the owner has borrowed it
+    pub parent: Option<Parent>,
     /// Since when the owner has the block
     pub since: Timestamp,
     /// Earliest end of the quarantine; `None` unless in quarantine
     pub until: Option<Timestamp>,
+}
+
+/// A block of which a part is lent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// Range of the block
+    pub cidr: Cidr,
+    /// Name of the node that has lent the part
+    pub node: NodeName,
+}
+
+impl Parent {
+    /// Parses the form in which objects of the API have it.
+    pub fn read(parent: &ParentBlock) -> Result<Self, String> {
+        Ok(Parent {
+            cidr: Cidr::parse_strict(&parent.cidr).map_err(|error| format!("parent: {error}"))?,
+            node: parent.node.as_str().into(),
+        })
+    }
+
+    /// Returns the form in which objects of the API have it.
+    pub fn text(&self) -> ParentBlock {
+        ParentBlock {
+            cidr: self.cidr.to_string(),
+            node: self.node.to_string(),
+        }
+    }
 }
 
 /// The owner of a block: a node by name and UID, live or deleted.

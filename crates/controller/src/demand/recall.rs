@@ -10,6 +10,8 @@
 //!   recalled together, because one family of a dual-stack pool alone is useless.
 //! - No block moves back and forth: a block is recalled for another node only if that node's need is more urgent
 //!   ([`NodeNeed`]).
+//! - A borrowed block is drained once the node's own blocks have sufficed for the idle time, or the pool has had free
+//!   blocks for that long. Empty borrowed blocks are recalled before others.
 //! - An agent that does not answer causes only a short delay: then a block of another node is recalled.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,6 +23,7 @@ use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::cluster::cache::report_of;
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, BlockReport, Node};
+use crate::context::IN_USE_PAUSE;
 use crate::node_balance::{
     NodeNeed, add, demand, must_leave, recall_candidate, unused_since, usable_addresses,
 };
@@ -30,6 +33,9 @@ use cadastre_core::{Cidr, Family};
 /// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Until
 /// then, a pod that the blocks were allocated for may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
+/// A borrowed block goes back when the node has not needed it for this long, or for the pool's idle time if that is
+/// longer.
+const SUFFICED: Duration = Duration::from_secs(10);
 /// How long an agent has to release a block before a block of another node is recalled, too.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -45,17 +51,29 @@ impl Demand {
         let none = BTreeSet::new();
         let own = cx.allocations.plain_blocks(&node.uid);
         let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
-        let entries: Vec<BlockEntry> = own.cloned().collect();
+        let mut entries: Vec<BlockEntry> = own.cloned().collect();
+        // What is borrowed goes back first.
+        entries.sort_by_key(|entry| entry.parent.is_none());
+        if entries.first().is_some_and(|entry| entry.parent.is_some()) {
+            // No event of this node announces that it no longer needs to borrow.
+            self.more.add_at(node.name.clone(), now + IN_USE_PAUSE);
+        }
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
+        // Addresses of the blocks that are not borrowed, by pool and family.
+        let mut own_addresses: BTreeMap<(PoolName, Family), u64> = BTreeMap::new();
         // Addresses and number of the blocks that are not recalled, by pool and family.
         let mut kept: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
+                let addresses = usable_addresses(entry, report, cx.allocations);
+                if entry.parent.is_none() {
+                    add(own_addresses.entry(key.clone()).or_default(), addresses);
+                }
                 let sum = kept.entry(key).or_default();
-                add(&mut sum.0, usable_addresses(entry, report, cx.allocations));
+                add(&mut sum.0, addresses);
                 sum.1 += 1;
             }
         }
@@ -66,10 +84,40 @@ impl Demand {
             let in_use = busy.is_some_and(|busy| busy > 0);
             let mut recall = entry.recall;
             let mut idle_since = entry.idle_since;
-            if must_leave(entry, node, pool) || drained.contains(&entry.cidr) {
+            let mut unneeded_since = entry.unneeded_since;
+            let is_borrowed = entry.parent.is_some();
+            if must_leave(entry, node, pool)
+                || drained.contains(&entry.cidr)
+                || is_parent_leaving(entry, cx)
+            {
                 recall = Some(Recall::Drain);
-            } else if entry.recall == Some(Recall::Drain) || in_use {
+            } else if entry.recall == Some(Recall::Drain) {
+                // A borrowed block that goes back is kept only if the node waits again.
+                let waits = self.waiting.get(&entry.pool);
+                let is_waiting = waits.is_some_and(|waits| waits.contains_key(&node.name));
+                recall = recall.filter(|_| is_borrowed && !is_waiting);
+            } else if in_use {
                 recall = None;
+            }
+            if recall.is_none() && is_borrowed {
+                let key = (entry.pool.clone(), entry.cidr.family());
+                let own = own_addresses.get(&key).copied().unwrap_or(0);
+                let suffices = own >= demand(report, &entry.pool);
+                if suffices || self.has_room(&entry.pool, cx) {
+                    let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
+                    let since = *unneeded_since.get_or_insert(now);
+                    if since + idle.max(SUFFICED) <= now {
+                        recall = Some(Recall::Drain);
+                        let sum = kept.entry(key).or_default();
+                        let own = usable_addresses(entry, report, cx.allocations);
+                        sum.0 = sum.0.saturating_sub(own);
+                        sum.1 = sum.1.saturating_sub(1);
+                    }
+                } else {
+                    unneeded_since = None;
+                }
+            } else {
+                unneeded_since = None;
             }
             if recall.is_none() && is_empty {
                 let since = *idle_since.get_or_insert(now);
@@ -95,9 +143,21 @@ impl Demand {
                 entry.recall = recall;
                 entry.recalled_at = entry.recalled_at.filter(|_| recall.is_some());
                 entry.idle_since = idle_since;
+                entry.unneeded_since = unneeded_since;
             }
         }
         changed | self.end_unused(node, report, &entries, cx)
+    }
+
+    /// Returns whether a pool has a free block of each family, and nobody waits for it.
+    fn has_room(&self, pool: &PoolName, cx: &Context) -> bool {
+        let is_awaited = self.waiting.get(pool).is_some_and(|it| !it.is_empty());
+        let Some(pool) = cx.allocations.pools.get(pool).filter(|_| !is_awaited) else {
+            return false;
+        };
+        let ledger = &cx.allocations.ledger;
+        let is_free = |family| ledger.block_counts(&pool.space, family).free > 0;
+        pool.is_serving() && pool.space.families().all(is_free)
     }
 
     /// Handles pools that allocate only on request: recalls the node's last blocks if it has used no address of the
@@ -157,6 +217,21 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
+            // If pods wait on a node that has lent a part, the part goes back first.
+            let is_of_waiting = |entry: &&BlockEntry| {
+                let lender = entry.parent.as_ref().map(|it| &it.node);
+                let wait = lender.and_then(|it| waits.get(it));
+                wait.is_some_and(|wait| wait.need <= NodeNeed::Pods && wait.need == need)
+            };
+            let lent = allocated().filter(is_of_waiting).filter(needs_less);
+            let lent = lent.filter(|entry| {
+                let node = cx.cache.nodes.get(&entry.owner.name);
+                let report = node.and_then(|node| report_of(node, cx.cache));
+                entry.report_for(report).is_some_and(|it| it.busy() == 0)
+            });
+            let lent: Vec<(Cidr, NodeName)> = lent
+                .map(|entry| (entry.cidr, entry.owner.name.clone()))
+                .collect();
             let owners: BTreeSet<(NodeName, ObjectUid)> = allocated()
                 .filter(needs_less)
                 .map(|entry| (entry.owner.name.clone(), entry.owner.uid.clone()))
@@ -165,6 +240,10 @@ impl Demand {
                 .iter()
                 .filter_map(|(node, uid)| recall_candidate(pool, node, uid, need, cx))
                 .collect();
+            for (cidr, node) in lent {
+                recalled += usize::from(recalled < wanted && recall_block(&cidr, cx));
+                affected.nodes.push(node);
+            }
             while recalled < wanted {
                 let Some((_, cidr, node, uid)) = donors.pop() else {
                     break;
@@ -190,6 +269,12 @@ impl Demand {
             }
         }
     }
+}
+
+/// Returns whether a borrowed block has to go back because its parent is drained. Only then can the parent be released.
+fn is_parent_leaving(entry: &BlockEntry, cx: &Context) -> bool {
+    let parent = cx.allocations.parent_of(entry);
+    parent.is_some_and(|it| !it.owner.quarantined && it.recall == Some(Recall::Drain))
 }
 
 /// Returns the nodes that have used no address of a pool for at least `after`, the longest unused first.

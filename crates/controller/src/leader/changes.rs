@@ -60,6 +60,7 @@ impl Leader {
             self.loops.leaks.scan_soon();
         }
         self.look_at_claims_in_blocks_of(name, cache);
+        self.loops.demand.subnet_changed();
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();

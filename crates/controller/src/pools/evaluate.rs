@@ -12,7 +12,8 @@ use crate::cluster::objects::Pool;
 use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
-    AllocationMode, AssignmentMode, FINALIZER, FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
+    AllocationMode, AssignmentMode, Borrowing, FINALIZER, FirstBlock, IPPoolSpec, NodePool,
+    NodePoolRanges,
 };
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
@@ -190,6 +191,7 @@ impl Default for Parsed {
                 namespaces: Selector::default(),
                 pods: Selector::default(),
                 most: None,
+                borrows: false,
                 idle: Duration::ZERO,
             },
             nearly_exhausted: 100,
@@ -237,6 +239,7 @@ impl Parsed {
                 most: spec
                     .max_blocks_per_node
                     .and_then(|most| most.try_into().ok()),
+                borrows: spec.borrowing == Borrowing::WhenExhausted,
                 idle: Duration::from_secs(spec.idle_seconds.into()),
             },
             nearly_exhausted: spec.nearly_exhausted_percent,

@@ -54,6 +54,7 @@ pub(super) fn wanted(
     let Withdrawals {
         withdraw,
         claimed,
+        lent,
         returned,
     } = Withdrawals::of(node, is, &blocks, cache, allocations);
     Some(NodeSubnetSpec {
@@ -71,6 +72,7 @@ pub(super) fn wanted(
         leak_candidates: allocations.leak_candidates_of(&node.uid, report),
         withdraw,
         claimed,
+        lent,
         returned,
         quarantined,
     })

@@ -84,7 +84,7 @@ impl PoolMetrics {
             )?,
             addresses: gauges(
                 "cadastre_pool_addresses",
-                "Addresses in allocated blocks of the pool, by state: allocated counts all of them, used those in use by pods, cooling those in cooldown",
+                "Addresses in allocated blocks of the pool, by state: allocated counts all of them, used those in use by pods, cooling those in cooldown, borrowed those that a node has borrowed from another one",
                 &["pool", "family", "state"],
             )?,
             known: Arc::default(),
@@ -118,7 +118,7 @@ impl PoolMetrics {
         }
         for (pool, family, totals) in &view.addresses {
             let (pool, family) = labels(pool, family);
-            let values = [totals.held, totals.used, totals.cooling];
+            let values = [totals.held, totals.used, totals.cooling, totals.borrowed];
             for (state, count) in ADDRESS_STATES.into_iter().zip(values) {
                 self.addresses
                     .with_label_values(&[pool.as_str(), &family, state])
@@ -150,7 +150,7 @@ impl PoolMetrics {
 }
 
 /// Values of the label `state` of `cadastre_pool_addresses`.
-const ADDRESS_STATES: [&str; 3] = ["allocated", "used", "cooling"];
+const ADDRESS_STATES: [&str; 4] = ["allocated", "used", "cooling", "borrowed"];
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@ use super::*;
 use crate::allocations::adopt::UnadoptedBlocks;
 use crate::cluster::objects::Claim;
 use crate::fixtures::{claim, cluster_of, list, pod, pool, rebuilt, subnet};
+use crate::handover::is_handed_over;
 use cadastre_api::{IPClaimStatus, NodeSubnetSpec};
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -122,6 +123,22 @@ fn what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return() {
     assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
     fixture.request(&["10.0.0.4/30"]);
     // The report is from before the return, so the node may assign addresses of the range by now.
+    let is = fixture.write();
+    assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
+    fixture.report(&[]);
+    let is = fixture.write();
+    assert_eq!((is.withdraw.len(), is.returned.len()), (1, 0), "{is:?}");
+}
+
+#[test]
+fn what_is_returned_stays_returned_although_the_node_uses_it_by_now() {
+    let mut fixture = Fixture::new(Vec::new());
+    fixture.report(&["10.0.0.4/30"]);
+    assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
+    // The pod's status arrives before the agent's report.
+    let user = pod(2, &["10.0.0.5"]);
+    fixture.cache.pods.change(ObjectEvent::Applied(user));
+    fixture.request(&["10.0.0.4/30"]);
     let is = fixture.write();
     assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
     fixture.report(&[]);

@@ -8,7 +8,6 @@ use super::record::{
     ADOPTED, ADOPTED_OLD, AddressRecord, AttachmentRecord, BlockRecord, BlockState,
 };
 use super::tables::{Read, Write};
-use cadastre_core::usable::usable;
 use cadastre_core::{Addr, Cidr};
 
 /// An assignment that another component remembers, for example the container runtime.
@@ -60,7 +59,7 @@ pub(crate) fn adopt(
                 Some(_) => skipped.push(*addr),
                 None => {
                     let (cidr, block) = block_of(kv, *addr)?;
-                    let usable = usable(cidr, kv.pool(&block.pool)?.as_ref());
+                    let usable = block.usable(cidr, kv.pool(&block.pool)?.as_ref());
                     let given = describe(cidr, &block.pool, &usable, *addr);
                     let by = it.attachment.clone();
                     kv.put_address(*addr, &AddressRecord::Used { by, block: cidr })?;
@@ -93,6 +92,7 @@ fn block_of(kv: &mut dyn KvMut, addr: Addr) -> Result<(Cidr, BlockRecord), Stora
         uid: String::new(),
         pool: String::new(),
         state: BlockState::Unlisted,
+        borrowed: false,
         reserved: Vec::new(),
         on_request: Vec::new(),
     };

@@ -11,7 +11,7 @@ use super::tables::Read;
 use super::withdrawals;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{PoolTerms, is_claim};
-use cadastre_core::usable::{Usable, above, covering, union, usable};
+use cadastre_core::usable::{Usable, above, covering, union};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// An address that was selected but is not assigned yet.
@@ -58,7 +58,7 @@ pub(crate) fn next(
         let Some(block) = kv.block(cidr)? else {
             continue;
         };
-        let usable = usable(cidr, Some(pool));
+        let usable = block.usable(cidr, Some(pool));
         let withheld = withdrawals::withheld(kv, cidr, &block.pool)?;
         let out = block.left_out(cidr, &[&usable.excluded[..], &withheld].concat());
         let (addr, source) = match unused(kv, cidr, &out)? {
@@ -218,7 +218,7 @@ fn exactly(
             ),
         ));
     }
-    let usable = usable(cidr, Some(&pool));
+    let usable = block.usable(cidr, Some(&pool));
     if covering(&usable.excluded, addr).is_some() {
         let what = if usable.gateway == Some(addr) {
             "the gateway"

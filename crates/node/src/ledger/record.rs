@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::ops::{AddressAssignment, Attachment, PodRef};
-use cadastre_core::usable::union;
+use cadastre_core::node_allocation::PoolTerms;
+use cadastre_core::usable::{Usable, union, usable, usable_part};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// An attachment that has addresses. The value in the table of attachments has this form, too; there, `attachment` is
@@ -117,6 +118,9 @@ pub(crate) struct BlockRecord {
     pub uid: String,
     pub pool: String,
     pub state: BlockState,
+    /// Whether the block is a part of another node's block
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub borrowed: bool,
     /// Addresses that are never assigned
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<IpRange>,
@@ -126,6 +130,15 @@ pub(crate) struct BlockRecord {
 }
 
 impl BlockRecord {
+    /// Returns which addresses of the block the terms of its pool allow to assign.
+    pub(super) fn usable(&self, block: Cidr, pool: Option<&PoolTerms>) -> Usable {
+        if self.borrowed {
+            usable_part(block, pool)
+        } else {
+            usable(block, pool)
+        }
+    }
+
     /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the
     /// addresses that the settings of the block's pool or withdrawals exclude.
     pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {

@@ -12,7 +12,7 @@ use super::tables::{Read, Write};
 use super::withdrawals;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Block, NodeAllocation, PoolTerms};
-use cadastre_core::usable::{above, usable};
+use cadastre_core::usable::above;
 use cadastre_core::{Cidr, IpRange};
 
 /// At most this many released blocks are remembered; the oldest records are deleted.
@@ -43,6 +43,7 @@ pub(crate) fn set_allocation(
             uid: block.uid.clone(),
             pool: block.pool.clone(),
             state: state(kv, block, old, stamp)?,
+            borrowed: block.borrowed,
             reserved: block.reserved.clone(),
             on_request: block.on_request.clone(),
         };
@@ -146,7 +147,7 @@ fn remember(kv: &mut dyn KvMut, cidr: Cidr, uid: &str) -> Result<(), StorageFaul
 }
 
 fn left_out(kv: &dyn Kv, cidr: Cidr, block: &BlockRecord) -> Result<Vec<IpRange>, StorageFault> {
-    let mut never = usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
+    let mut never = block.usable(cidr, kv.pool(&block.pool)?.as_ref()).excluded;
     never.extend(withdrawals::withheld(kv, cidr, &block.pool)?);
     Ok(block.left_out(cidr, &never))
 }

@@ -10,7 +10,7 @@ use super::record::{AttachmentRecord, BlockRecord, BlockState};
 use super::tables::Read;
 use super::withdrawals::{self, WithdrawalState};
 use cadastre_core::node_allocation::{Block, PoolTerms};
-use cadastre_core::usable::{covering, room, usable};
+use cadastre_core::usable::{covering, room};
 use cadastre_core::{Addr, Cidr, Dual};
 
 /// The content of a ledger at one moment.
@@ -62,6 +62,8 @@ pub struct BlockCount {
     pub uid: String,
     /// Name of the block's pool; empty for a podCIDR that lies in no pool
     pub pool: String,
+    /// Whether the block is a part of another node's block
+    pub borrowed: bool,
     /// Whether addresses are assigned from the block, and if not, why
     pub state: BlockState,
     /// Numbers of the block's addresses by state
@@ -135,7 +137,7 @@ fn count(
     busy: &BTreeMap<Addr, (Cidr, bool)>,
 ) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
-    let never = usable(cidr, pool.as_ref()).excluded;
+    let never = record.usable(cidr, pool.as_ref()).excluded;
     let withheld = withdrawals::withheld(kv, cidr, &record.pool)?;
     let out = record.left_out(cidr, &[&never[..], &withheld].concat());
     let block = Block {
@@ -143,6 +145,7 @@ fn count(
         uid: record.uid,
         pool: record.pool,
         draining: false,
+        borrowed: record.borrowed,
         reserved: [record.reserved, withheld].concat(),
         on_request: record.on_request,
     };
@@ -163,6 +166,7 @@ fn count(
         cidr,
         uid: block.uid,
         pool: block.pool,
+        borrowed: record.borrowed,
         state: record.state,
         counts,
         room: u64::try_from(room).unwrap_or(u64::MAX),

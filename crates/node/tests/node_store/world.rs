@@ -65,6 +65,7 @@ pub fn allocation(blocks: &[&str]) -> NodeAllocation {
                 uid: format!("uid-of-{it}"),
                 pool: "a".to_owned(),
                 draining: false,
+                borrowed: false,
                 reserved: Vec::new(),
                 on_request: Vec::new(),
             })
@@ -179,6 +180,7 @@ pub fn any_allocation(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
                         uid: format!("u{}", rng.below(2)),
                         pool: (*rng.pick(&POOLS)).to_owned(),
                         draining: rng.one_in(8),
+                        borrowed: false,
                         reserved: some_of(rng, cidr(it)),
                         on_request: some_of(rng, cidr(it)),
                     });

@@ -109,6 +109,7 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
             uid: format!("{i:036}"),
             pool: "bench".to_owned(),
             claim: None,
+            parent: None,
             recall: None,
             reserved: Vec::new(),
             on_request: Vec::new(),

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::Now;
 use crate::allocations::whole_seconds;
 use crate::cluster::names::{ObjectUid, PoolName};
-use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner};
+use crate::cluster::objects::{AgentReport, BlockReport, BlockSpec, Owner, Parent};
 use crate::purpose::Step;
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, HoldingId, HoldingState};
@@ -21,6 +21,8 @@ pub struct BlockEntry {
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
+    /// The block of which this one is a part, if the owner has borrowed it. It stays when that block is gone
+    pub parent: Option<Parent>,
     /// Since when the owner has the block, rounded up to whole seconds
     pub since: Timestamp,
     /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
@@ -48,6 +50,8 @@ pub struct BlockEntry {
     pub recalled_at: Option<Duration>,
     /// Since when the block is empty, by the monotonic clock
     pub idle_since: Option<Duration>,
+    /// Since when the owner no longer needs the block that it has borrowed, by the monotonic clock
+    pub unneeded_since: Option<Duration>,
 }
 
 impl BlockEntry {
@@ -63,6 +67,7 @@ impl BlockEntry {
             cidr,
             pool,
             owner,
+            parent: None,
             since: whole_seconds(now.wall),
             until: None,
             quarantined_until: None,
@@ -76,6 +81,7 @@ impl BlockEntry {
             recall: None,
             recalled_at: None,
             idle_since: None,
+            unneeded_since: None,
         }
     }
 
@@ -104,6 +110,7 @@ impl BlockEntry {
             cidr: self.cidr,
             pool: self.pool.clone(),
             owner: self.owner.clone(),
+            parent: self.parent.clone(),
             since: self.since,
             until: self.until,
         }

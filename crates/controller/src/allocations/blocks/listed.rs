@@ -8,7 +8,7 @@ use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
 use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
-use crate::cluster::objects::{AgentReport, MachineIdentity, Owner};
+use crate::cluster::objects::{AgentReport, MachineIdentity, Owner, Parent};
 use crate::purpose::Step;
 use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec, Recall};
 use cadastre_core::mutation::Mutation;
@@ -96,6 +96,7 @@ impl AllocationState {
             self.blocks.insert(BlockEntry {
                 uid: Some(listed.uid.as_str().into()),
                 confirmed: true,
+                parent: listed.parent.as_ref().and_then(|it| Parent::read(it).ok()),
                 recall: listed.recall,
                 ..BlockEntry::new(cidr, listed.pool.as_str().into(), owner, holding, now)
             });
@@ -209,8 +210,12 @@ impl AllocationState {
                 uid: entry.uid.as_ref()?.to_string(),
                 pool: entry.pool.to_string(),
                 claim: None,
+                parent: entry.parent.as_ref().map(Parent::text),
                 recall: entry.recall,
-                reserved: within(&entry.cidr, reserved),
+                reserved: within(
+                    &entry.cidr,
+                    &[reserved, &self.never_of_parent(entry)].concat(),
+                ),
                 on_request: within(&entry.cidr, on_request),
             })
         });
@@ -225,6 +230,7 @@ impl AllocationState {
             uid: entry.uid.as_ref()?.to_string(),
             pool: entry.pool.to_string(),
             claim: Some(claim.to_string()),
+            parent: None,
             recall: entry.recall,
             reserved: vec![entry.cidr.first().to_string()],
             on_request: Vec::new(),

@@ -33,12 +33,18 @@ impl AllocationState {
         let Some(entry) = self.blocks.get_mut(&cidr) else {
             self.record_object(block, spec, now);
             affected.nodes.push(spec.owner.name.clone());
+            affected
+                .nodes
+                .extend(spec.parent.iter().map(|it| it.node.clone()));
             return affected;
         };
         if entry.uid.as_ref() != Some(&block.uid) {
             entry.uid = Some(block.uid.clone());
             affected.nodes.push(entry.owner.name.clone());
         }
+        affected
+            .nodes
+            .extend(entry.parent.iter().map(|it| it.node.clone()));
         if entry.step != Step::Delete {
             // The object of a provisional block is not written: a write would change its resourceVersion, which shows
             // its age.
@@ -136,6 +142,7 @@ impl AllocationState {
             until: spec.until,
             quarantined_until: owner.quarantined.then_some(now.mono + left),
             uid: Some(block.uid.clone()),
+            parent: spec.parent.clone(),
             // The controller marks an object as quarantined only if the block was confirmed before.
             confirmed: owner.quarantined,
             step: Step::Settled,
@@ -172,6 +179,11 @@ impl AllocationState {
                 continue;
             }
             let name = entry.owner.name.clone();
+            if !entry.owner.quarantined && self.is_being_lent(&cidr, cache) {
+                // The NodeSubnet of the lender must name the block as lent first.
+                self.blocks.to_judge.insert(cidr);
+                continue;
+            }
             // A quarantined block is confirmed even if another block overlaps it, because its deleted owner may have
             // used it.
             if entry.owner.quarantined || self.is_first(&cidr, cache) {
@@ -231,6 +243,7 @@ impl AllocationState {
             {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if self.is_claim_inside(cidr, &other.cidr) => true,
+                Some(other) if self.is_handed_over(cidr, &other.cidr, cache) => true,
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so that block will yield to this one.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),

@@ -125,9 +125,9 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether no other holding overlaps the block. Two kinds of holdings do not count: those of claims with
-    /// the claims' blocks, and smaller quarantined blocks of the same deleted node inside the block. Such smaller
-    /// blocks were created by late writes, and stay in quarantine.
+    /// Returns whether no other holding overlaps the block. Three kinds of holdings do not count: those of claims with
+    /// the claims' blocks; borrowed blocks and their parents; and smaller quarantined blocks of the same deleted node
+    /// inside the block. Such smaller blocks were created by late writes, and stay in quarantine.
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
@@ -137,14 +137,25 @@ impl AllocationState {
             let is_claim = entry.cidr.contains(&holding.cidr) && self.is_of_claims(holding.holder);
             let is_block_of_claim = self.is_claim_inside(&holding.cidr, &entry.cidr)
                 || self.is_claim_inside(&entry.cidr, &holding.cidr);
-            id == entry.holding || is_quarantined_inside || is_claim || is_block_of_claim
+            let is_lent = self.is_part_of(&holding.cidr, &entry.cidr)
+                || self.is_part_of(&entry.cidr, &holding.cidr);
+            id == entry.holding || is_quarantined_inside || is_claim || is_block_of_claim || is_lent
         })
     }
 
     /// Removes a block and its holding, so the range is free unless another holding overlaps it.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
+        if Mutation::LentForgottenWithParent.is_on() {
+            let lent: Vec<Cidr> = self.lent_inside(cidr).map(|it| it.part).collect();
+            for part in lent {
+                self.drop_block(&part);
+            }
+        }
         let entry = self.blocks.remove(cidr)?;
         self.ledger.release(entry.holding);
+        if let Some(parent) = &entry.parent {
+            self.lending.given_back.push((*cidr, parent.node.clone()));
+        }
         if !self.blocks.has(&entry.owner.uid) {
             self.holders.drop_uid(HolderUse::Blocks, &entry.owner.uid);
         }

@@ -155,6 +155,7 @@ fn a_withdrawn_address_can_be_the_block_of_a_claim_on_the_same_node() {
         uid: "claim".to_owned(),
         pool: "shop/db".to_owned(),
         draining: false,
+        borrowed: false,
         reserved: Vec::new(),
         on_request: Vec::new(),
     });

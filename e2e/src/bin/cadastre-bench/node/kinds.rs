@@ -96,6 +96,7 @@ fn fill(path: &Path) -> Result<()> {
             uid: "block".to_owned(),
             pool: "pods".to_owned(),
             draining: false,
+            borrowed: false,
             reserved: Vec::new(),
             on_request: Vec::new(),
         }],

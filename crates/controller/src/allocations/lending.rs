@@ -1,0 +1,166 @@
+//! Lending in the ledger: parts of blocks that other nodes have borrowed, or are about to borrow.
+//!
+//! A borrowed block is a block of its own, with the life of every block. Its entry names its *parent*: the block of the
+//! lender of which it is a part. The node of the parent assigns no address of the part, because its NodeSubnet wants the
+//! part back for as long as the borrowed block exists. If the parent ends first, the borrowed block stays.
+//!
+//! An *ask* comes before the borrowed block: the lender is asked for the part, and has perhaps handed it over. Only this
+//! leader knows its asks. The next leader returns the parts that are handed over and have not become blocks.
+//!
+//! # Guarantees
+//! - A confirmed block lies inside of another node's block only if the other node has handed it over: for a claim, or for
+//!   the node that borrows it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::AllocationState;
+use super::blocks::BlockEntry;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::names::{NodeName, ObjectUid, PoolName};
+use crate::cluster::objects::{Node, Parent};
+use crate::handover::{is_lent, is_ready_to_lend};
+use cadastre_api::node_allocation::never_assigned;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr, IpRange};
+
+/// A part of a block that its node is asked to lend.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub pool: PoolName,
+    /// The block that the part is of, and its node
+    pub parent: Parent,
+    /// UID of the node of the parent
+    pub lender: ObjectUid,
+    /// Name and UID of the node that borrows the part
+    pub borrower: (NodeName, ObjectUid),
+    /// How many addresses of the part the borrower can assign
+    pub addresses: u64,
+    /// When the lender was asked, by the monotonic clock
+    pub since: Duration,
+}
+
+/// A part of a block that another node has borrowed or is about to borrow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loan<'a> {
+    pub part: Cidr,
+    /// Name of the node that borrows the part
+    pub borrower: &'a NodeName,
+    /// The borrowed block; `None` as long as the part is only asked for
+    pub block: Option<&'a BlockEntry>,
+}
+
+/// The parts that nodes are asked to lend, and those that have come back.
+#[derive(Debug, Default)]
+pub struct LendingTable {
+    pub(crate) asks: BTreeMap<Cidr, Ask>,
+    /// Borrowed blocks that have ended since the last look at this list, each with its lender
+    pub(crate) given_back: Vec<(Cidr, NodeName)>,
+}
+
+impl AllocationState {
+    /// Returns the parts of a block that other nodes have borrowed or are about to borrow.
+    pub(crate) fn lent_inside<'a>(&'a self, block: &'a Cidr) -> impl Iterator<Item = Loan<'a>> {
+        let asks = self.lending.asks.iter();
+        let asks = asks.filter(move |(_, ask)| ask.parent.cidr == *block);
+        let asks = asks.map(|(part, ask)| Loan {
+            part: *part,
+            borrower: &ask.borrower.0,
+            block: None,
+        });
+        let borrowed = self.blocks.inside(block);
+        let borrowed = borrowed.filter(move |it| self.is_part_of(&it.cidr, block));
+        let borrowed = borrowed.filter(|it| {
+            let is_early = it.recall.is_some() && Mutation::LentReturnedInUse.is_on();
+            // A provisional block that ends was never listed.
+            let is_void = it.is_leaving() && !it.confirmed;
+            !is_early && !is_void
+        });
+        asks.chain(borrowed.map(|it| Loan {
+            part: it.cidr,
+            borrower: &it.owner.name,
+            block: Some(it),
+        }))
+    }
+
+    /// Returns whether a block is borrowed from the node of the block `of`.
+    pub fn is_part_of(&self, block: &Cidr, of: &Cidr) -> bool {
+        let parent = self.blocks.get(block).and_then(|it| it.parent.as_ref());
+        parent.is_some_and(|parent| parent.cidr == *of && block != of && of.contains(block))
+    }
+
+    /// Returns the blocks that other nodes have borrowed from a block.
+    pub fn borrowed_from<'a>(
+        &'a self,
+        entry: &'a BlockEntry,
+    ) -> impl Iterator<Item = &'a BlockEntry> {
+        let inside = self.blocks.inside(&entry.cidr);
+        inside.filter(|it| self.is_part_of(&it.cidr, &entry.cidr))
+    }
+
+    /// Returns the block of which a borrowed block is a part, if any node, live or deleted, still has it.
+    pub fn parent_of(&self, entry: &BlockEntry) -> Option<&BlockEntry> {
+        let parent = self.blocks.get(&entry.parent.as_ref()?.cidr)?;
+        self.is_part_of(&entry.cidr, &parent.cidr).then_some(parent)
+    }
+
+    /// Returns whether `block` may be confirmed although it overlaps the block `other`: one of them is a part of the
+    /// other, and the node of the wider one has handed the part over.
+    pub(super) fn is_handed_over(&self, block: &Cidr, other: &Cidr, cache: &ClusterCache) -> bool {
+        // The part was handed over before it was confirmed.
+        if self.is_part_of(other, block) {
+            return true;
+        }
+        let uid = self.blocks.get(block).and_then(|it| it.uid.as_ref());
+        let lender = self.lender_of(block, other, cache).zip(uid);
+        lender.is_some_and(|(node, uid)| is_lent(node, block, uid, cache))
+    }
+
+    /// Returns whether the node of the block around a provisional block has withdrawn it, but the NodeSubnet of this
+    /// node does not name the provisional block as lent yet.
+    pub(super) fn is_being_lent(&self, block: &Cidr, cache: &ClusterCache) -> bool {
+        let parent = self.blocks.get(block).and_then(|it| it.parent.as_ref());
+        let lender = parent.and_then(|it| self.lender_of(block, &it.cidr, cache));
+        lender.is_some_and(|node| is_ready_to_lend(node, block, cache))
+            && !self.is_handed_over(block, &parent.map_or(*block, |it| it.cidr), cache)
+    }
+
+    /// Returns the live node of the block `other`, if `block` is borrowed from it.
+    fn lender_of<'a>(
+        &self,
+        block: &Cidr,
+        other: &Cidr,
+        cache: &'a ClusterCache,
+    ) -> Option<&'a Node> {
+        let parent = self
+            .blocks
+            .get(other)
+            .filter(|_| self.is_part_of(block, other))?;
+        let owner = Some(&parent.owner).filter(|it| !it.quarantined)?;
+        let node = cache.nodes.get(&owner.name)?;
+        (node.uid == owner.uid).then_some(node.as_ref())
+    }
+
+    /// Returns whether an address of a block belongs to a block inside of it: of a claim, or of a node that has borrowed
+    /// it.
+    pub(crate) fn is_in_nested_block(&self, addr: Addr, block: &Cidr) -> bool {
+        let host = Cidr::host(addr);
+        let is_nested = |it: &BlockEntry| {
+            let is_part = it.cidr == host || self.is_part_of(&it.cidr, block);
+            is_part && it.cidr.contains_addr(addr)
+        };
+        self.blocks.inside(block).any(is_nested)
+    }
+
+    /// Returns the addresses of a borrowed block that nobody assigns, because they are the network address, the gateway
+    /// or the broadcast address of its parent.
+    pub(super) fn never_of_parent(&self, entry: &BlockEntry) -> Vec<IpRange> {
+        let pool = self.pools.get(&entry.pool);
+        let parent = entry.parent.as_ref().zip(pool);
+        parent.map_or_else(Vec::new, |(parent, pool)| {
+            let never = never_assigned(parent.cidr, false, &pool.node_view);
+            let inside = never.iter().filter_map(|span| span.within(&entry.cidr));
+            inside.collect()
+        })
+    }
+}
