@@ -91,6 +91,8 @@ pub(crate) struct PodFact {
     pub claim: Option<ClaimName>,
     /// The addresses for which the controller creates this claim, unless the ranges of the pod's node have them
     pub asked: Vec<Addr>,
+    /// Whether the CNI configuration or the runtime requests these addresses, and not an annotation of the pod
+    pub is_by_cni: bool,
     /// The pod's labels and annotations
     pub meta: Labelled,
 }
@@ -173,10 +175,14 @@ impl Inventory {
         fill(&lists.nodes, convert::node, |it| cache.nodes.change(it));
         fill(&lists.pools, convert::pool, |it| cache.pools.change(it));
         fill(&lists.subnets, convert::subnet, |it| {
-            cache.subnets.change(it)
+            let changes = cache.subnets.change(it);
+            changes.iter().for_each(|it| cache.note_subnet(it));
         });
         fill(&lists.blocks, convert::block, |it| cache.blocks.change(it));
-        fill(&lists.claims, convert::claim, |it| cache.claims.change(it));
+        fill(&lists.claims, convert::claim, |it| {
+            let changes = cache.claims.change(it);
+            changes.iter().for_each(|it| cache.note_claim(it));
+        });
         fill(&lists.services, convert::service_range, |it| {
             cache.services.change(it)
         });
@@ -199,10 +205,11 @@ impl Inventory {
             let name = it.metadata.name.clone().unwrap_or_default();
             (name, Labelled::of(&it.metadata))
         });
+        let pods = lists.pods.iter().map(|it| PodFact::read(it, &cache));
         let mut inventory = Inventory {
+            pods: pods.collect(),
             cache,
             registry,
-            pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.collect(),
             claims: claims.map(|it| (it.name.as_str().into(), it)).collect(),
             namespaces: namespaces.collect(),
@@ -534,7 +541,7 @@ impl Labelled {
 }
 
 impl PodFact {
-    fn read(pod: &PodLite) -> Self {
+    fn read(pod: &PodLite, cache: &ClusterCache) -> Self {
         let meta = &pod.metadata;
         let spec = pod.spec.clone().unwrap_or_default();
         let status = pod.status.clone().unwrap_or_default();
@@ -542,14 +549,15 @@ impl PodFact {
         let ips = status.pod_ips.into_iter().flatten().map(|it| it.ip);
         let ips = ips.chain(status.pod_ip);
         let addresses: BTreeSet<Addr> = ips.filter_map(|it| Addr::parse_lenient(&it)).collect();
-        let claim = convert::pod(pod.clone()).claim;
-        let asked = match claim.as_ref().map(|it| &it.source) {
+        let uid = meta.uid.clone().unwrap_or_default();
+        let claim = cache.pods.claim_of(PodUid::read(&uid));
+        let asked = match claim.map(|it| &it.source) {
             Some(ClaimSource::Addresses(asked)) => asked.addresses.to_vec(),
             _ => Vec::new(),
         };
         PodFact {
             name: full_name(meta),
-            uid: meta.uid.clone().unwrap_or_default(),
+            uid,
             node: spec.node_name,
             finished: phase == "Succeeded" || phase == "Failed",
             phase,
@@ -557,8 +565,9 @@ impl PodFact {
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
-            claim: claim.map(|it| it.claim),
+            claim: claim.map(|it| it.claim.clone()),
             asked,
+            is_by_cni: claim.is_some_and(PodClaim::is_by_cni),
             meta: Labelled::of(meta),
         }
     }
