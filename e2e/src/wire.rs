@@ -1,7 +1,7 @@
 //! A TCP proxy to the API server that can delay what a client sends.
 //!
-//! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait in
-//! the proxy until [`Wire::release`]. They are delivered even if the client has died meanwhile, because the proxy
+//! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait
+//! in the proxy until [`Wire::release`]. They are delivered even if the client has died meanwhile, because the proxy
 //! closes the connection to the server only [`LINGER`] after the last byte. So the API server can execute requests of a
 //! client long after the client's death, as with real networks and proxies. After [`Wire::fall_silent`], connections
 //! stay open, but nothing is delivered over them.
@@ -35,6 +35,7 @@ pub struct Wire {
     held: watch::Sender<bool>,
     silences: watch::Sender<u32>,
     waiting: Arc<AtomicUsize>,
+    left: Arc<AtomicUsize>,
     address: SocketAddr,
     task: JoinHandle<()>,
 }
@@ -48,13 +49,17 @@ impl Wire {
         let (held, watched) = watch::channel(false);
         let (silences, silenced) = watch::channel(0);
         let waiting = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&waiting);
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let gate = Gate {
+            held: watched,
+            hold: held.clone(),
+            left: Arc::clone(&left),
+            passed: 0,
+            waiting: Arc::clone(&waiting),
+        };
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let gate = Gate {
-                    held: watched.clone(),
-                    waiting: Arc::clone(&counter),
-                };
+                let gate = gate.clone();
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
@@ -67,6 +72,7 @@ impl Wire {
             held,
             silences,
             waiting,
+            left,
             address,
             task,
         })
@@ -87,7 +93,14 @@ impl Wire {
         self.held.send_replace(true);
     }
 
-    /// Returns the number of connections on which bytes from clients are waiting.
+    /// Delivers `count` more requests of clients, and then stops delivering what clients send. Bytes from the server
+    /// still pass.
+    pub fn hold_after(&self, count: usize) {
+        self.left.store(count, Ordering::Relaxed);
+    }
+
+    /// Returns the number of connections on which requests of clients are waiting. Connections that are still being
+    /// encrypted do not count: their requests are not sent yet.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -99,6 +112,7 @@ impl Wire {
 
     /// Delivers the waiting bytes, and forwards without delay from now on.
     pub fn release(&self) {
+        self.left.store(usize::MAX, Ordering::Relaxed);
         self.held.send_replace(false);
     }
 }
@@ -109,16 +123,33 @@ impl Drop for Wire {
     }
 }
 
+#[derive(Clone)]
 struct Gate {
     held: watch::Receiver<bool>,
+    hold: watch::Sender<bool>,
+    /// How many requests are delivered before the others wait
+    left: Arc<AtomicUsize>,
+    /// How often bytes from the client have passed
+    passed: u32,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Gate {
     async fn pass(&mut self) -> Result<()> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // Two messages of the client belong to the handshake of TLS.
+        let is_request = usize::from(self.passed >= 2);
+        let next = |left: usize| (left != usize::MAX).then(|| left.saturating_sub(is_request));
+        let left = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        if left == Ok(0) {
+            self.hold
+                .send_if_modified(|held| !std::mem::replace(held, true));
+        }
+        self.waiting.fetch_add(is_request, Ordering::Relaxed);
         let open = self.held.wait_for(|held| !held).await.map(drop);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.waiting.fetch_sub(is_request, Ordering::Relaxed);
+        self.passed = self.passed.saturating_add(1);
         open.context("the wire is cut")
     }
 }

@@ -57,6 +57,12 @@ fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
         .unwrap_or_default()
 }
 
+/// Whether a claim has an address of the range.
+fn is_claimed(range: &Cidr, api: &Api) -> bool {
+    let claims = &mut api.claims.live.values();
+    claims.any(|claim| claim.addresses().any(|addr| range.contains_addr(addr)))
+}
+
 /// Whether the range is a single address of the block `wide`, and the NodeSubnet withdraws this address.
 fn is_withdrawn_from(subnet: Option<&Subnet>, wide: &Cidr, range: &Cidr) -> bool {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
@@ -248,7 +254,7 @@ impl Checks {
         let podcidr = nodes.any(|node| counted(node).any(|c| c.overlaps(&cidr)));
         let dead_nodes = &mut self.dead_nodes.iter();
         let quarantined = dead_nodes.any(|dead| dead.ranges.iter().any(|c| c.overlaps(&cidr)));
-        let contested = !hit.is_empty() || podcidr || quarantined;
+        let contested = !hit.is_empty() || podcidr || quarantined || is_claimed(&cidr, api);
         for other in hit {
             self.blocks.histories.entry(other).or_default().contested = true;
         }
@@ -287,6 +293,7 @@ impl Checks {
         let remade = same.iter().any(|(_, it)| remade(it));
         let was_edited = same.iter().any(|(_, it)| it.edited);
         let history = self.blocks.histories.entry(key.clone()).or_default();
+        history.contested |= is_claimed(&spec.cidr, api);
         if is_live(api, &owner.uid) {
             let subnet = api.subnets.get(&owner.name).map(AsRef::as_ref);
             // When a late deletion takes effect, the NodeSubnet may list the block again. Then the agent must have

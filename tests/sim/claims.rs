@@ -36,7 +36,7 @@ const ORDINALS: u64 = 4;
 /// What the checks remember of claims.
 #[derive(Default)]
 pub struct ClaimRecords {
-    /// All addresses that claims of a name ever had
+    /// By name, all addresses that claims with this name ever had, one after the other
     of: BTreeMap<ClaimName, BTreeSet<Addr>>,
     /// The claim that each pod uses
     of_pod: BTreeMap<ObjectUid, ClaimName>,

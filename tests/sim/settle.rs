@@ -126,9 +126,7 @@ impl Sim {
     /// addresses.
     fn check_counts(&self, pool: &Pool, model: &PoolModel) -> Verdict {
         // The addresses of claims do not count as blocks of nodes.
-        let claims = self.api.claims.live.values();
-        let claimed = claims.flat_map(|it| it.addresses()).map(Cidr::host);
-        let claimed: BTreeSet<Cidr> = claimed.collect();
+        let claimed = self.claimed();
         let blocks = self.api.blocks.live.values();
         let blocks = blocks.filter_map(|it| it.spec.as_ref().ok());
         let blocks: Vec<_> = blocks.filter(|it| !claimed.contains(&it.cidr)).collect();
@@ -176,7 +174,12 @@ impl Sim {
         let Some(status) = &pool.status else {
             return fail(format!("pool {} has no status", pool.name));
         };
-        let held = self.held();
+        let (held, claimed) = (self.held(), self.claimed());
+        let of_nodes: Vec<Cidr> = held
+            .iter()
+            .filter(|it| !claimed.contains(it))
+            .copied()
+            .collect();
         let is_held = |range: &&Cidr| held.iter().any(|it| it.overlaps(range));
         for (family, cidrs, _) in &model.families {
             let reported = match family {
@@ -186,7 +189,8 @@ impl Sim {
             let mut open = model.blocks(*family);
             open.retain(|block| !self.is_blocked(model, block));
             let taken = open.iter().filter(is_held).count();
-            let within = |cidr: &Cidr| held.iter().filter(|it| it.overlaps(cidr)).count();
+            // Nodes do not have the addresses of claims.
+            let within = |cidr: &Cidr| of_nodes.iter().filter(|it| it.overlaps(cidr)).count();
             let allocated: usize = cidrs.iter().map(within).sum();
             let counts = [open.len(), allocated, 0, open.len() - taken];
             let counts = counts.map(|count| count.to_string());
@@ -260,9 +264,15 @@ impl Sim {
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();
+        let all = podcidrs.chain(self.blocks_now());
+        all.chain(self.claimed()).collect()
+    }
+
+    /// The addresses of claims.
+    fn claimed(&self) -> BTreeSet<Cidr> {
         let claims = self.api.claims.live.values();
-        let claimed = claims.flat_map(|claim| claim.addresses()).map(Cidr::host);
-        podcidrs.chain(self.blocks_now()).chain(claimed).collect()
+        let addresses = claims.flat_map(|claim| claim.addresses());
+        addresses.map(Cidr::host).collect()
     }
 
     fn blocks_now(&self) -> impl Iterator<Item = Cidr> {

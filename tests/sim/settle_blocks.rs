@@ -149,8 +149,8 @@ impl Sim {
         spec.map_or(&[], |spec| &spec.blocks)
     }
 
-    /// How many addresses of a block are in use and cooling: according to the agent's store, or without a store
-    /// according to the agent's last status.
+    /// The number of a block's addresses in use, and the number of its addresses that cool. They are from the agent's
+    /// store or, if no agent works for the node, from the last status. `None` if the status does not name the block.
     pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {

@@ -122,7 +122,8 @@ impl Sim {
         let Some((uid, Some(report), withdraw, _)) = subnet.and_then(|it| lists(it)) else {
             return Ok(());
         };
-        if self.machines.live_node(id, &self.api) != Some(uid) {
+        // The agent of a machine that is off does not hear that a range is returned.
+        if self.machines.hosts[id].is_off || self.machines.live_node(id, &self.api) != Some(uid) {
             return Ok(());
         }
         let withdrawn: BTreeSet<Cidr> = report.withdrawn.iter().copied().collect();

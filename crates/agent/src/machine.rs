@@ -194,7 +194,7 @@ pub struct AgentMachine {
     reasons: Arc<Reasons>,
     is_proving: bool,
     proven: VecDeque<(Attachment, LeakReason)>,
-    /// The store's notes on the pools that each pod may use
+    /// Which pools each pod may use, as the store has noted it
     notes: Notes,
 
     publisher: Publisher,

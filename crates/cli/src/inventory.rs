@@ -71,7 +71,7 @@ pub(crate) struct Labelled {
 pub(crate) struct PodFact {
     /// `namespace/name`
     pub name: String,
-    /// `metadata.uid`
+    /// `metadata.uid`, which tells the pod from earlier pods of the same name
     pub uid: String,
     /// The node to which the pod is bound; `None` if it is not scheduled
     pub node: Option<String>,

@@ -1,4 +1,4 @@
-//! Objects and clusters for unit tests.
+//! Builders for unit tests: single objects, and caches with the objects of a small cluster.
 
 use std::time::Duration;
 

@@ -216,8 +216,8 @@ impl Controller {
         std::mem::take(&mut self.reports)
     }
 
-    /// Stops new writes. Answers to requests in flight are still handled, and objects whose writes are indeterminate
-    /// are still read.
+    /// Stops new writes. Answers to requests in flight are still handled, objects whose writes are indeterminate are
+    /// still read, and indeterminate writes of podCIDRs are repeated.
     pub fn stop(&mut self) {
         self.stopping = true;
     }

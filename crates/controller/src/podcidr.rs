@@ -72,7 +72,7 @@ pub enum WaitReason {
     /// These pools select the node but do not allocate now, so the node gets nothing. Either no other pool selects the
     /// node, or these pools are about to allocate and have precedence over the others.
     Barred { pools: Vec<PoolName> },
-    /// These pools select the node and allocate, but all of them are exhausted.
+    /// All pools that select the node and may allocate are exhausted. These are the pools.
     Full { pools: Vec<PoolName> },
 }
 
@@ -123,7 +123,8 @@ impl Loop for PodCidrs {
 }
 
 impl PodCidrs {
-    /// Returns the next request for a node that waits for podCIDRs. If `stopping`, only reads are returned.
+    /// Returns the next request for a node that waits for podCIDRs. If `stopping`, only reads and repetitions of
+    /// indeterminate writes are returned.
     pub fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -140,7 +141,12 @@ impl PodCidrs {
         };
         let uid = node.uid.clone();
         let to_read = self.requests.is_to_read(&uid);
-        if stopping && !to_read {
+        // A read cannot exclude that an indeterminate write takes effect later. Only its repetition settles it.
+        let is_indeterminate = || {
+            let mut holdings = cx.allocations.holdings_of(&uid).into_iter();
+            holdings.any(|(_, _, state)| state == HoldingState::Indeterminate)
+        };
+        if stopping && !to_read && !is_indeterminate() {
             return KeyDecision::Done;
         }
         let call = if to_read {

@@ -14,7 +14,7 @@ use cadastre_core::Family;
 pub struct Totals {
     /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
-    /// Addresses in use, as agents or (in blocks that no agent reports) pods report them
+    /// Addresses in use, as agents report them; in blocks that no agent reports, as pods report them
     pub used: u128,
     /// Addresses in cooldown, as agents report them
     pub cooling: u128,

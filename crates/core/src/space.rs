@@ -352,7 +352,8 @@ mod tests {
             for n in 0..64 {
                 space.cover(n << 8, 8, 1);
             }
-            // Covered slots are never merged, so that each block can be freed separately: 1 + 4 + 16 nodes.
+            // Covered slots are never merged, so that each block can be freed separately. So the tree keeps all of its
+            // 1 + 4 + 16 nodes.
             assert_eq!(
                 (check(&space), space.nodes.len()),
                 (21, 21),

@@ -33,7 +33,7 @@ pub enum CidrError {
     NotCanonical {
         /// The text as it was passed in.
         text: String,
-        /// The same block. Its `Display` writes the canonical form.
+        /// The block that the text denotes. Its `Display` writes the canonical form.
         canonical: Cidr,
     },
 }

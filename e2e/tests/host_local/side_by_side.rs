@@ -81,7 +81,8 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
 }
 
 /// Compares two answers, without the texts of errors. `Ok(true)` means that they are equal, or differ in an accepted
-/// way. `Ok(false)` means that from now on the folders may differ, too, so the case ends.
+/// way. `Ok(false)` means that they differ in an accepted way after which the data directories may differ, too, so the
+/// case ends. Any other difference is an error.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     let result = |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).ok();
     match (theirs.status, ours.status) {

@@ -41,7 +41,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Replaces a word that is a placeholder, or contains one.
+/// Returns a word of a command with the placeholders of the documentation replaced by the names of this test.
 fn own(word: String) -> String {
     if word == "POOL" {
         return POOL.to_owned();

@@ -309,6 +309,7 @@ impl Sim {
     ) -> Verdict {
         let container = &add.attachment.container_id;
         let uid: ObjectUid = add.pod.as_ref().map_or("", |pod| &pod.uid).into();
+        let is_outlived = self.is_outlived(id);
         let node = self.machines.live_node(id, &self.api);
         let host = self.host_mut(id);
         // If the runtime has removed the sandbox meanwhile, nothing uses its addresses, so nothing is checked.
@@ -319,9 +320,10 @@ impl Sim {
             return Ok(());
         }
         sandbox.is_up = true;
-        sandbox.node = node;
+        // Nothing is promised for addresses that are assigned for a deleted Node: its ranges may be another node's by now.
+        sandbox.node = node.filter(|_| !is_outlived);
         self.checks.tally.given += 1;
-        if self.is_outlived(id) {
+        if is_outlived {
             self.checks.given_too_late.insert(uid.clone());
         }
         for it in &given.addresses {
@@ -367,7 +369,7 @@ impl Sim {
     /// Checks that no other live sandbox has the address, on any host whose Node exists.
     fn check_unshared(&self, id: usize, container: &str, addr: Addr) -> Verdict {
         let node = |id: usize| self.machines.live_node(id, &self.api);
-        if node(id).is_none() {
+        if node(id).is_none() || self.is_outlived(id) {
             return Ok(());
         }
         for (other, host) in self.machines.hosts.iter().enumerate() {
@@ -400,7 +402,9 @@ impl Sim {
         // Addresses of a dead node are quarantined instead of cooling. The quarantine may be shorter than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
-        if self.now >= until || !lives || !is_sure {
+        // The agent's clock counts whole milliseconds.
+        let has_cooled = self.now / MS >= until / MS;
+        if has_cooled || !lives || !is_sure {
             return Ok(());
         }
         let (name, before) = (&self.machines.hosts[id].name, &self.machines.hosts[of].name);

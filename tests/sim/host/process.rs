@@ -30,7 +30,9 @@ const API_LIMIT: Time = 10 * SECOND;
 
 /// Something that happens to an agent's process.
 pub enum ProcessAct {
+    /// The next message on this line arrives.
     Deliver(Line),
+    /// The agent's loop runs once.
     Turn,
     /// Gives the agent the answer to one of its effects.
     Tell(Box<AgentEvent>),

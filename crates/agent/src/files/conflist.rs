@@ -128,9 +128,8 @@ impl Template {
         &self.network
     }
 
-    /// Returns the text of the file. While no range of the node assigns addresses, returns `None`. But if
-    /// `waits_for_pods` is true, the node gets its first range when a pod needs it, and the text is returned without a
-    /// range.
+    /// Returns the text of the file, or `None` while no range of the node assigns addresses. With `waits_for_pods`, the
+    /// node gets its first range only when a pod needs it. So then the text is returned without a range, too.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,

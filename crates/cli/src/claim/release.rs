@@ -158,8 +158,8 @@ fn users(pods: &[PodLite], claim: &str) -> Vec<User> {
     user.collect()
 }
 
-/// Reads a claim and what the user may know about its use. Returns the claim, and its entry of the report before the
-/// deletion. `Err` has the entry for a claim that does not exist.
+/// Reads a claim and, as far as the user's rights allow, who uses it. Returns the claim, and its entry for the report
+/// that is shown before anything is deleted. `Err` has the entry for a claim that does not exist.
 async fn judge(
     full: &str,
     reach: &ApiReach,

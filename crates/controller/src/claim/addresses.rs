@@ -204,7 +204,7 @@ fn requested(
     Ok(held.collect())
 }
 
-/// Returns why a pool never assigns an address, or `None` if it may assign the address.
+/// Returns why `pool` must not assign `addr`, or `None` if it may.
 fn why_not(addr: Addr, pool: &PoolState) -> Option<&'static str> {
     let is_in = |spans: &[cadastre_core::IpRange]| {
         spans

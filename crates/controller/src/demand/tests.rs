@@ -1,4 +1,4 @@
-//! Tests of which nodes get blocks while there are too few, and from which nodes blocks are recalled.
+//! Tests of the times when there are too few blocks: which nodes get one, and from which nodes blocks are recalled.
 
 use serde_json::json;
 

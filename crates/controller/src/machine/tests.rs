@@ -110,8 +110,8 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // Only the inherited write is rejected. Its node still waits, and its range stays reserved, because the earlier
-    // leader's write may yet take effect.
+    // Only the repetition of the inherited write is rejected. Its node still waits, and its range stays reserved: the
+    // earlier leader's own request may be on its way, and take effect later.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()
@@ -223,6 +223,46 @@ fn every_loop_is_measured_and_gets_its_answers() {
         let series = format!("workqueue_depth{{name=\"{name}\"}}");
         assert!(text.contains(&series), "{name}: no loop gets its answers");
     }
+}
+
+#[test]
+fn a_leader_that_stops_repeats_an_indeterminate_assignment_and_starts_none() {
+    let mut script = Script::new(LeadershipTerm::of("1-a", Takeover::First));
+    script.list_all(Cluster {
+        nodes: vec![node("n1"), node("n2")],
+        pools: vec![pod_cidr_pool("10.0.0.0/24")],
+        ..Cluster::new("10.0.0.0/24", Vec::new())
+    });
+    script.leads();
+    let (others, after) = script.poll_around_lease_write();
+    for one in others {
+        script.reject(one.id);
+    }
+    let [first, second] = &after[..] else {
+        panic!("{after:?}")
+    };
+    let lost = || RequestOutcome::Indeterminate("no answer".to_owned());
+    script.answer(first.id, lost());
+    script.controller.stop();
+    script.reject(second.id);
+    // The API server has not executed the lost write so far, and may still do so.
+    let read = script.poll_for(|it| matches!(it, ApiRequest::Read(ObjectKind::Node, _)));
+    let name = assigned(std::slice::from_ref(first))[0].name.clone();
+    script.answer(read.id, RequestOutcome::Node(node(&name)));
+    script.pass(Duration::from_secs(60));
+    script.leads();
+    let again = script.poll();
+    assert_eq!(assigned(&again), assigned(std::slice::from_ref(first)));
+    assert!(!script.controller.is_quiet());
+    let cidrs = assigned(&again)[0].cidrs.clone();
+    let served = Node {
+        pod_cidrs: cidrs.into(),
+        version: 9,
+        ..node(&name)
+    };
+    script.answer(again[0].id, RequestOutcome::Node(served));
+    assert!(script.poll().is_empty());
+    assert!(script.controller.is_quiet() && script.controller.is_settled());
 }
 
 /// Returns whether any of the requests lists a block in a NodeSubnet.

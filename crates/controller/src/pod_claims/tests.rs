@@ -199,7 +199,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     let part = "serves all pods of node a. Create such a pool";
     assert!(report.note.contains(part), "{}", report.note);
     assert!(fixture.pod_claims.load().next_at.is_some());
-    // A later pod of the same name hears of it, too.
+    // For a later pod of the same name, the event is emitted again.
     fixture.cache.pods = crate::cluster::pods::PodIndex::default();
     fixture.applied(sticky_pod("u2", Some("a"), &["nowhere"]));
     assert_eq!(fixture.request(), None);

@@ -38,7 +38,8 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Checks a process that leads until `until` in true time.
+    /// Checks that nobody else leads before `until`, at most until which this process leads. `until` is a time of the
+    /// simulation, not of a clock.
     pub fn leads(
         &mut self,
         facts: &LeaderFacts,

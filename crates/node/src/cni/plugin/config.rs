@@ -25,7 +25,7 @@ pub(super) struct Paths {
     pub(super) store: PathBuf,
 }
 
-/// The pools and addresses for which an ADD asks, and the pod for which it asks.
+/// The pools and addresses that an ADD requests, and the pod that is to get them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct RequestedAddresses {
     pub(super) pools: Vec<String>,
