@@ -16,6 +16,7 @@ use super::claims::ClaimFact;
 use super::lists::{ClusterLists, full_name};
 use super::running::RunningComponents;
 use cadastre_api::choice::Label;
+use cadastre_api::pod_claim;
 use cadastre_api::{
     AddressEntry, AgentInfo, BlockStatus, FamilyStatus, IPPoolStatus, LeakCandidate,
     MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
@@ -91,8 +92,6 @@ pub(crate) struct PodFact {
     pub claim: Option<ClaimName>,
     /// The addresses for which the controller creates this claim, unless the ranges of the pod's node have them
     pub asked: Vec<Addr>,
-    /// Whether the CNI configuration or the runtime requests these addresses, and not an annotation of the pod
-    pub is_by_cni: bool,
     /// The pod's labels and annotations
     pub meta: Labelled,
 }
@@ -176,12 +175,16 @@ impl Inventory {
         fill(&lists.pools, convert::pool, |it| cache.pools.change(it));
         fill(&lists.subnets, convert::subnet, |it| {
             let changes = cache.subnets.change(it);
-            changes.iter().for_each(|it| cache.note_subnet(it));
+            for change in &changes {
+                cache.note_subnet(change);
+            }
         });
         fill(&lists.blocks, convert::block, |it| cache.blocks.change(it));
         fill(&lists.claims, convert::claim, |it| {
             let changes = cache.claims.change(it);
-            changes.iter().for_each(|it| cache.note_claim(it));
+            for change in &changes {
+                cache.note_claim(change);
+            }
         });
         fill(&lists.services, convert::service_range, |it| {
             cache.services.change(it)
@@ -567,7 +570,6 @@ impl PodFact {
             addresses: addresses.into_iter().collect(),
             claim: claim.map(|it| it.claim.clone()),
             asked,
-            is_by_cni: claim.is_some_and(PodClaim::is_by_cni),
             meta: Labelled::of(meta),
         }
     }
@@ -575,6 +577,12 @@ impl PodFact {
     /// Whether the pod is the mirror of a static pod. The kubelet alone decides the content of such a pod's status.
     pub(crate) fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
+    }
+
+    /// Whether the CNI configuration or the runtime requests the addresses in `asked`, and not an annotation of the pod.
+    pub(crate) fn is_by_cni(&self) -> bool {
+        let by_annotation = pod_claim::addresses(&self.meta.annotations);
+        !self.asked.is_empty() && !matches!(by_annotation, Some(Ok(_)))
     }
 
     /// Whether the pod may use the addresses in its status. This is false if the pod has ended, or if the addresses are

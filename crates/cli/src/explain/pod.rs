@@ -161,7 +161,7 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     if let (None, Some(value), None) = (own, by_namespace, &pod.claim) {
         annotations.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
     }
-    if pod.is_by_cni {
+    if pod.is_by_cni() {
         let addresses = joined(&pod.asked);
         annotations.push(format!("the CNI configuration or the runtime: {addresses}"));
     }
