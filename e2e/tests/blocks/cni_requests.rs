@@ -42,7 +42,7 @@ fn call(
         format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={name};K8S_POD_UID={uid}");
     let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "ptp", "ipam": agent});
     match way {
-        Way::Args => args += &format!(";IP={address}"),
+        Way::Args => args = format!("{args};IP={address}"),
         Way::ArgsOfConfig => config["args"] = json!({"cni": {"ips": [address]}}),
         Way::RuntimeConfig => config["runtimeConfig"] = json!({"ips": [address]}),
     }

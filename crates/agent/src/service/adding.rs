@@ -775,7 +775,10 @@ mod tests {
             pod_uid: "u".to_owned(),
             addresses: vec!["10.0.0.9".to_owned()],
         };
-        assert_eq!(bench.reported(Duration::ZERO), [expected.clone()]);
+        assert_eq!(
+            bench.reported(Duration::ZERO),
+            std::slice::from_ref(&expected)
+        );
         assert!(bench.state.is_changed, "the loop publishes it");
         assert_eq!(bench.until(), 10 * SECOND);
         bench.go(false, 10 * SECOND);

@@ -174,9 +174,9 @@ mod tests {
         Some((claim.claim.to_string(), asked.addresses[0].to_string()))
     }
 
-    fn own(address: &str) -> Option<(String, String)> {
+    fn own(address: &str) -> (String, String) {
         let claim = format!("default/{}", claim_of_addresses("web", "u"));
-        Some((claim, address.to_owned()))
+        (claim, address.to_owned())
     }
 
     #[test]
@@ -186,10 +186,10 @@ mod tests {
         pods.change_requests(&agent("b"), &[], &all);
         assert_eq!(claim(&pods), None);
         pods.change_requests(&agent("a"), &[], &all);
-        assert_eq!(claim(&pods), own("10.0.0.7"));
+        assert_eq!(claim(&pods), Some(own("10.0.0.7")));
         let changed = pods.take_claims();
-        assert!(changed.contains(&*own("").unwrap().0), "{changed:?}");
-        let [user] = pods.of_claim(&own("").unwrap().0.into())[..] else {
+        assert!(changed.contains(&*own("").0), "{changed:?}");
+        let [user] = pods.of_claim(&own("").0.into())[..] else {
             panic!("one pod");
         };
         assert_eq!((&*user.pod, user.node.as_deref()), ("web", Some("a")));
@@ -199,7 +199,7 @@ mod tests {
         let mut pods = PodIndex::default();
         pods.change_requests(&agent("a"), &[], &all);
         pods.change(ObjectEvent::Applied(web()));
-        assert_eq!(claim(&pods), own("10.0.0.7"));
+        assert_eq!(claim(&pods), Some(own("10.0.0.7")));
         // Mirror pods and pods on the host's network can use no claim.
         let mut pods = index(Pod {
             node: None,
@@ -223,22 +223,22 @@ mod tests {
         let mut pods = index(web());
         let all = [request("default/web", "10.0.0.7")];
         pods.change_requests(&agent("a"), &[], &all);
-        let of_claim = RequestSource::Claim(own("").unwrap().0.into());
+        let of_claim = RequestSource::Claim(own("").0.into());
         pods.change_requests(&of_claim, &[], &all);
         pods.change_requests(&agent("a"), &all, &[]);
-        assert_eq!(claim(&pods), own("10.0.0.7"));
+        assert_eq!(claim(&pods), Some(own("10.0.0.7")));
         // The addresses of the claim cannot change.
         pods.change_requests(&agent("a"), &[], &[request("default/web", "10.0.0.9")]);
-        assert_eq!(claim(&pods), own("10.0.0.7"));
+        assert_eq!(claim(&pods), Some(own("10.0.0.7")));
         pods.change_requests(&of_claim, &all, &[]);
-        assert_eq!(claim(&pods), own("10.0.0.9"));
+        assert_eq!(claim(&pods), Some(own("10.0.0.9")));
         let is_served = |pods: &PodIndex| pods.claim_of(PodUid::read("u")).unwrap().is_served();
         assert!(!is_served(&pods));
         let addresses = pod(1, &["10.0.0.9"]).addresses;
         pods.change(ObjectEvent::Applied(Pod { addresses, ..web() }));
         assert!(is_served(&pods));
         pods.change(ObjectEvent::Deleted(web()));
-        assert!(pods.of_claim(&own("").unwrap().0.into()).is_empty());
+        assert!(pods.of_claim(&own("").0.into()).is_empty());
     }
 
     #[test]
