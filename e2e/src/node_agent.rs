@@ -16,6 +16,7 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use rustix::process::Signal;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::control_plane::{ADMIN, ControlPlane};
@@ -265,6 +266,13 @@ impl Agents {
         let texts: Vec<&str> = addresses.iter().map(String::as_str).collect();
         fixtures.report_addresses(pod, &texts).await?;
         Ok(addresses)
+    }
+
+    /// Returns the `ipam` section of a network config with which the CNI plugin asks a node's agent.
+    pub fn ipam(&self, node: &str) -> Result<Value> {
+        let agent = self.agent(node)?;
+        let (socket, store) = (agent.plugin_socket(), agent.store());
+        Ok(json!({"type": "cadastre-ipam", "socket": socket, "store": store}))
     }
 
     /// Sends an ADD to a node's agent once. The inner error is the agent's answer.

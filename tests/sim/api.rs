@@ -16,7 +16,8 @@ use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, ClaimSpec, Node, Pod, Pool, ServiceRange, Subnet, SubnetCondition,
+    AgentReport, Block, Claim, ClaimSpec, Node, OnlyPod, Pod, Pool, ServiceRange, Subnet,
+    SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
     ApiRequest, ClaimOwnerKind, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec,
@@ -569,7 +570,10 @@ fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim
             ttl: new.spec.ttl_seconds_after_use,
         }),
         status: IPClaimStatus::default(),
-        is_of_one_pod: owner.kind == ClaimOwnerKind::Pod,
+        only_pod: (owner.kind == ClaimOwnerKind::Pod).then(|| {
+            let (name, uid) = (owner.name.clone(), owner.uid.clone());
+            Box::new(OnlyPod { name, uid })
+        }),
     }
 }
 

@@ -3,7 +3,8 @@
 //! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
 //! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
 //! controller creates their claims, unless users have done so. It deletes some of them some time after their use. Other
-//! pods ask for certain addresses, which are in blocks of their own node, of other nodes, or of none.
+//! pods ask for certain addresses, which are in blocks of their own node, of other nodes, or of none. Some of them ask by
+//! an annotation. For the others, the runtime asks in the ADD, so that only the agent of the node knows of it.
 //!
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Claim, ClaimSource, ClaimSpec, Pool};
+use cadastre_controller::cluster::objects::{Claim, ClaimSource, ClaimSpec, Pod, Pool};
 use cadastre_core::node_allocation::is_claim;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
@@ -41,6 +42,8 @@ pub struct ClaimRecords {
     of_pod: BTreeMap<ObjectUid, ClaimName>,
     /// The address that each pod asks for
     asked: BTreeMap<ObjectUid, Addr>,
+    /// The pods for which the runtime asks
+    by_cni: BTreeSet<ObjectUid>,
     /// Addresses that a claim got although a node had them
     contested: BTreeSet<Addr>,
     /// By UID of a claim: the addresses that pods got while the claim existed
@@ -57,7 +60,19 @@ impl ClaimRecords {
         self.asked.insert(uid.clone(), addr);
     }
 
-    /// Returns the claim that the pod names.
+    /// Records that the runtime asks for the pod's address, and no annotation does.
+    pub fn note_by_cni(&mut self, uid: &ObjectUid) {
+        self.by_cni.insert(uid.clone());
+    }
+
+    /// Returns the addresses that the runtime requests for the pod.
+    pub fn requested_by_cni(&self, uid: &ObjectUid) -> Vec<Addr> {
+        let is_by_cni = self.by_cni.contains(uid);
+        let asked = self.asked.get(uid).filter(|_| is_by_cni);
+        asked.into_iter().copied().collect()
+    }
+
+    /// Returns the claim that the pod uses.
     pub fn claim_of(&self, uid: &ObjectUid) -> Option<&ClaimName> {
         self.of_pod.get(uid)
     }
@@ -172,7 +187,7 @@ impl Sim {
                 ttl,
             }),
             status: IPClaimStatus::default(),
-            is_of_one_pod: false,
+            only_pod: None,
             name,
         };
         self.log(Some(&claim.name), || format!("claim {:?}", claim.spec));
@@ -270,6 +285,8 @@ impl Sim {
             self.checks.tally.asked += 1;
             let is_by_claim = is_claim(&given.pool);
             self.checks.tally.asked_by_claim += u64::from(is_by_claim);
+            let is_by_cni = self.claims.by_cni.contains(pod);
+            self.checks.tally.asked_by_cni += u64::from(is_by_claim && is_by_cni);
         }
         let own = self.claims.claim_of(pod).cloned();
         let has_own_block = self.claims.asked.contains_key(pod) && !is_claim(&given.pool);
@@ -342,9 +359,11 @@ impl Sim {
     pub fn check_claim_comes(&self, pod: &ObjectUid, node: &str) -> Verdict {
         let mut pods = self.api.pods.live.values();
         let pod = pods.find(|it| it.uid == *pod && !it.finished);
-        let named = pod.and_then(|it| it.claim.as_deref());
-        let here = named.filter(|it| it.node.as_deref() == Some(node));
-        let claim = here.and_then(|it| self.api.claims.get(&it.claim));
+        let here = |it: &&Arc<Pod>| self.api.placed.get(&it.uid).is_some_and(|on| **on == *node);
+        let name = pod
+            .filter(here)
+            .and_then(|it| self.claims.claim_of(&it.uid));
+        let claim = name.and_then(|it| self.api.claims.get(it));
         let (Some(pod), Some(claim)) = (pod, claim) else {
             return Ok(());
         };
@@ -374,7 +393,7 @@ impl Sim {
                 of_pod == Some(&claim.name)
             };
             let has_pod = pods.any(|pod| !pod.finished && is_of(&pod.uid));
-            if claim.is_of_one_pod && !has_pod && claim.status.node.is_none() {
+            if claim.only_pod.is_some() && !has_pod && claim.status.node.is_none() {
                 let text = format!("{} outlives its pod", text(claim));
                 return wrong("claim", text, [&*claim.name]);
             }

@@ -114,7 +114,6 @@ impl Sim {
                 cidrs: it.cidrs.iter().map(|it| four_blocks(it, sizes.0)).collect(),
                 block_size: sizes.0,
                 gateway: gateway.clone(),
-                ..it
             }),
             ipv6: spec.ipv6.map(|it| IPv6Ranges {
                 block_size: sizes.1,

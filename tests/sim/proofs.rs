@@ -45,26 +45,6 @@ pub enum Scenario {
     Lending,
 }
 
-impl Scenario {
-    pub const ALL: [Self; 15] = [
-        Self::AsDrawn,
-        Self::Crowded,
-        Self::CrowdedBlocks,
-        Self::Restored,
-        Self::HandOvers,
-        Self::Behind,
-        Self::Scarce,
-        Self::Strangers,
-        Self::NoIntents,
-        Self::BadClocks,
-        Self::Unclear,
-        Self::Agents,
-        Self::Claims,
-        Self::AskingPods,
-        Self::Lending,
-    ];
-}
-
 /// What finds a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
@@ -342,6 +322,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         WithdrawnAddressAssignedOnRequest => sim(AskingPods, 2_000),
         ClaimOfGonePodKept => sim(AskingPods, 2_000),
+        RequestOfAnyNodeBelieved => unit(
+            "controller::cluster::requests::tests::a_node_can_request_addresses_for_its_own_pods_only",
+        ),
+        RequestForAnyNameBelieved => unit(
+            "controller::cluster::requests::tests::a_request_counts_only_under_the_name_of_its_pod",
+        ),
+        RequestNotReported => unit(
+            "agent::service::adding::tests::an_address_that_cni_requests_and_the_node_lacks_is_reported_while_the_add_waits",
+        ),
         ReturnTakenBack => unit(
             "controller::withdrawals::tests::what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return",
         ),

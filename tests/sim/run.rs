@@ -198,6 +198,7 @@ tally! {
     sticky: "of them to pods of a StatefulSet",
     asked: "addresses given to pods that ask for them",
     asked_by_claim: "of them by a claim",
+    asked_by_cni: "of these for the runtime",
     handed_over: "addresses handed over to claims",
     expired: "claims deleted after their use",
     lent: "parts of blocks lent",

@@ -3,15 +3,17 @@
 //! | environment | meaning |
 //! |---|---|
 //! | `SEED`, `STEPS` | [`replay`]: the first seed, and the minimum number of steps |
-//! | `SCENARIO` | the conditions of all runs, see [`Scenario`]; without it they follow from the seed |
+//! | `SCENARIO` | the conditions of all runs, see [`Scenario`](super::proofs::Scenario); without it they follow from the seed |
 //! | `COMMIT` | the text from which the first seed of a commit is computed; `make sim` sets it; without it the clock is used |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant, SystemTime};
 
+use cadastre_core::mutation::Mutation;
+
 use super::mutations::Trial;
-use super::proofs::Scenario;
+use super::proofs::{Proof, proof};
 use super::run::{Failure, Sim, Tally};
 
 /// The number of steps that the seeds of a commit run whenever all tests run.
@@ -53,15 +55,16 @@ fn run_steps(first: u64, steps: u64) -> Tally {
     run_seeds(first, is_over, |failure| panic!("{failure}"))
 }
 
-/// The conditions that `SCENARIO` names, if it is set.
+/// The conditions that `SCENARIO` names, if it is set. Some mutation must be found under them.
 fn scenario() -> Option<Trial> {
     let name = variable("SCENARIO")?;
-    let mut all = Scenario::ALL.into_iter();
+    let mut all = Mutation::ALL.iter().filter_map(|it| match proof(*it) {
+        Proof::Simulation(scenario, ..) => Some(scenario),
+        Proof::Test(_) => None,
+    });
     let scenario = all.find(|it| format!("{it:?}") == name);
-    let scenario =
-        scenario.unwrap_or_else(|| panic!("SCENARIO: {name} is none of {:?}", Scenario::ALL));
     Some(Trial {
-        scenario,
+        scenario: scenario.unwrap_or_else(|| panic!("SCENARIO: no mutation is found by {name}")),
         rule: None,
     })
 }

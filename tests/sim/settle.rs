@@ -309,9 +309,10 @@ impl Sim {
                 continue;
             }
             let all = addresses(&spec.cidr);
-            let is_counted = self.parent_of(spec).is_some_and(|it| !it.owner.quarantined);
-            let in_parent = if is_counted { 0 } else { 1 };
-            held += in_parent * all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
+            // The addresses of a borrowed block are counted with the lender's block.
+            if self.parent_of(spec).is_none_or(|it| it.owner.quarantined) {
+                held += all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
+            }
             let of_agent = self.store_of(spec.cidr, &block.uid, &spec.owner.uid);
             let (in_use, cools) = of_agent.unwrap_or_else(|| {
                 let pods = self.api.pods.live.values();

@@ -451,9 +451,15 @@ impl Sim {
         let asked = AskedAddresses {
             addresses: [addr].into(),
             is_served: false,
+            is_by_cni: false,
         };
         self.claims.note_asked(&uid, addr);
-        let claim = format!("default/{claim}").as_str().into();
+        let claim: ClaimName = format!("default/{claim}").as_str().into();
+        if self.rng.chance(5_000) {
+            self.claims.note_pod(&uid, &claim);
+            self.claims.note_by_cni(&uid);
+            return self.put_pod(node, uid, &name, [].into(), None);
+        }
         let claim = (claim, ClaimSource::Addresses(Box::new(asked)));
         self.put_pod(node, uid, &name, [].into(), Some(claim))
     }
@@ -487,6 +493,7 @@ impl Sim {
             version: 0,
             finished: false,
             mirror_of: None,
+            node: Some(node.name.clone()),
             claim,
             addresses,
         };

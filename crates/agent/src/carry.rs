@@ -100,10 +100,12 @@ impl Carrier {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
         let mut state = self.parts.service.shared.lock();
-        let (pending_adds, wishes_end) = state.pending_adds.count(now);
+        let (pending_adds, adds_end) = state.pending_adds.count(now);
+        let (address_requests, requests_end) = state.address_requests.current(now);
         ServiceView {
             pending_adds,
-            wishes_end,
+            address_requests,
+            wishes_end: adds_end.into_iter().chain(requests_end).min(),
             turned_away: state.turned_away.clone(),
             trouble: trouble.map(|refusal| refusal.text),
             is_missing: is_open && !self.parts.store.exists(),

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | pools and addresses of a pod with a claim | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`) |
 //! | pools of other pods | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
-//! | addresses of other pods | the CNI config or the runtime, else the pod's annotation `cadastre.dev/addresses`: from a block of the node, or by an IPClaim of the pod's own |
+//! | addresses of other pods | the CNI config or the runtime, or the pod's annotation `cadastre.dev/addresses`: from a block of the node, or by an IPClaim of the pod's own |
 //!
 //! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
-//! name their pools. An address from a CNI config or the runtime is meant for one attachment, so it takes precedence
-//! over the annotation.
+//! name their pools. The same holds for the IPClaim of the pod's own, because a pod has only one. If an annotation and
+//! the CNI request ask for different addresses, [`Add::decide`](cadastre_node::Add::decide) refuses the ADD.
 //!
 //! # Guarantees
 //! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting. The
@@ -27,7 +27,7 @@ use cadastre_api::{
     POOLS_ANNOTATION as POOLS, STICKY_ANNOTATION as STICKY, STICKY_TTL_ANNOTATION as STICKY_TTL,
     sticky,
 };
-use cadastre_core::{Addr, Dual};
+use cadastre_core::Dual;
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
 /// The annotations in the domain `cadastre.dev` that pods may have. All others in this domain are reported.
@@ -51,15 +51,13 @@ pub struct ServingPool {
     pub manual: bool,
 }
 
-/// What an ADD asks for, and for which pod.
+/// What an ADD asks for besides addresses, and for which pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodRequest<'a> {
     /// The name of the interface in the container
     pub ifname: &'a str,
     /// The pools that the CNI config names
     pub pools: &'a [String],
-    /// The addresses that the CNI config or the runtime asks for
-    pub addresses: &'a [Addr],
     /// The pod, if the agent knows it
     pub pod: Option<&'a Pod>,
     /// The namespace of the pod, if the agent knows it
@@ -167,18 +165,20 @@ pub(crate) fn decide(
             Err(why) => errors.push(format!("{whose} {POOLS} {why}")),
         }
     }
-    let mut addresses = request.addresses.to_vec();
-    let mut claim = None;
-    match pod.and_then(|pod| Some((pod, pod_claim::addresses(&pod.annotations)?))) {
-        Some((pod, Ok(list))) if addresses.is_empty() => {
-            addresses = list;
-            // The controller creates no claim for a mirror pod, which a kubelet can create in any namespace.
-            let own = claim_of(pod).filter(|_| pod.mirrors.is_none());
-            claim = own.map(|it| format!("{}/{}", pod.namespace, it.name()));
+    let asked = pod.and_then(|pod| pod_claim::addresses(&pod.annotations));
+    let addresses = match asked.transpose() {
+        Ok(addresses) => addresses.unwrap_or_default(),
+        Err(why) => {
+            errors.push(format!("annotation {ADDRESSES} {why}"));
+            Vec::new()
         }
-        Some((_, Err(why))) => errors.push(format!("annotation {ADDRESSES} {why}")),
-        _ => {}
-    }
+    };
+    // The pod may use this claim even if its annotations ask for no addresses, because the CNI config or the runtime may.
+    // The controller creates no claim for a mirror pod, which a kubelet can create in any namespace.
+    let claim = pod.filter(|pod| pod.mirrors.is_none()).map(|pod| {
+        let name = pod_claim::claim_of_addresses(&pod.name, &pod.uid);
+        format!("{}/{name}", pod.namespace)
+    });
     let is_open = |it: &&ServingPool| {
         let namespace = request.namespace;
         it.is_bound() && namespace.is_some_and(|of| it.namespace.matches(&of.labels))

@@ -25,6 +25,7 @@
 //! | `choice` | which pools serve a pod |
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | `pending_adds` | ADDs that wait because no address was free |
+//! | `address_requests` | ADDs that wait for certain addresses, which no range of the node has |
 //! | `rebuild` | which addresses are in use, according to other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs on the node read |
@@ -61,6 +62,7 @@
 
 #![warn(unreachable_pub)]
 
+mod address_requests;
 pub mod addresses;
 mod attached;
 mod carry;

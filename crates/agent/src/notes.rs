@@ -128,7 +128,6 @@ fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
         let request = PodRequest {
             ifname,
             pools: &[],
-            addresses: &[],
             pod: Some(pod),
             namespace: watched.namespaces.get(&pod.namespace).map(AsRef::as_ref),
         };

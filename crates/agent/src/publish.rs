@@ -4,6 +4,7 @@
 //! |---|---|
 //! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, less and less often, down to once in 8 s |
 //! | a block was released, or a block in use is neither listed nor reported | at once; if that happens several times in a row, less and less often, down to once in 8 s |
+//! | an address is requested for another pod | at once; less and less often, as above, until one of the requests ends |
 //! | anything else | once per interval, with jitter (every write contains the whole status) |
 //! | nothing | never |
 //!
@@ -50,7 +51,9 @@ pub(crate) struct Publisher {
     next_at: Duration,
     /// The pools whose demand exceeds their capacity, each with the request for blocks
     requests: BTreeMap<String, BlockRequest>,
-    /// The pace of urgent writes for reasons other than requests for blocks
+    /// The pace of urgent writes because of requests of addresses
+    address_pace: Pace,
+    /// The pace of urgent writes for other reasons
     other_pace: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
@@ -162,6 +165,7 @@ impl Publisher {
             relisted: false,
             in_flight: None,
             requests: BTreeMap::new(),
+            address_pace: Pace::NEW,
             other_pace: Pace::NEW,
             retry_at: now,
             failures: 0,
@@ -249,7 +253,14 @@ impl Publisher {
         self.behind_since.get_or_insert(now);
         let lacking = unrequested(&seen.status, status, wants, snapshot);
         let other = is_news(&seen.status, status, snapshot);
-        let urgent = other || !lacking.is_empty();
+        let is_in = |all: &NodeSubnetStatus, it| all.requested_addresses.contains(it);
+        let mut asked = status.requested_addresses.iter();
+        let asks = asked.any(|it| !is_in(&seen.status, it));
+        let mut stored = seen.status.requested_addresses.iter();
+        if stored.any(|it| !is_in(status, it)) {
+            self.address_pace = Pace::NEW;
+        }
+        let urgent = other || asks || !lacking.is_empty();
         let requests = lacking
             .iter()
             .map(|(pool, want)| match self.requests.get(pool) {
@@ -257,7 +268,8 @@ impl Publisher {
                 _ => now,
             });
         let others = other.then(|| self.other_pace.next_at(now));
-        let soonest = requests.chain(others).min();
+        let addresses = asks.then(|| self.address_pace.next_at(now));
+        let soonest = requests.chain(addresses).chain(others).min();
         let mut at = self.retry_at;
         at = at.max(soonest.unwrap_or(self.next_at));
         if let Some((_, until)) = &self.outdated {
@@ -270,6 +282,9 @@ impl Publisher {
         self.in_flight = Some(version.clone());
         if other {
             self.other_pace.record_write(now);
+        }
+        if asks {
+            self.address_pace.record_write(now);
         }
         self.record_requests(lacking, wants, now);
         PublishStep::Write { version, urgent }
@@ -296,6 +311,7 @@ impl Publisher {
                 let is_behind = target.filter(|target| Some(target) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
                 // Nothing was written. So urgent changes are due again at once.
+                self.address_pace.make_due(now);
                 self.other_pace.make_due(now);
                 for request in self.requests.values_mut() {
                     request.pace.make_due(now);

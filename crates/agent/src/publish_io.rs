@@ -126,15 +126,17 @@ pub(super) async fn write_status(
     status: &NodeSubnetStatus,
 ) -> WriteOutcome {
     let api: Api<NodeSubnetLite> = Api::all(client);
-    // In a merge patch, null removes the field. Most nodes have no withdrawals, so the field is removed if the list is
-    // empty.
+    // In a merge patch, null removes the field. Most nodes have no withdrawals and no requests, so these fields are
+    // removed if their lists are empty.
     let some = |ranges: &[String]| (!ranges.is_empty()).then(|| ranges.to_vec());
+    let requests = Some(&status.requested_addresses).filter(|it| !it.is_empty());
     let mut body = json!({
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
             "agent": status.agent, "orphans": status.orphans,
             "withdrawn": some(&status.withdrawn), "withdrawing": some(&status.withdrawing),
+            "requestedAddresses": requests,
         },
     });
     if !status.conditions.is_empty() {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use super::address_requests::AddressRequestBook;
 use super::choice::ServingPool;
 use super::namespaces::Namespaces;
 use super::pending_adds::PendingAddBook;
@@ -62,6 +63,8 @@ pub struct ServiceState {
     pub turned_away: Option<String>,
     /// The waiting ADDs, and the pools from which they want addresses
     pub pending_adds: PendingAddBook,
+    /// The addresses that CNI requests for waiting pods, and that no range of the node has
+    pub address_requests: AddressRequestBook,
     /// Whether this state has changed in a way that the loop should act on
     pub is_changed: bool,
     /// Events about wrong annotations, which are emitted after the current step of an ADD

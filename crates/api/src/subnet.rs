@@ -30,6 +30,8 @@
 //!   number of missing addresses. Demand more than the addresses in use or cooling plus `warm.low` only while pods wait.
 //!   If the node has no block of a pool, demand addresses of that pool only while pods wait for them. Otherwise the
 //!   controller would recall empty blocks of other nodes for nothing.
+//! - Report an address that CNI requests for a pod in `requestedAddresses` only if the pod's annotations name neither
+//!   this address nor a claim, and no range of the node has it. The controller ignores requests for pods of other nodes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -52,6 +54,8 @@ pub const MOST_POOLS: usize = 1_024;
 pub const MOST_RESERVED: usize = 1_024;
 /// The maximum number of withdrawals that a NodeSubnet lists and that an agent records.
 pub const MOST_WITHDRAWALS: usize = 1_024;
+/// The maximum number of pods for whose requested addresses an agent asks at a time.
+pub const MOST_ADDRESS_REQUESTS: usize = 64;
 /// The highest count of free addresses that an agent reports; it stands for any higher count, too. It is the largest
 /// number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to
 /// know how many of those are left.
@@ -385,6 +389,12 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<String>,
 
+    /// Addresses for which ADDs wait: the CNI configuration or the runtime requests them for pods of this node, and no
+    /// range of the node has them. The controller creates an IPClaim for each of these pods.
+    #[schemars(length(max = MOST_ADDRESS_REQUESTS))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requested_addresses: Vec<AddressRequest>,
+
     /// Addresses in use whose pods have finished, or have not been seen by the agent for a while. This list has a
     /// maximum length; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
@@ -396,6 +406,28 @@ pub struct NodeSubnetStatus {
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// The addresses that the CNI configuration or the runtime requests for a pod.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressRequest {
+    /// Namespace of the pod.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+
+    /// Name of the pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+
+    /// UID of the pod.
+    #[schemars(length(max = 128))]
+    #[serde(rename = "podUID")]
+    pub pod_uid: String,
+
+    /// The addresses in canonical form, at most one of each family.
+    #[schemars(length(max = 2), inner(length(max = 39)))]
+    pub addresses: Vec<String>,
 }
 
 /// The agent process that wrote a status.

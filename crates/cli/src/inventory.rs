@@ -16,6 +16,7 @@ use super::claims::ClaimFact;
 use super::lists::{ClusterLists, full_name};
 use super::running::RunningComponents;
 use cadastre_api::choice::Label;
+use cadastre_api::pod_claim;
 use cadastre_api::{
     AddressEntry, AgentInfo, BlockStatus, FamilyStatus, IPPoolStatus, LeakCandidate,
     MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
@@ -173,10 +174,18 @@ impl Inventory {
         fill(&lists.nodes, convert::node, |it| cache.nodes.change(it));
         fill(&lists.pools, convert::pool, |it| cache.pools.change(it));
         fill(&lists.subnets, convert::subnet, |it| {
-            cache.subnets.change(it)
+            let changes = cache.subnets.change(it);
+            for change in &changes {
+                cache.note_subnet(change);
+            }
         });
         fill(&lists.blocks, convert::block, |it| cache.blocks.change(it));
-        fill(&lists.claims, convert::claim, |it| cache.claims.change(it));
+        fill(&lists.claims, convert::claim, |it| {
+            let changes = cache.claims.change(it);
+            for change in &changes {
+                cache.note_claim(change);
+            }
+        });
         fill(&lists.services, convert::service_range, |it| {
             cache.services.change(it)
         });
@@ -199,10 +208,11 @@ impl Inventory {
             let name = it.metadata.name.clone().unwrap_or_default();
             (name, Labelled::of(&it.metadata))
         });
+        let pods = lists.pods.iter().map(|it| PodFact::read(it, &cache));
         let mut inventory = Inventory {
+            pods: pods.collect(),
             cache,
             registry,
-            pods: lists.pods.iter().map(PodFact::read).collect(),
             subnets: subnets.collect(),
             claims: claims.map(|it| (it.name.as_str().into(), it)).collect(),
             namespaces: namespaces.collect(),
@@ -534,7 +544,7 @@ impl Labelled {
 }
 
 impl PodFact {
-    fn read(pod: &PodLite) -> Self {
+    fn read(pod: &PodLite, cache: &ClusterCache) -> Self {
         let meta = &pod.metadata;
         let spec = pod.spec.clone().unwrap_or_default();
         let status = pod.status.clone().unwrap_or_default();
@@ -542,14 +552,15 @@ impl PodFact {
         let ips = status.pod_ips.into_iter().flatten().map(|it| it.ip);
         let ips = ips.chain(status.pod_ip);
         let addresses: BTreeSet<Addr> = ips.filter_map(|it| Addr::parse_lenient(&it)).collect();
-        let claim = convert::pod(pod.clone()).claim;
-        let asked = match claim.as_ref().map(|it| &it.source) {
+        let uid = meta.uid.clone().unwrap_or_default();
+        let claim = cache.pods.claim_of(PodUid::read(&uid));
+        let asked = match claim.map(|it| &it.source) {
             Some(ClaimSource::Addresses(asked)) => asked.addresses.to_vec(),
             _ => Vec::new(),
         };
         PodFact {
             name: full_name(meta),
-            uid: meta.uid.clone().unwrap_or_default(),
+            uid,
             node: spec.node_name,
             finished: phase == "Succeeded" || phase == "Failed",
             phase,
@@ -557,7 +568,7 @@ impl PodFact {
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
-            claim: claim.map(|it| it.claim),
+            claim: claim.map(|it| it.claim.clone()),
             asked,
             meta: Labelled::of(meta),
         }
@@ -566,6 +577,12 @@ impl PodFact {
     /// Whether the pod is the mirror of a static pod. The kubelet alone decides the content of such a pod's status.
     pub(crate) fn is_mirror(&self) -> bool {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
+    }
+
+    /// Whether the CNI configuration or the runtime requests the addresses in `asked`, and not an annotation of the pod.
+    pub(crate) fn is_by_cni(&self) -> bool {
+        let by_annotation = pod_claim::addresses(&self.meta.annotations);
+        !self.asked.is_empty() && !matches!(by_annotation, Some(Ok(_)))
     }
 
     /// Whether the pod may use the addresses in its status. This is false if the pod has ended, or if the addresses are

@@ -46,7 +46,7 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::allocations::claims::ClaimEntry;
 use crate::cluster::names::{ClaimName, PoolName};
-use crate::cluster::objects::Claim;
+use crate::cluster::objects::{Claim, ClaimSource};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::pod_claims::regarding;
 use crate::report::{ADDRESS_UNAVAILABLE, EventRecord};
@@ -280,7 +280,7 @@ impl ClaimLoop {
                 status,
             ));
         }
-        if claim.is_of_one_pod {
+        if claim.only_pod.is_some() {
             return self.end_with_pod(claim, cx);
         }
         self.expire(claim, cx)
@@ -293,13 +293,22 @@ fn tell_pod(claim: &Claim, problem: &ClaimProblem, cx: &mut Context) {
     let pods = cx.cache.pods.of_claim(&claim.name);
     let Some(pod) = pods
         .first()
-        .filter(|_| claim.is_of_one_pod && !has_addresses)
+        .filter(|_| claim.only_pod.is_some() && !has_addresses)
     else {
         return;
     };
-    if !pod.is_served() {
+    let asked = match &pod.source {
+        ClaimSource::Addresses(asked) => asked,
+        ClaimSource::User | ClaimSource::Sticky(_) => return,
+    };
+    if !asked.is_served {
+        let how = if asked.is_by_cni {
+            "in the CNI request"
+        } else {
+            ADDRESSES_ANNOTATION
+        };
         let text = format!(
-            "the pod gets no address, because it asks for certain addresses ({ADDRESSES_ANNOTATION}): {}",
+            "the pod gets no address, because it asks for certain addresses ({how}): {}",
             problem.text
         );
         let about = regarding(pod);

@@ -72,6 +72,7 @@ pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
         version,
         finished: false,
         mirror_of: None,
+        node: None,
         claim: None,
         addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
     }
@@ -222,7 +223,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
             ttl: None,
         }),
         status: IPClaimStatus::default(),
-        is_of_one_pod: false,
+        only_pod: None,
     }
 }
 
@@ -231,6 +232,7 @@ pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
     Pod {
         name: format!("default/{name}").into(),
         uid: name.into(),
+        node: node.map(NodeName::from),
         claim: Some(Box::new(PodClaim {
             claim: claim.into(),
             pod: name.into(),

@@ -334,6 +334,8 @@ impl Controller {
 
     fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>, now: Now) {
         self.departed.subnet_changed(delta);
+        self.cache.note_subnet(delta);
+        self.requests_changed();
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) else {
             return;
         };
@@ -354,7 +356,17 @@ impl Controller {
         }
     }
 
+    /// Queues the claims of pods whose requests of addresses have changed.
+    fn requests_changed(&mut self) {
+        let claims = self.cache.pods.take_claims();
+        if let Some(leader) = &mut self.leader {
+            leader.pods_changed(false, claims);
+        }
+    }
+
     fn claim_changed(&mut self, delta: &ObjectUpdate<Claim>, _: Now) {
+        self.cache.note_claim(delta);
+        self.requests_changed();
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) {
             leader.claim_changed(delta);
         }

@@ -298,6 +298,12 @@ mutations! {
     StickyClaimNotOwned,
     /// The claim of a pod that asks for addresses stays when the pod is gone.
     ClaimOfGonePodKept,
+    /// An agent can request addresses for pods of other nodes.
+    RequestOfAnyNodeBelieved,
+    /// An agent can request addresses for a pod under any namespace and name.
+    RequestForAnyNameBelieved,
+    /// An address that CNI requests in an ADD, and that no range of the node has, is not reported to the controller.
+    RequestNotReported,
     /// A claim whose time after use is over is deleted although a pod names it or a node has its addresses.
     ClaimExpiresInUse,
 }

@@ -110,6 +110,7 @@ impl FamilyTerms {
     /// Returns the terms of addresses that are only a part of a block. If the first address of each block is the
     /// gateway, a part has none, or would waste an address on it. But main plugins such as ptp need one. So the gateway
     /// is the first usable address of the pool's range, which is the gateway of the block at the start of the range.
+    #[must_use]
     pub fn of_part(&self, part: Cidr) -> Self {
         let mut terms = self.clone();
         if terms.gateway == Gateway::FirstOfBlock {
@@ -148,6 +149,7 @@ pub enum Prefix {
 impl Prefix {
     /// Returns the prefix of addresses that are only a part of a block: the prefix of the part would leave the gateway
     /// unreachable.
+    #[must_use]
     pub fn of_part(self) -> Self {
         match self {
             Prefix::Block => Prefix::Pool,
@@ -220,6 +222,7 @@ impl PoolTerms {
     }
 
     /// Returns the terms of addresses that are only a part of a block: of an IPClaim, or borrowed from another node.
+    #[must_use]
     pub fn of_part(&self, part: Cidr) -> Self {
         let of_part = |it: &FamilyTerms| it.of_part(part);
         Self {

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ops::{Add, PodRef};
+use super::ops::{Add, OpError, OpErrorKind, PodRef};
 use cadastre_core::Addr;
 use cadastre_core::node_allocation::is_claim;
 
@@ -36,7 +36,7 @@ pub struct PodChoice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them; and the IPClaim
-    /// of the pod, by its name or by the addresses that the pod asks for
+    /// of the pod: the one that it names, or the one of its own for addresses that it or the CNI request asks for
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or
@@ -99,19 +99,33 @@ impl Add {
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
     /// the pools in the network's configuration. If pools are chosen by their selectors, they are used only if the
-    /// configuration names no pools. Fails with the reason if no pool serves the pod.
-    pub fn decide(&mut self, choice: &PodChoice) -> Result<(), String> {
+    /// configuration names no pools. Fails if no pool serves the pod, or if the request asks for other addresses than the
+    /// pod.
+    pub fn decide(&mut self, choice: &PodChoice) -> Result<(), OpError> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);
+        let is_other = |addr: &&Addr| !choice.addresses.contains(addr);
         if self.addresses.is_empty() {
             self.addresses.clone_from(&choice.addresses);
+        } else if let Some(other) = self.addresses.iter().find(is_other)
+            && !choice.addresses.is_empty()
+        {
+            let own: Vec<String> = choice.addresses.iter().map(Addr::to_string).collect();
+            let text = format!(
+                "the CNI request asks for {other}, and the pod's annotation cadastre.dev/addresses for {}: ask for the same, or by one of them only.",
+                own.join(", ")
+            );
+            let why = OpErrorKind::NotInBlocks;
+            return Err(OpError { why, text });
         }
         let is_open = self.pools.is_empty();
         match &choice.pools {
             PoolOrder::Named(names) => self.pools.clone_from(names),
             PoolOrder::Selected(names) if is_open => self.pools.clone_from(names),
             PoolOrder::None(why) if choice.strict || (is_open && self.addresses.is_empty()) => {
-                return Err(format!("no pool of this node serves the pod: {why}"));
+                let text = format!("no pool of this node serves the pod: {why}");
+                let why = OpErrorKind::NoBlock;
+                return Err(OpError { why, text });
             }
             PoolOrder::Selected(_) | PoolOrder::None(_) | PoolOrder::All => {}
         }

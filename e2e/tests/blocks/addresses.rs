@@ -29,11 +29,11 @@ async fn asking_pod(fixtures: &Fixtures, name: &str, node: &str, addresses: &str
 }
 
 /// Returns the name of the claim for the addresses that the pod asks for.
-fn claim_of(pod: &Pod) -> String {
+pub(crate) fn claim_of(pod: &Pod) -> String {
     claim_of_addresses(&pod.name_any(), &pod.uid().unwrap_or_default())
 }
 
-async fn has_claim(fixtures: &Fixtures, pod: &Pod) -> Result<bool> {
+pub(crate) async fn has_claim(fixtures: &Fixtures, pod: &Pod) -> Result<bool> {
     Ok(claims(fixtures).get_opt(&claim_of(pod)).await?.is_some())
 }
 
@@ -64,7 +64,7 @@ async fn try_add(agents: &Agents, node: &str, pod: &Pod) -> Result<cadastre_node
 }
 
 /// Returns an address of a range.
-fn nth(cidr: &str, n: u128) -> Result<String> {
+pub(crate) fn nth(cidr: &str, n: u128) -> Result<String> {
     let first = Cidr::parse_strict(cidr)?.first();
     let value = first.value + n;
     Ok(Addr { value, ..first }.to_string())

@@ -16,6 +16,7 @@
 //! | `claims` | addresses that stay with a workload |
 //! | `sticky` | addresses that stay with the ordinals of a StatefulSet |
 //! | `addresses` | pods that ask for certain addresses |
+//! | `cni_requests` | pods for which the runtime asks for certain addresses |
 //! | `requests` | requests that people make by annotations |
 //! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
@@ -26,6 +27,7 @@
 mod addresses;
 mod agent_statuses;
 mod claims;
+mod cni_requests;
 mod crash;
 mod deleted_nodes;
 mod demand;

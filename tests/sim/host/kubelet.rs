@@ -234,12 +234,13 @@ impl Sim {
             node: None,
         };
         kubelet.sandboxes.insert(container.clone(), sandbox);
+        let addresses = self.claims.requested_by_cni(uid);
         let add = Add {
             attachment: attachment(&container),
             netns: netns(&container),
             pod: Some(pod),
             pools: Vec::new(),
-            addresses: Vec::new(),
+            addresses,
             decided: false,
             bound: Vec::new(),
         };

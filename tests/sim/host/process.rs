@@ -211,10 +211,13 @@ impl Sim {
                 process.machine.on(AgentEvent::Changed, &now);
             }
             process.desk.notices.clear();
-            let (wishes, wishes_end) = process.desk.pending_adds.count(now.since_boot);
+            let desk = &mut process.desk;
+            let (wishes, wishes_end) = desk.pending_adds.count(now.since_boot);
+            let (address_requests, requests_end) = desk.address_requests.current(now.since_boot);
             let serving = ServiceView {
                 pending_adds: wishes,
-                wishes_end,
+                address_requests,
+                wishes_end: wishes_end.into_iter().chain(requests_end).min(),
                 turned_away: process.desk.turned_away.clone(),
                 trouble: process.trouble.clone(),
                 is_missing: process.worker.is_ok() && !is_there,

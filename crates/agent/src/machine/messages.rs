@@ -15,7 +15,7 @@ use crate::pods::Pod;
 use crate::publish::WriteOutcome;
 use crate::seen::{AddressesSeen, SubnetSeen};
 use crate::shared::WatchState;
-use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
+use cadastre_api::{AddressRequest, NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_core::Cidr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::events::EventNote;
@@ -60,7 +60,10 @@ pub enum AgentEvent {
 pub struct ServiceView {
     /// The number of ADDs that wait for an address, or waited recently, by pool
     pub pending_adds: PendingAdds,
-    /// The time since boot at which the first entry of `pending_adds` expires; `None` if there is no entry
+    /// The addresses that CNI requests for waiting pods, and that no range of the node has
+    pub address_requests: Vec<AddressRequest>,
+    /// The time since boot at which the first entry of `pending_adds` or `address_requests` expires; `None` if there is
+    /// no entry
     pub wishes_end: Option<Duration>,
     /// The pod that was last refused because the agent has no information about the pod
     pub turned_away: Option<String>,

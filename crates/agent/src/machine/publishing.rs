@@ -122,6 +122,11 @@ impl AgentMachine {
         let is = self.publisher.conditions();
         let condition = served::condition(self.network_owner(), own, is);
         wanted_status.conditions.extend(condition);
+        let pods = &self.watched.pods;
+        let waits = |uid: &str| pods.by_uid(uid).is_some_and(|pod| !pod.finished);
+        let requests = self.serving.address_requests.iter();
+        let requests = requests.filter(|it| waits(&it.pod_uid));
+        wanted_status.requested_addresses = requests.cloned().collect();
         let next = self.publisher.next(&wanted_status, &wants, snapshot, at);
         let lag = self.publisher.lag(at).max(self.schedule.lag(at));
         effects.push(AgentEffect::Count(CountedEvent::PublishLag(lag)));

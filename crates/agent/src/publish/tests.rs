@@ -2,6 +2,7 @@ use super::*;
 use crate::demand::{PendingAdds, wanted};
 use crate::snapshot::testing::{block, pool, record, snapshot};
 use crate::status::status;
+use cadastre_api::AddressRequest;
 
 const INTERVAL: Duration = Duration::from_secs(30);
 
@@ -10,6 +11,8 @@ struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
     pending_adds: PendingAdds,
+    /// The pods for which CNI requests addresses
+    asking: Vec<String>,
     version: u32,
     writes: Vec<(Duration, bool)>,
 }
@@ -26,14 +29,27 @@ impl Node {
             publisher,
             snapshot,
             pending_adds: PendingAdds::new(),
+            asking: Vec::new(),
             version: 1,
             writes: Vec::new(),
         }
     }
 
+    fn status(&self) -> NodeSubnetStatus {
+        let wants = wanted(&self.snapshot, &self.pending_adds);
+        let requests = self.asking.iter().map(|pod| AddressRequest {
+            pod_uid: pod.clone(),
+            ..AddressRequest::default()
+        });
+        NodeSubnetStatus {
+            requested_addresses: requests.collect(),
+            ..status(&self.snapshot, &wants, &[], "boot")
+        }
+    }
+
     fn next(&mut self, now: Duration) -> PublishStep {
         let wants = wanted(&self.snapshot, &self.pending_adds);
-        let status = status(&self.snapshot, &wants, &[], "boot");
+        let status = self.status();
         self.publisher.next(&status, &wants, &self.snapshot, now)
     }
 
@@ -43,10 +59,9 @@ impl Node {
         if let PublishStep::Write { version, urgent } = &next {
             assert_eq!(*version, self.version.to_string());
             self.version += 1;
-            let wants = wanted(&self.snapshot, &self.pending_adds);
             let written = WriteOutcome::Done {
                 version: self.version.to_string(),
-                status: Box::new(status(&self.snapshot, &wants, &[], "boot")),
+                status: Box::new(self.status()),
                 cut: None,
             };
             self.publisher.written(written, now);
@@ -423,4 +438,34 @@ fn errors_are_followed_by_growing_pauses() {
     }
     assert!(pauses[0] < secs(2) && pauses[10] >= secs(60), "{pauses:?}");
     assert!(pauses.iter().all(|it| *it <= secs(180)), "{pauses:?}");
+}
+
+#[test]
+fn a_request_of_addresses_is_written_at_once_unless_many_remain_unanswered() {
+    let mut node = Node::new(5);
+    node.run(0, 100, |_, _| {});
+    let begun = node.writes.len();
+    node.asking = vec!["a".to_owned()];
+    assert!(is_urgent(&node.step(secs(100))));
+    node.run(101, 110, |_, _| {});
+    assert_eq!(node.writes.len(), begun + 1, "it stays the same");
+    // Its claim brings the address, and another pod comes: nothing delays the other request.
+    for (nth, pod) in ["b", "c", "d", "e"].into_iter().enumerate() {
+        node.asking = vec![pod.to_owned()];
+        let now = secs(120) + Duration::from_millis(100) * u32::try_from(nth).unwrap();
+        assert!(is_urgent(&node.step(now)), "{pod}");
+    }
+    // Pods come twice a second, and none gets its address.
+    let before = node.writes.len();
+    for tenth in 2_000..3_000 {
+        if tenth % 5 == 0 {
+            node.asking.push(format!("{tenth}"));
+        }
+        node.step(Duration::from_millis(tenth * 100));
+    }
+    let writes = node.writes.len() - before;
+    assert!((10..=20).contains(&writes), "{writes}");
+    // A request that ends is no reason to hurry.
+    node.asking.clear();
+    assert!(!is_urgent(&node.step(secs(301))));
 }

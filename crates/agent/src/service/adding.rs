@@ -17,6 +17,8 @@ use crate::choice;
 use crate::events;
 use crate::pods::Pod;
 use crate::shared::{ServiceState, WatchState};
+use cadastre_api::AddressRequest;
+use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 use cadastre_node::{Add, OpError, OpErrorKind, OpOutcome, PoolOrder};
 
@@ -69,6 +71,9 @@ struct Adding {
     deadline: Duration,
     /// The maximum wait for a block
     longest_wait: Duration,
+    /// What to report to the controller if the node does not have the addresses that the ADD asks for. `None` if the
+    /// controller knows of them from the pod itself, or creates no claim
+    request: Option<AddressRequest>,
 }
 
 /// For which addresses the store was asked.
@@ -126,6 +131,7 @@ pub fn begin(
         add,
         deadline,
         longest_wait,
+        request: None,
     });
     let until = adding.until(now + for_pod);
     ForPod { adding, until }.go(watched, state, now)
@@ -145,7 +151,7 @@ impl ForPod {
         if wanted.is_some() && !watched.is_enough(pod.as_deref()) && now < self.until {
             return AddStep::ForPod(Self { adding, ..self });
         }
-        let pools = match choose(&mut adding.add, pod.as_deref(), watched, state) {
+        let pools = match adding.choose(pod.as_deref(), watched, state) {
             Ok(pools) => pools,
             Err(refusal) => return AddStep::Done(Err(refusal)),
         };
@@ -199,8 +205,8 @@ impl AskedAdd {
             }
             (_, answer) => {
                 if answer.is_ok() {
-                    // An earlier ADD of the attachment may have left a request for a block, which is no longer needed.
-                    state.pending_adds.remove(&adding.add.attachment);
+                    // An earlier ADD may have left requests, which are no longer needed.
+                    adding.end_requests(state);
                 }
                 AddStep::Done(answer)
             }
@@ -254,6 +260,55 @@ impl Adding {
         let asked = state.pending_adds.since(best).unwrap_or(now);
         let until = self.until(asked + self.longest_wait / 2);
         (now < until).then_some(until)
+    }
+
+    /// Writes to the ADD which pools and addresses the pod may have, and returns the pools. If the choice depends on the
+    /// pod and the pod is not known, the ADD stays undecided. Returns an error if no pool serves the pod.
+    fn choose(
+        &mut self,
+        pod: Option<&Pod>,
+        watched: &WatchState,
+        state: &mut ServiceState,
+    ) -> Result<PoolOrder, OpError> {
+        let add = &mut self.add;
+        let is_known = pod.is_some_and(|pod| watched.is_decidable(pod));
+        if watched.depends_on_pod(add) && !is_known {
+            return Ok(PoolOrder::default());
+        }
+        let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
+        let request = choice::PodRequest {
+            ifname: &add.attachment.ifname,
+            pools: &add.pools,
+            pod,
+            namespace: namespace
+                .and_then(|it| watched.namespaces.get(it))
+                .map(Arc::as_ref),
+        };
+        let (choice, errors) = choice::decide(&request, &watched.serving, &watched.others);
+        if let Some(pod) = pod {
+            let new = state.report_errors(&pod.uid, errors).into_iter();
+            let notices = new.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
+            state.notices.extend(notices);
+        }
+        add.decide(&choice)?;
+        let is_by_cni = choice.addresses.is_empty() && add.claim_of_addresses().is_some();
+        self.request = pod.filter(|_| is_by_cni).map(|pod| AddressRequest {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            pod_uid: pod.uid.clone(),
+            addresses: add.addresses.iter().map(Addr::to_string).collect(),
+        });
+        Ok(choice.pools)
+    }
+
+    /// Removes what the ADD, or an earlier ADD of the pod, asks the controller for.
+    fn end_requests(&self, state: &mut ServiceState) {
+        state.pending_adds.remove(&self.add.attachment);
+        if let Some(request) = &self.request
+            && state.address_requests.remove(&request.pod_uid)
+        {
+            state.is_changed = true;
+        }
     }
 
     fn ask(self: Box<Self>, attempt: Attempt) -> AddStep {
@@ -312,6 +367,12 @@ impl Adding {
             state.pending_adds.add(&self.add.attachment, pools, now);
             state.is_changed = true;
         }
+        if let Some(request) = &self.request
+            && !Mutation::RequestNotReported.is_on()
+        {
+            state.address_requests.add(request.clone(), now);
+            state.is_changed = true;
+        }
         AddStep::ForBlock(ForBlock { adding: self, wait })
     }
 
@@ -328,7 +389,7 @@ impl Adding {
         match answer {
             Err(_) if may_wait && !is_last => AddStep::ForBlock(ForBlock { adding: self, wait }),
             Ok(answer) => {
-                state.pending_adds.remove(&self.add.attachment);
+                self.end_requests(state);
                 AddStep::Done(Ok(answer))
             }
             // After a wait without success, the request for a block of the best pool is kept. So the next pods get a
@@ -348,41 +409,6 @@ impl Adding {
             },
         }
     }
-}
-
-/// Writes to `add` which pools and addresses the pod may have, and returns the pools. If the choice depends on the pod
-/// and the pod is not known, `add` stays undecided. Returns an error if no pool serves the pod.
-fn choose(
-    add: &mut Add,
-    pod: Option<&Pod>,
-    watched: &WatchState,
-    state: &mut ServiceState,
-) -> Result<PoolOrder, OpError> {
-    let is_known = pod.is_some_and(|pod| watched.is_decidable(pod));
-    if watched.depends_on_pod(add) && !is_known {
-        return Ok(PoolOrder::default());
-    }
-    let namespace = add.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let request = choice::PodRequest {
-        ifname: &add.attachment.ifname,
-        pools: &add.pools,
-        addresses: &add.addresses,
-        pod,
-        namespace: namespace
-            .and_then(|it| watched.namespaces.get(it))
-            .map(Arc::as_ref),
-    };
-    let (choice, errors) = choice::decide(&request, &watched.serving, &watched.others);
-    if let Some(pod) = pod {
-        let new = state.report_errors(&pod.uid, errors).into_iter();
-        let notices = new.map(|text| events::of_pod(pod, INVALID_ANNOTATION, text));
-        state.notices.extend(notices);
-    }
-    add.decide(&choice).map_err(|text| OpError {
-        why: OpErrorKind::NoBlock,
-        text,
-    })?;
-    Ok(choice.pools)
 }
 
 fn named(pools: &PoolOrder) -> &[String] {
@@ -557,6 +583,16 @@ mod tests {
             }
         }
 
+        /// Starts another ADD.
+        fn add(&mut self, add: Add, now: Duration) {
+            let (watched, state) = (&self.watched, &mut self.state);
+            self.step = begin(add, 60 * SECOND, 10 * SECOND, watched, state, now);
+        }
+
+        fn reported(&mut self, now: Duration) -> Vec<AddressRequest> {
+            self.state.address_requests.current(now).0
+        }
+
         fn requested(&mut self, now: Duration) -> Vec<String> {
             self.state.pending_adds.count(now).0.into_keys().collect()
         }
@@ -631,15 +667,36 @@ mod tests {
     }
 
     fn bench_of(annotation: &str, value: &str) -> Bench {
-        let pod = crate::pods::testing::pod("u", &[], &[(annotation, value)]);
-        let add = Add {
+        bench_with(&[(annotation, value)], of_pod(any_of(&["a"])))
+    }
+
+    /// Returns an ADD of the pod `u`.
+    fn of_pod(add: Add) -> Add {
+        let pod = crate::pods::testing::pod("u", &[], &[]);
+        Add {
             pod: Some(cadastre_node::PodRef {
-                namespace: pod.namespace.clone(),
-                name: pod.name.clone(),
-                uid: pod.uid.clone(),
+                namespace: pod.namespace,
+                name: pod.name,
+                uid: pod.uid,
             }),
-            ..any_of(&["a"])
-        };
+            ..add
+        }
+    }
+
+    /// Returns an ADD of the pod `u`, for which the runtime asks for an address.
+    fn by_cni_add(ifname: &str) -> Add {
+        let mut add = of_pod(any_of(&[]));
+        ifname.clone_into(&mut add.attachment.ifname);
+        add.addresses = vec![Addr::parse_strict("10.0.0.9").unwrap()];
+        add
+    }
+
+    fn by_cni(annotations: &[(&str, &str)], ifname: &str) -> Bench {
+        bench_with(annotations, by_cni_add(ifname))
+    }
+
+    fn bench_with(annotations: &[(&str, &str)], add: Add) -> Bench {
+        let pod = crate::pods::testing::pod("u", &[], annotations);
         let mut watched = Bench::new(&["a"]).watched;
         watched.namespaces.pod_came("default");
         watched.namespaces.due(Duration::ZERO);
@@ -702,16 +759,69 @@ mod tests {
         bench.answer(Err(refused(OpErrorKind::NotFree)), Duration::ZERO);
         let is_done = matches!(bench.step, AddStep::Done(Err(_)));
         assert!(is_done, "{:?}", bench.step);
-        // No claim brings an address that the runtime names.
-        let by_runtime = Add {
-            addresses: vec![cadastre_core::Addr::parse_strict("10.0.0.9").unwrap()],
-            ..any_of(&[])
-        };
-        let watched = Bench::new(&["a"]).watched;
-        let mut bench = Bench::begin(by_runtime, 60 * SECOND, watched);
+        // The controller sees the annotation itself.
+        assert!(bench.reported(Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn an_address_that_cni_requests_and_the_node_lacks_is_reported_while_the_add_waits() {
+        let not_here = || Err(refused(OpErrorKind::NotInBlocks));
+        let mut bench = by_cni(&[("cadastre.dev/pools", "a")], "eth0");
+        assert!(bench.reported(Duration::ZERO).is_empty());
         bench.answer(not_here(), Duration::ZERO);
-        let is_done = matches!(bench.step, AddStep::Done(Err(_)));
-        assert!(is_done, "{:?}", bench.step);
+        let expected = AddressRequest {
+            namespace: "default".to_owned(),
+            pod: "pod-u".to_owned(),
+            pod_uid: "u".to_owned(),
+            addresses: vec!["10.0.0.9".to_owned()],
+        };
+        assert_eq!(
+            bench.reported(Duration::ZERO),
+            std::slice::from_ref(&expected)
+        );
+        assert!(bench.state.is_changed, "the loop publishes it");
+        assert_eq!(bench.until(), 10 * SECOND);
+        bench.go(false, 10 * SECOND);
+        bench.answer(not_here(), 10 * SECOND);
+        let is_refused = matches!(bench.step, AddStep::Done(Err(_)));
+        assert!(is_refused, "{:?}", bench.step);
+        // The claim is there when the runtime tries again.
+        assert_eq!(bench.reported(11 * SECOND), [expected]);
+        bench.add(by_cni_add("eth0"), 11 * SECOND);
+        bench.answer(Ok(OpOutcome::Done), 11 * SECOND);
+        assert!(bench.reported(11 * SECOND).is_empty());
+
+        // The claim of a pod is for its own interface, and a claim that the pod names is the only one that it uses.
+        let claim: &[(&str, &str)] = &[("cadastre.dev/claim", "db")];
+        for (annotations, ifname) in [(&[][..], "net1"), (claim, "eth0")] {
+            let mut bench = by_cni(annotations, ifname);
+            bench.answer(not_here(), Duration::ZERO);
+            let is_done = matches!(bench.step, AddStep::Done(Err(_)));
+            assert!(is_done && bench.reported(Duration::ZERO).is_empty());
+        }
+    }
+
+    #[test]
+    fn an_annotation_and_a_cni_request_must_not_ask_for_different_addresses() {
+        let name = "cadastre.dev/addresses";
+        let mut bench = by_cni(&[(name, "10.0.0.9,fd00::9")], "eth0");
+        let AddStep::Ask(add, _) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(add.addresses.len(), 1, "one of the pod's is enough");
+        bench.answer(Err(refused(OpErrorKind::NotInBlocks)), Duration::ZERO);
+        assert_eq!(bench.until(), 10 * SECOND);
+        assert!(bench.reported(Duration::ZERO).is_empty());
+        let bench = by_cni(&[(name, "10.0.0.7")], "eth0");
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        let says =
+            "asks for 10.0.0.9, and the pod's annotation cadastre.dev/addresses for 10.0.0.7";
+        assert!(refusal.text.contains(says), "{refusal}");
+        let bench = by_cni(&[(name, "10.0.0.7")], "net1");
+        let is_asked = matches!(bench.step, AddStep::Ask(..));
+        assert!(is_asked, "the annotation is for eth0 only");
     }
 
     #[test]

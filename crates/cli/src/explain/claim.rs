@@ -74,7 +74,7 @@ fn end_of(claim: &ClaimFact, pod: &PodFact, inventory: &Inventory) -> String {
     let other = if pod.asked.is_empty() {
         "a claim of another address"
     } else {
-        "a pod that asks for another address (cadastre.dev/addresses)"
+        "a pod that asks for another address"
     };
     match claim.reason() {
         "Invalid" => "another claim: this one cannot be used".to_owned(),

@@ -77,10 +77,8 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
     if let Some(claim) = inventory.claim_of_block(entry) {
         return kept_for_claim(entry, &claim, inventory);
     }
-    let lender = entry.parent.iter();
-    let lender: String = lender
-        .map(|it| format!(", borrowed from {}", it.node))
-        .collect();
+    let lender = entry.parent.as_ref();
+    let lender = lender.map_or_else(String::new, |it| format!(", borrowed from {}", it.node));
     let line = format!("{} (pool \"{}\"{lender}): ", entry.cidr, entry.pool);
     let requests = inventory.subnets.get(&node.name).map(|it| &it.requests);
     let is_requested = requests.is_some_and(|it| it.drain.contains(&entry.cidr));

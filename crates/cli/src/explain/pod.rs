@@ -2,7 +2,7 @@
 
 use super::{Explanation, asked, choice, claim};
 use crate::inventory::{Inventory, PodFact};
-use crate::render::some;
+use crate::render::{joined, some};
 use crate::show;
 use cadastre_api::choice::{PodLabels, Requester};
 use cadastre_api::{ADDRESSES_ANNOTATION, AllocationMode, CLAIM_ANNOTATION, POOLS_ANNOTATION};
@@ -121,7 +121,7 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
 /// The pools that a pod may use, with the reasons.
 #[derive(Default)]
 struct Choice {
-    /// One line for each annotation of the pod or its namespace that asks for pools or addresses
+    /// One line for each annotation of the pod or its namespace that asks for pools or addresses, and for CNI
     annotations: Vec<String>,
     /// The names of the pools that the pod may use, best first
     pools: Vec<String>,
@@ -160,6 +160,10 @@ fn choose(pod: &PodFact, node: &Node, inventory: &Inventory) -> Choice {
     }
     if let (None, Some(value), None) = (own, by_namespace, &pod.claim) {
         annotations.push(format!("{POOLS_ANNOTATION} of its namespace: {value}"));
+    }
+    if pod.is_by_cni() {
+        let addresses = joined(&pod.asked);
+        annotations.push(format!("the CNI configuration or the runtime: {addresses}"));
     }
     let (pools, lines) = choice(AllocationMode::Blocks, &requester, inventory);
     Choice {

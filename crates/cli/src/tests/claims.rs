@@ -709,3 +709,39 @@ fn a_time_in_the_future_makes_no_claim_wait_longer() {
     let text = consequence(&cluster.fact(), Some(&[]), Some(30), now());
     assert_contains(&text, &["it goes in 30 s"]);
 }
+
+#[test]
+fn a_pod_for_which_cni_requests_an_address_is_told_what_it_waits_for() {
+    let mut cluster = Cluster::new();
+    cluster.pod("shop/web", "b", &[]);
+    let uid = "pod-shop/web";
+    let request = |address: &str| json!([{"namespace": "shop", "pod": "web", "podUID": "u", "addresses": [address]}]);
+    let pod = cluster.lists.pods.last_mut().unwrap();
+    assert_eq!(pod.metadata.uid.as_deref(), Some(uid));
+    pod.metadata.uid = Some("u".to_owned());
+    let claim = format!("shop/{}", claim_of_addresses("web", "u"));
+    cluster.lists.subnets[1].status["requestedAddresses"] = request("10.0.0.40");
+    let creates = format!("the controller, which creates claim {claim} within seconds");
+    let parts = [
+        "it has no address yet: it asks for 10.0.0.40, which is not in the ranges of node b",
+        "the CNI configuration or the runtime: 10.0.0.40",
+        creates.as_str(),
+    ];
+    assert_contains(&cluster.explained("shop/web"), &parts);
+    // The claim exists, and waits for the address, which a pod has.
+    cluster.lists.subnets[1].status["requestedAddresses"] = request("10.0.0.1");
+    cluster.claim(&claim, &[], "AddressInUse", "10.0.0.1 is in use");
+    cluster.last_claim().spec = json!({"addresses": ["10.0.0.1"]});
+    let parts = [
+        "has no addresses (AddressInUse: 10.0.0.1 is in use)",
+        "pod shop/cart, which has 10.0.0.1, when it is released",
+    ];
+    assert_contains(&cluster.explained("shop/web"), &parts);
+    // Another node cannot request addresses for the pod.
+    let mut lied = Cluster::new();
+    lied.pod("shop/web", "b", &[]);
+    lied.lists.pods.last_mut().unwrap().metadata.uid = Some("u".to_owned());
+    lied.lists.subnets[0].status["requestedAddresses"] = request("10.0.0.40");
+    let text = lied.explained("shop/web");
+    assert!(!text.contains("10.0.0.40"), "{text}");
+}

@@ -1,4 +1,5 @@
 mod asked;
+mod bad_input;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::names::PoolName;
-use super::objects::{AgentReport, BlockReport, PodUid, SubnetCondition, Text};
+use super::objects::{AddressRequest, AgentReport, BlockReport, PodUid, SubnetCondition, Text};
 use cadastre_api::{
-    BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS, MOST_WITHDRAWALS, PoolDemand,
+    BlockStatus, LeakCandidate, MOST_ADDRESS_REQUESTS, MOST_BLOCKS, MOST_ORPHANS, MOST_POOLS,
+    MOST_WITHDRAWALS, PoolDemand,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -65,6 +66,8 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
     let orphans = list.read("orphans", MOST_ORPHANS, orphan, |(addr, _)| *addr);
     let withdrawn = list.read("withdrawn", MOST_WITHDRAWALS, range, |range| *range);
     let withdrawing = list.read("withdrawing", MOST_WITHDRAWALS, range, |range| *range);
+    let field = "requestedAddresses";
+    let requests = list.read(field, MOST_ADDRESS_REQUESTS, request, |it| it.uid.clone());
     Some(Box::new(AgentReport {
         node_uid: node_uid.into(),
         demand,
@@ -72,6 +75,7 @@ pub fn read(status: &Value) -> Option<Box<AgentReport>> {
         orphans,
         withdrawn,
         withdrawing,
+        requests,
         refused: invalid.texts,
         refusals: invalid.count,
         conditions: conditions(fields.get("conditions")),
@@ -189,6 +193,34 @@ fn orphan(entry: LeakCandidate) -> Result<(Addr, PodUid), String> {
     Ok((addr, uid))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as the other readers")]
+fn request(entry: cadastre_api::AddressRequest) -> Result<AddressRequest, String> {
+    let pod = format!("{}/{}", entry.namespace, entry.pod);
+    let is_name = |text: &str| !text.is_empty() && !text.contains('/');
+    let names = [&entry.namespace, &entry.pod, &entry.pod_uid];
+    if !names.into_iter().all(|it| is_name(it)) {
+        return Err(format!(
+            "\"{pod}\" with UID \"{}\" is no pod",
+            entry.pod_uid
+        ));
+    }
+    let addresses = entry.addresses.iter().map(|text| {
+        let addr = Addr::parse_strict(text);
+        addr.ok_or_else(|| format!("\"{text}\" is no address in canonical form"))
+    });
+    let mut addresses = addresses.collect::<Result<Vec<Addr>, String>>()?;
+    addresses.sort_unstable();
+    let is_one_of_each = addresses.windows(2).all(|it| it[0].family != it[1].family);
+    if addresses.is_empty() || !is_one_of_each {
+        return Err(format!("pod {pod} requests not one address of a family"));
+    }
+    Ok(AddressRequest {
+        pod: pod.into(),
+        uid: entry.pod_uid.as_str().into(),
+        addresses: addresses.into(),
+    })
+}
+
 fn conditions(list: Option<&Value>) -> Box<[SubnetCondition]> {
     let list = list.and_then(Value::as_array).into_iter().flatten();
     let text = |condition: &Value, field: &str| -> Text {
@@ -231,6 +263,15 @@ mod tests {
                 {"address": "10.0.0.2", "podUID": "x"}, {"address": "10.0.0.2", "podUID": "y"},
                 {"address": "010.0.0.3", "podUID": "z"}, {"address": "10.0.0.4"},
             ],
+            "requestedAddresses": [
+                {"namespace": "d", "pod": "a", "podUID": "1", "addresses": ["fd00::7", "10.0.0.7"]},
+                {"namespace": "d", "pod": "b", "podUID": "2", "addresses": []},
+                {"namespace": "d", "pod": "c", "podUID": "3", "addresses": ["10.0.0.7", "10.0.0.8"]},
+                {"namespace": "d", "pod": "d/e", "podUID": "4", "addresses": ["10.0.0.7"]},
+                {"namespace": "", "pod": "f", "podUID": "5", "addresses": ["10.0.0.7"]},
+                {"namespace": "d", "pod": "g", "podUID": "", "addresses": ["10.0.0.7"]},
+                {"namespace": "d", "pod": "h", "podUID": "6", "addresses": ["10.0.0.0/24"]},
+            ],
         }))
         .unwrap();
         assert_eq!(&*report.node_uid, "u1");
@@ -242,7 +283,11 @@ mod tests {
             report.orphans[0].1,
             PodUid(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef)
         );
-        assert_eq!(report.refusals, 10, "{:?}", report.refused);
+        let [request] = &*report.requests else {
+            panic!("{:?}", report.requests);
+        };
+        assert_eq!((&*request.pod, request.addresses.len()), ("d/a", 2));
+        assert_eq!(report.refusals, 16, "{:?}", report.refused);
         assert_eq!(report.refused.len(), MOST_TEXTS);
     }
 

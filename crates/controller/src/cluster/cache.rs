@@ -4,13 +4,17 @@
 //! decisions.
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 
 use super::addresses::Addresses;
 use super::intents::SeenVersions;
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use super::objects::{AgentReport, Block, Claim, Node, Object, Pool, ServiceRange, Subnet};
+use super::objects::{
+    AddressRequest, AgentReport, Block, Claim, Node, Object, Pool, ServiceRange, Subnet,
+};
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
+use super::requests::RequestSource;
 
 /// The controller's copies of the API objects that it watches, with one cache per kind.
 #[derive(Debug, Default)]
@@ -84,6 +88,32 @@ impl ClusterCache {
         }
         if let Some(after) = &delta.after {
             self.node_addresses.add(&after.addresses);
+        }
+    }
+
+    /// Updates the requests of addresses after a change of one NodeSubnet.
+    pub fn note_subnet(&mut self, delta: &ObjectUpdate<Subnet>) {
+        fn requests(subnet: Option<&Arc<Subnet>>) -> &[AddressRequest] {
+            let report = subnet.and_then(|it| it.report.as_deref());
+            report.map_or(&[], |it| &it.requests)
+        }
+        let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
+        if let Some(subnet) = after.or(before) {
+            let source = RequestSource::Agent(subnet.name.clone());
+            let (before, after) = (requests(before), requests(after));
+            self.pods.change_requests(&source, before, after);
+        }
+    }
+
+    /// Updates the requests of addresses after a change of one claim.
+    pub fn note_claim(&mut self, delta: &ObjectUpdate<Claim>) {
+        let request = |claim: Option<&Arc<Claim>>| claim.and_then(|it| it.request());
+        let (before, after) = (delta.before.as_ref(), delta.after.as_ref());
+        if let Some(claim) = after.or(before) {
+            let source = RequestSource::Claim(claim.name.clone());
+            let (before, after) = (request(before), request(after));
+            self.pods
+                .change_requests(&source, before.as_slice(), after.as_slice());
         }
     }
 }

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::names::{NodeName, PoolName};
 use super::objects::{
-    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity, Node, Owner,
-    Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
+    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity, Node,
+    OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
 };
 use super::request::NewClaim;
 use cadastre_api::pod_claim::{self, ClaimOfPod};
@@ -112,6 +112,7 @@ pub fn pod(pod: PodLite) -> Pod {
     let annotations = meta.annotations.unwrap_or_default();
     let is_mirror = annotations.contains_key(MIRROR_ANNOTATION);
     let mirror_of = spec.node_name.clone().filter(|_| is_mirror);
+    let node = spec.node_name.clone().filter(|_| !is_mirror && !is_host);
     // A kubelet can create mirror pods in any namespace, so a mirror pod must not get a claim of that namespace.
     let own_name = meta.name.as_deref().unwrap_or_default();
     let uid = meta.uid.as_deref().unwrap_or_default();
@@ -142,6 +143,7 @@ pub fn pod(pod: PodLite) -> Pod {
                     _,
                 ) => ClaimSource::Addresses(Box::new(AskedAddresses {
                     is_served: !addresses.is_empty(),
+                    is_by_cni: false,
                     addresses: asked.into(),
                 })),
                 _ => ClaimSource::User,
@@ -156,6 +158,7 @@ pub fn pod(pod: PodLite) -> Pod {
         finished: over,
         addresses: addresses.into(),
         mirror_of: mirror_of.map(NodeName::from),
+        node: node.map(NodeName::from),
     }
 }
 
@@ -324,7 +327,7 @@ pub fn claim(claim: IPClaimLite) -> Claim {
     status.addresses.shrink_to_fit();
     let mut finalizers = meta.finalizers.take().unwrap_or_default();
     finalizers.shrink_to_fit();
-    let is_of_one_pod = is_of_one_pod(&meta);
+    let only_pod = only_pod(&meta).map(Box::new);
     Claim {
         name: full_name(&meta).into(),
         uid: meta.uid.unwrap_or_default().into(),
@@ -335,16 +338,22 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         finalizers,
         spec: read(claim.spec).and_then(claim_spec),
         status,
-        is_of_one_pod,
+        only_pod,
     }
 }
 
-/// Whether a pod is the only owner of a claim, and the claim has the name of the claim for the pod's addresses.
-fn is_of_one_pod(claim: &ObjectMeta) -> bool {
-    let owners = claim.owner_references.as_deref();
-    let name = claim.name.as_deref();
-    matches!(owners, Some([owner]) if owner.api_version == "v1" && owner.kind == "Pod"
-        && name == Some(&pod_claim::claim_of_addresses(&owner.name, &owner.uid)))
+/// Returns the pod that is the only owner of a claim, if the claim has the name of the claim for the pod's addresses.
+fn only_pod(claim: &ObjectMeta) -> Option<OnlyPod> {
+    let [owner] = claim.owner_references.as_deref()? else {
+        return None;
+    };
+    let of_addresses = pod_claim::claim_of_addresses(&owner.name, &owner.uid);
+    let is_pod = owner.api_version == "v1" && owner.kind == "Pod";
+    let is_its = is_pod && claim.name.as_ref() == Some(&of_addresses);
+    is_its.then(|| OnlyPod {
+        name: owner.name.as_str().into(),
+        uid: owner.uid.as_str().into(),
+    })
 }
 
 fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
@@ -527,7 +536,8 @@ mod tests {
         let is_of_one_pod = |change: fn(&mut Value)| {
             let mut object = object.clone();
             change(&mut object["metadata"]);
-            claim(serde_json::from_value(object).unwrap()).is_of_one_pod
+            let read = claim(serde_json::from_value(object).unwrap());
+            read.only_pod.is_some()
         };
         assert!(is_of_one_pod(|_| ()));
         assert!(

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
 //! | [`names`] | the types of names, UIDs and terms |
-//! | [`objects`], [`object_cache`], [`pods`], [`addresses`], [`cache`] | the cached objects |
+//! | [`objects`], [`object_cache`], [`pods`], `requests`, [`addresses`], [`cache`] | the cached objects |
 //! | [`request`], [`writer`], `node_patch` | requests and their outcomes, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
 //! | [`lease`], `lease_object`, [`lease_task`], [`leader_metrics`] | the election: decision, object, calls, metrics |
@@ -26,4 +26,5 @@ pub mod objects;
 pub mod pods;
 pub mod readiness;
 pub mod request;
+pub(crate) mod requests;
 pub mod writer;

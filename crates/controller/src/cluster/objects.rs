@@ -156,6 +156,8 @@ pub struct AgentReport {
     /// Ranges that the agent cannot withdraw yet, because some of their addresses are in use or cooling; sorted,
     /// without repetition
     pub withdrawing: Box<[Cidr]>,
+    /// Addresses that CNI requests for pods, which may be pods of other nodes; sorted by the pods' UIDs
+    pub requests: Box<[AddressRequest]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
     /// Number of all invalid entries, including those that `refused` does not describe
@@ -381,8 +383,17 @@ pub struct Claim {
     pub spec: Result<ClaimSpec, String>,
     /// The status as last written; the default if it is invalid
     pub status: IPClaimStatus,
-    /// Whether the controller has created the claim for the addresses that a pod asks for. The claim ends with the pod
-    pub is_of_one_pod: bool,
+    /// The pod for whose addresses the controller has created the claim. The claim ends with this pod
+    pub only_pod: Option<Box<OnlyPod>>,
+}
+
+/// The pod that is the only one to use a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnlyPod {
+    /// Name of the pod, without its namespace
+    pub name: Text,
+    /// UID of the pod
+    pub uid: ObjectUid,
 }
 
 impl Claim {
@@ -399,6 +410,17 @@ impl Claim {
             (None, [_, ..]) => "available",
             (None, []) => "waiting",
         }
+    }
+
+    /// Returns the request of the pod for which the controller has created the claim.
+    pub(crate) fn request(&self) -> Option<AddressRequest> {
+        let pod = self.only_pod.as_ref()?;
+        let (namespace, _) = self.name.split_once('/')?;
+        Some(AddressRequest {
+            pod: format!("{namespace}/{}", pod.name).into(),
+            uid: pod.uid.clone(),
+            addresses: self.spec.as_ref().ok()?.addresses.as_slice().into(),
+        })
     }
 
     /// Returns the addresses that the status records. Texts that are no addresses are left out.
@@ -448,11 +470,13 @@ pub struct Pod {
     pub addresses: Box<[Addr]>,
     /// For a mirror pod, the name of its node
     pub mirror_of: Option<NodeName>,
-    /// The claim that the pod names, unless it is a mirror pod
+    /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot
+    pub node: Option<NodeName>,
+    /// The claim that the pod's annotations name, if the pod can use one
     pub claim: Option<Box<PodClaim>>,
 }
 
-/// The claim that a pod names, and the node to which the pod is bound.
+/// The claim that a pod uses, and the node to which the pod is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {
     /// The claim, in the namespace of the pod
@@ -463,7 +487,7 @@ pub struct PodClaim {
     pub uid: ObjectUid,
     /// The node to which the pod is bound; `None` if it is not scheduled yet
     pub node: Option<NodeName>,
-    /// `metadata.creationTimestamp`, seconds since 1970
+    /// `metadata.creationTimestamp`, seconds since 1970; 0 if CNI requests the addresses
     pub created: i64,
     /// Who creates the claim
     pub source: ClaimSource,
@@ -473,6 +497,11 @@ impl PodClaim {
     /// Returns whether the pod asks for addresses, and has addresses already. A running pod keeps what it has.
     pub fn is_served(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)
+    }
+
+    /// Returns whether the pod uses the claim because CNI requests addresses for it.
+    pub fn is_by_cni(&self) -> bool {
+        matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_by_cni)
     }
 }
 
@@ -494,6 +523,19 @@ pub struct AskedAddresses {
     pub addresses: Box<[Addr]>,
     /// Whether the status of the pod shows addresses, these or others
     pub is_served: bool,
+    /// Whether the CNI configuration or the runtime requests the addresses, and not an annotation of the pod
+    pub is_by_cni: bool,
+}
+
+/// The addresses that the CNI configuration or the runtime requests for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressRequest {
+    /// The pod, as `namespace/name`
+    pub pod: Text,
+    /// UID of the pod
+    pub uid: ObjectUid,
+    /// The addresses, at most one of each family
+    pub addresses: Box<[Addr]>,
 }
 
 /// What the controller needs to create the claim of a pod of a StatefulSet.

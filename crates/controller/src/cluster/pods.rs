@@ -3,6 +3,10 @@
 //! The cache answers two questions: does any pod report an address in this range, and does the pod of this UID still
 //! exist? Each pod takes a few dozen bytes.
 //!
+//! Which claim a pod uses follows from its annotations. Other pods use a claim if CNI requests addresses for them: then
+//! their node's agent reports the request, or the claim that was created for it shows the request
+//! ([`requests`](super::requests)).
+//!
 //! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
 //! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
 //! `MOST_OF_MIRRORS` addresses of one node's mirror pods count.
@@ -11,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::addresses::Addresses;
 use super::names::{ClaimName, NodeName};
-use super::objects::{Pod, PodClaim, PodUid};
+use super::objects::{AddressRequest, Pod, PodClaim, PodUid};
+use super::requests::{RequestSource, RequestedPod, Requests};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -27,7 +32,9 @@ pub struct PodIndex {
     reported: Addresses,
     /// Addresses of mirror pods, by node
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
-    /// Pods that name a claim, by the claim
+    /// Requests of addresses that are not in annotations of pods
+    requests: Requests,
+    /// Pods that use a claim, by the claim
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
     /// Claims whose pods have changed since [`PodIndex::take_claims`] was last called
     changed_claims: BTreeSet<ClaimName>,
@@ -38,6 +45,8 @@ pub struct PodIndex {
 #[derive(Debug, PartialEq)]
 struct Record {
     claim: Option<Box<PodClaim>>,
+    /// Identifies the pod in requests of addresses; `None` if the pod cannot use a claim
+    requested: Option<RequestedPod>,
     finished: bool,
     addresses: Box<[Addr]>,
     mirror_of: Option<NodeName>,
@@ -128,7 +137,7 @@ impl PodIndex {
         self.by_uid.get(&uid).is_some_and(|record| !record.finished)
     }
 
-    /// Returns the pods that name the claim and have not finished, the oldest first.
+    /// Returns the pods that use the claim and have not finished, the oldest first.
     pub fn of_claim(&self, claim: &ClaimName) -> Vec<&PodClaim> {
         let uids = self.claiming.get(claim).into_iter().flatten();
         let records = uids.filter_map(|uid| Some((uid, self.by_uid.get(uid)?)));
@@ -141,9 +150,48 @@ impl PodIndex {
         pods.into_iter().map(|(_, _, pod)| pod).collect()
     }
 
-    /// Returns the claims that pods name.
+    /// Returns the claim that the pod of this UID uses, even if the pod has finished.
+    pub fn claim_of(&self, uid: PodUid) -> Option<&PodClaim> {
+        self.by_uid.get(&uid)?.claim.as_deref()
+    }
+
+    /// Returns the claims that pods use.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &ClaimName> {
         self.claiming.keys()
+    }
+
+    /// Replaces the requests from a source. If one of them was not in `before`, its pod may now use a claim.
+    pub(crate) fn change_requests(
+        &mut self,
+        source: &RequestSource,
+        before: &[AddressRequest],
+        after: &[AddressRequest],
+    ) {
+        if before == after {
+            return;
+        }
+        for uid in self.requests.change(source, before, after) {
+            self.update_claim(uid);
+        }
+    }
+
+    /// Finds out again which claim a pod uses, because the requests for it have changed.
+    fn update_claim(&mut self, uid: PodUid) {
+        let Some(record) = self.by_uid.get_mut(&uid) else {
+            return;
+        };
+        let is_own = |it: &PodClaim| !it.is_by_cni();
+        if record.claim.as_deref().is_some_and(is_own) {
+            return;
+        }
+        let has_addresses = !record.addresses.is_empty();
+        let requested = record.requested.as_ref();
+        let claim = requested.and_then(|pod| self.requests.claim_of(uid, pod, has_addresses));
+        if record.claim != claim {
+            let before = std::mem::replace(&mut record.claim, claim.clone());
+            self.unlink(uid, before.as_deref());
+            self.link(uid, claim.as_deref());
+        }
     }
 
     /// Returns the claims whose pods have changed since the last call.
@@ -167,8 +215,13 @@ impl PodIndex {
     }
 
     fn put(&mut self, uid: PodUid, pod: Pod) -> bool {
+        let requested = pod.node.map(|node| self.requests.pod(&pod.name, node));
+        let has_addresses = !pod.addresses.is_empty();
+        let by_cni = |pod| self.requests.claim_of(uid, pod, has_addresses);
+        let claim = pod.claim.or_else(|| by_cni(requested.as_ref()?));
         let record = Record {
-            claim: pod.claim,
+            claim,
+            requested,
             finished: pod.finished,
             addresses: pod.addresses,
             mirror_of: pod
@@ -176,6 +229,7 @@ impl PodIndex {
                 .filter(|_| !Mutation::MirrorPodsBelieved.is_on()),
         };
         if self.by_uid.get(&uid) == Some(&record) {
+            self.forget_requested(record.requested.as_ref());
             return false;
         }
         let freed = self.forget(uid);
@@ -187,20 +241,21 @@ impl PodIndex {
                 of_node.insert(uid, record.addresses.clone());
             }
         }
-        if let Some(pod) = &record.claim {
-            self.changed_claims.insert(pod.claim.clone());
-            let of_claim = self.claiming.entry(pod.claim.clone()).or_default();
-            of_claim.insert(uid);
-        }
+        self.link(uid, record.claim.as_deref());
         self.by_uid.insert(uid, record);
         freed
     }
 
-    fn forget(&mut self, uid: PodUid) -> bool {
-        let Some(record) = self.by_uid.remove(&uid) else {
-            return false;
-        };
-        if let Some(PodClaim { claim, .. }) = record.claim.as_deref() {
+    fn link(&mut self, uid: PodUid, claim: Option<&PodClaim>) {
+        if let Some(PodClaim { claim, .. }) = claim {
+            self.changed_claims.insert(claim.clone());
+            let of_claim = self.claiming.entry(claim.clone()).or_default();
+            of_claim.insert(uid);
+        }
+    }
+
+    fn unlink(&mut self, uid: PodUid, claim: Option<&PodClaim>) {
+        if let Some(PodClaim { claim, .. }) = claim {
             self.changed_claims.insert(claim.clone());
             if let Some(of_claim) = self.claiming.get_mut(claim) {
                 of_claim.remove(&uid);
@@ -209,6 +264,20 @@ impl PodIndex {
                 }
             }
         }
+    }
+
+    fn forget_requested(&mut self, pod: Option<&RequestedPod>) {
+        if let Some(pod) = pod {
+            self.requests.forget(pod);
+        }
+    }
+
+    fn forget(&mut self, uid: PodUid) -> bool {
+        let Some(record) = self.by_uid.remove(&uid) else {
+            return false;
+        };
+        self.unlink(uid, record.claim.as_deref());
+        self.forget_requested(record.requested.as_ref());
         match &record.mirror_of {
             None => self.reported.remove(&record.addresses),
             Some(node) => {
@@ -237,6 +306,7 @@ mod tests {
             finished: false,
             addresses: addresses.iter().map(addr).collect(),
             mirror_of: None,
+            node: None,
             claim: None,
         }
     }

@@ -1,11 +1,13 @@
 use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
-use crate::cluster::objects::{Pod, Pool, Subnet};
+use crate::cluster::objects::{AddressRequest, Pod, Pool, Subnet};
 use crate::cluster::request::{Rejection, RequestOutcome};
+use crate::cluster::requests::RequestSource;
 use crate::fixtures::{
     at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
 };
+use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_api::{Requests, WITHDRAW_ANNOTATION};
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -263,6 +265,7 @@ fn asking_pod(addresses: &[&str]) -> Pod {
     pod.claim.as_mut().unwrap().source = ClaimSource::Addresses(Box::new(AskedAddresses {
         addresses: addresses.iter().map(addr).collect(),
         is_served: false,
+        is_by_cni: false,
     }));
     pod
 }
@@ -377,4 +380,67 @@ fn a_pod_that_has_addresses_gets_no_claim() {
     }
     assert!(!is_created(&mut fixture, pod));
     assert!(fixture.pod_claims.load().next_at.is_none(), "no polling");
+}
+
+#[test]
+fn a_pod_for_which_cni_requests_an_address_gets_the_same_claim_as_by_its_annotation() {
+    let mut fixture = with_blocks();
+    let pod = |address: &str| Pod {
+        claim: None,
+        ..asking_pod(&[address])
+    };
+    let request = |address: &str| AddressRequest {
+        pod: "default/web-0".into(),
+        uid: "web-0".into(),
+        addresses: [Addr::parse_strict(address).unwrap()].into(),
+    };
+    let agent = RequestSource::Agent("a".into());
+    let own = [request("10.0.0.20")];
+    fixture.cache.pods.change_requests(&agent, &[], &own);
+    fixture.applied(pod("10.0.0.20"));
+    assert_eq!(fixture.request(), None, "its node has the address");
+    let elsewhere = [request("10.0.0.40")];
+    fixture.cache.pods.change_requests(&agent, &own, &elsewhere);
+    fixture.applied(pod("10.0.0.40"));
+    let name = format!("default/{}", claim_of_addresses("web-0", "web-0"));
+    let expected = NewClaim {
+        spec: IPClaimSpec {
+            addresses: vec!["10.0.0.40".to_owned()],
+            ..IPClaimSpec::default()
+        },
+        owner: Some(ClaimOwner {
+            kind: ClaimOwnerKind::Pod,
+            name: "web-0".into(),
+            uid: "web-0".into(),
+        }),
+    };
+    let spec = ObjectSpec::Claim(Box::new(expected));
+    let expected = ApiRequest::Create(name.as_str().into(), spec);
+    assert_eq!(fixture.request(), Some(expected));
+}
+
+#[test]
+fn a_stateful_set_that_is_created_again_under_another_name_gets_claims_of_its_own() {
+    let mut fixture = Fixture::new(one_pool());
+    let mut of_old = claim(CLAIM, "p", &[]);
+    of_old.status.addresses = vec!["10.0.0.7".to_owned()];
+    list(&mut fixture.cache.claims, vec![of_old.clone()]);
+    fixture.allocations.claim_seen(&of_old);
+    let mut renamed = sticky_pod("u2", Some("a"), &[]);
+    let claim = renamed.claim.as_mut().unwrap();
+    claim.claim = "default/db-0".into();
+    claim.pod = "db-0".into();
+    fixture.applied(renamed);
+    let Some(ApiRequest::Create(name, _)) = fixture.request() else {
+        panic!("no claim is created");
+    };
+    assert_eq!(&*name, "default/db-0");
+    let of = fixture.allocations.claims.of(&Cidr::host(
+        "10.0.0.7".parse::<std::net::IpAddr>().unwrap().into(),
+    ));
+    assert_eq!(
+        of.map(|it| &**it),
+        Some(CLAIM),
+        "the old claim keeps its address"
+    );
 }

@@ -55,7 +55,7 @@ pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
         return refusal;
     };
     let text = format!(
-        "{addr} was asked for, and it is not at this node yet: IPClaim `{claim}` asks for it. {}",
+        "{addr} was asked for, and it is not at this node yet: the controller creates IPClaim `{claim}` for it. {}",
         see_why(claim)
     );
     refuse(refusal.why, text)

@@ -77,8 +77,7 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
         return Ok(!add.depends_on_pod(selects, binds));
     };
     let choice = note.choice(&add.attachment.ifname);
-    let decided = add.decide(choice);
-    decided.map_err(|text| refuse(OpErrorKind::NoBlock, text))?;
+    add.decide(choice)?;
     Ok(true)
 }
 

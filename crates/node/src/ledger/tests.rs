@@ -156,6 +156,7 @@ fn block(it: &str, pool: &str) -> Block {
         uid: "u1".to_owned(),
         pool: pool.to_owned(),
         draining: false,
+        borrowed: false,
         reserved: Vec::new(),
         on_request: Vec::new(),
     }
@@ -1013,7 +1014,7 @@ fn an_address_that_a_pod_asks_for_comes_from_the_node_s_own_block_or_from_its_cl
     let both = asking(2, &["10.0.0.66", "fd00::66"]);
     assert_eq!(node.add(&both), "10.0.0.66 fd00::66");
     // Neither the node nor the claim has the address.
-    let says = "10.0.0.9 was asked for, and it is not at this node yet: IPClaim `shop/db`";
+    let says = "10.0.0.9 was asked for, and it is not at this node yet: the controller creates IPClaim `shop/db`";
     let absent = asking(3, &["10.0.0.9"]);
     node.assert_refused(&absent, OpErrorKind::NotInBlocks, says);
     let alone = ask_for(3, &["10.0.0.9"]);
@@ -1033,7 +1034,7 @@ fn an_address_of_a_claim_inside_of_the_node_s_own_block_has_one_holder() {
     node.update();
     assert!(node.ledger().withdraw_empty().unwrap(), "10.0.0.6");
     let awaited = asking(2, &["10.0.0.6"]);
-    let says = "IPClaim `shop/db` asks for it";
+    let says = "creates IPClaim `shop/db` for it";
     node.assert_refused(&awaited, OpErrorKind::NotInBlocks, says);
     // Even if a block of the claim were listed too early, the address has one holder.
     for (nth, address) in [(1, "10.0.0.5/32"), (2, "10.0.0.6/32")] {

@@ -1,7 +1,7 @@
 //! Addresses that a claim or a pod asks for.
 
 use super::*;
-use crate::cluster::objects::{AskedAddresses, ClaimSource, Subnet};
+use crate::cluster::objects::{AskedAddresses, ClaimSource, OnlyPod, Subnet};
 use cadastre_api::{ExplicitAddresses, Requests, WITHDRAW_ANNOTATION};
 use cadastre_core::Addr;
 
@@ -56,13 +56,17 @@ fn an_address_that_users_have_taken_out_of_its_node_goes_to_no_claim() {
 /// Returns a claim that the controller has created for the address that pod web-0 asks for, and that pod.
 fn of_one_pod(address: &str, is_served: bool) -> (Claim, Pod) {
     let claim = Claim {
-        is_of_one_pod: true,
+        only_pod: Some(Box::new(OnlyPod {
+            name: "web-0".into(),
+            uid: "web-0".into(),
+        })),
         ..claim(CLAIM, "", &[address])
     };
     let mut pod = claiming_pod("web-0", CLAIM, Some("b"));
     pod.claim.as_mut().unwrap().source = ClaimSource::Addresses(Box::new(AskedAddresses {
         addresses: [Addr::parse_strict(address).unwrap()].into(),
         is_served,
+        is_by_cni: false,
     }));
     (claim, pod)
 }
@@ -71,10 +75,8 @@ fn of_one_pod(address: &str, is_served: bool) -> (Claim, Pod) {
 fn a_pod_hears_once_why_it_does_not_get_the_address_that_it_asks_for() {
     let told = |address: &str, is_of_one_pod: bool, is_served: bool| {
         let (claim, pod) = of_one_pod(address, is_served);
-        let claim = Claim {
-            is_of_one_pod,
-            ..claim
-        };
+        let only_pod = claim.only_pod.clone().filter(|_| is_of_one_pod);
+        let claim = Claim { only_pod, ..claim };
         let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], vec![claim], vec![pod]);
         let mut reports = Vec::new();
         for second in [0, 5, 10] {
