@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::mutation::Mutation;
-use crate::usable::usable;
 use crate::{Addr, Cidr, Family, IpRange};
 
 /// All ranges and pool terms of one node. The agent's store keeps a copy, so they survive a restart of the agent.
@@ -106,22 +105,6 @@ pub struct FamilyTerms {
     pub gateway: Gateway,
 }
 
-impl FamilyTerms {
-    /// Returns the terms of addresses that are only a part of a block. If the first address of each block is the
-    /// gateway, a part has none, or would waste an address on it. But main plugins such as ptp need one. So the gateway
-    /// is the first usable address of the pool's range, which is the gateway of the block at the start of the range.
-    #[must_use]
-    pub fn of_part(&self, part: Cidr) -> Self {
-        let mut terms = self.clone();
-        if terms.gateway == Gateway::FirstOfBlock {
-            let range = terms.cidrs.iter().find(|it| it.contains(&part));
-            let gateway = range.and_then(|it| usable(*it, None).gateway);
-            terms.gateway = gateway.map_or(Gateway::FirstOfBlock, Gateway::Address);
-        }
-        terms
-    }
-}
-
 /// The gateway that CNI results name.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gateway {
@@ -144,18 +127,6 @@ pub enum Prefix {
     Block,
     /// The prefix length of the pool's range that contains the block
     Pool,
-}
-
-impl Prefix {
-    /// Returns the prefix of addresses that are only a part of a block: the prefix of the part would leave the gateway
-    /// unreachable.
-    #[must_use]
-    pub fn of_part(self) -> Self {
-        match self {
-            Prefix::Block => Prefix::Pool,
-            other => other,
-        }
-    }
 }
 
 /// A route of a CNI result.
@@ -218,18 +189,6 @@ impl PoolTerms {
             routes: Vec::new(),
             dns: Dns::default(),
             prefix: Prefix::default(),
-        }
-    }
-
-    /// Returns the terms of addresses that are only a part of a block: of an IPClaim, or borrowed from another node.
-    #[must_use]
-    pub fn of_part(&self, part: Cidr) -> Self {
-        let of_part = |it: &FamilyTerms| it.of_part(part);
-        Self {
-            prefix: self.prefix.of_part(),
-            ipv4: self.ipv4.as_ref().map(of_part),
-            ipv6: self.ipv6.as_ref().map(of_part),
-            ..self.clone()
         }
     }
 

@@ -16,7 +16,7 @@
 //!
 //! Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
 
-use super::node_allocation::{Block, Gateway, PoolTerms, Prefix};
+use super::node_allocation::{Block, FamilyTerms, Gateway, PoolTerms, Prefix};
 use crate::{Addr, Cidr, Family, IpRange};
 
 /// The addresses of a block that can be assigned, and the gateway and prefix length of CNI results for them.
@@ -68,6 +68,48 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
             Prefix::Host => block.family().bits(),
             Prefix::Block | Prefix::Pool => range.len(),
         },
+    }
+}
+
+impl FamilyTerms {
+    /// Returns the terms of addresses that are only a part of a block. If the first address of each block is the
+    /// gateway, a part has none, or would waste an address on it. But main plugins such as ptp need one. So the gateway
+    /// is the first usable address of the pool's range, which is the gateway of the block at the start of the range.
+    #[must_use]
+    pub fn of_part(&self, part: Cidr) -> Self {
+        let mut terms = self.clone();
+        if terms.gateway == Gateway::FirstOfBlock {
+            let range = terms.cidrs.iter().find(|it| it.contains(&part));
+            let gateway = range.and_then(|it| usable(*it, None).gateway);
+            terms.gateway = gateway.map_or(Gateway::FirstOfBlock, Gateway::Address);
+        }
+        terms
+    }
+}
+
+impl Prefix {
+    /// Returns the prefix of addresses that are only a part of a block: the prefix of the part would leave the gateway
+    /// unreachable.
+    #[must_use]
+    pub fn of_part(self) -> Self {
+        match self {
+            Prefix::Block => Prefix::Pool,
+            other => other,
+        }
+    }
+}
+
+impl PoolTerms {
+    /// Returns the terms of addresses that are only a part of a block: of an IPClaim, or borrowed from another node.
+    #[must_use]
+    pub fn of_part(&self, part: Cidr) -> Self {
+        let of_part = |it: &FamilyTerms| it.of_part(part);
+        Self {
+            prefix: self.prefix.of_part(),
+            ipv4: self.ipv4.as_ref().map(of_part),
+            ipv6: self.ipv6.as_ref().map(of_part),
+            ..self.clone()
+        }
     }
 }
 
