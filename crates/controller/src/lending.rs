@@ -208,7 +208,7 @@ mod tests {
     fn a_node_keeps_what_it_cannot_spare_and_never_lends_a_whole_block() {
         let part = |spare| chosen(&mut [lender("a", spare, "10.0.0.0/28", &[])], 1, &[]);
         assert_eq!(part(100), ["a 10.0.0.8/29 7"]);
-        assert_eq!(part(6), ["a 10.0.0.4/30 4"]);
+        assert_eq!(part(6), ["a 10.0.0.12/30 3"]);
         assert_eq!(part(1), ["a 10.0.0.14/31 1"]);
         assert!(part(0).is_empty());
         let taken = [

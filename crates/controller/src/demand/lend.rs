@@ -367,7 +367,9 @@ fn fate(part: &Cidr, ask: &Ask, waiting: &Waits, cx: &Context) -> Fate {
     let waits = waiting
         .get(&ask.pool)
         .and_then(|it| it.get(&ask.borrower.0));
-    let is_needed = waits.is_some_and(|wait| wait.uid == ask.borrower.1);
+    // A node that has no pods of the pool does not borrow.
+    let is_needed =
+        waits.is_some_and(|it| it.uid == ask.borrower.1 && it.need <= NodeNeed::Reserve);
     let pool = cx.allocations.pools.get(&ask.pool);
     let is_lending = pool.is_some_and(|pool| pool.is_serving() && pool.terms.borrows);
     let parent = cx.allocations.blocks.get(&ask.parent.cidr);

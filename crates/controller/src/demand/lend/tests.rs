@@ -127,7 +127,7 @@ fn a_part_becomes_a_block_once_its_node_has_withdrawn_it() {
     assert_eq!(fixture.work(0), [PART]);
     let is = fixture.write();
     assert_eq!((is.withdraw, is.lent.len()), (vec![PART.to_owned()], 0));
-    assert_eq!(fixture.work(1), [PART]);
+    assert_eq!(fixture.work(0), [PART]);
     assert!(fixture.borrowed().is_none(), "the agent has not answered");
     fixture.answer(&[PART], &[]);
     assert!(fixture.work(2).is_empty());
