@@ -323,10 +323,10 @@ pub fn proof(mutation: Mutation) -> Proof {
         WithdrawnAddressAssignedOnRequest => sim(AskingPods, 2_000),
         ClaimOfGonePodKept => sim(AskingPods, 2_000),
         RequestOfAnyNodeBelieved => unit(
-            "controller::cluster::requests::tests::a_node_can_request_addresses_for_its_own_pods_only",
+            "controller::cluster::address_requests::tests::a_node_can_request_addresses_for_its_own_pods_only",
         ),
         RequestForAnyNameBelieved => unit(
-            "controller::cluster::requests::tests::a_request_counts_only_under_the_name_of_its_pod",
+            "controller::cluster::address_requests::tests::a_request_counts_only_under_the_name_of_its_pod",
         ),
         RequestNotReported => unit(
             "agent::service::adding::tests::an_address_that_cni_requests_and_the_node_lacks_is_reported_while_the_add_waits",

@@ -21,7 +21,7 @@ use crate::{
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
 };
-use cadastre_core::usable::{covering, usable, usable_part};
+use cadastre_core::usable::{covering, usable, usable_in};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// Returns the ranges from which the Node with this UID may assign addresses. Also returns a message for each value
@@ -205,11 +205,7 @@ fn claim_ranges(real: &PoolTerms, address: Cidr) -> FamilyTerms {
 /// `is_part` says whether the block is only a part of another node's block.
 pub fn never_assigned(block: Cidr, is_part: bool, pool: &NodePool) -> Vec<IpRange> {
     let terms = terms(pool, &mut Vec::new());
-    if is_part {
-        usable_part(block, Some(&terms)).excluded
-    } else {
-        usable(block, Some(&terms)).excluded
-    }
+    usable_in(block, is_part, Some(&terms)).excluded
 }
 
 fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {

@@ -126,7 +126,7 @@ pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Opti
             "it is the address of claim {claim}, which no other pod gets anyway: kubectl cadastre claim release {claim}"
         ));
     }
-    let mut lent = inventory.registry.borrowed_from(block);
+    let mut lent = inventory.registry.borrowed_from(&block.cidr);
     if let Some(part) = lent.find(|it| it.cidr.overlaps(range)) {
         return Some(format!(
             "node {} has borrowed {} of it: kubectl cadastre drain {1}",

@@ -1,9 +1,9 @@
 //! What one version of a NodeSubnet shows about ranges that its node has handed over ([`crate::withdrawals`]).
 
-use crate::cluster::cache::{ClusterCache, report_of};
+use crate::cluster::cache::{ClusterCache, report_of, spec_for};
 use crate::cluster::names::ObjectUid;
 use crate::cluster::objects::Node;
-use cadastre_api::{ClaimedAddress, LentRange, NodeSubnetSpec};
+use cadastre_api::{ClaimedAddress, LentRange};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
@@ -15,11 +15,17 @@ pub(crate) fn is_handed_over(
     claim: &ObjectUid,
     cache: &ClusterCache,
 ) -> bool {
-    let is = cache.subnets.get(&node.name);
-    let spec = is.and_then(|is| is.spec.as_ref().ok());
-    let is_claimed = spec.is_some_and(|spec| is_claimed(spec, node, address, claim));
+    let is_claimed = is_claimed(node, address, claim, cache);
     let is_claimed = is_claimed || Mutation::ClaimedBeforeRecorded.is_on();
     is_claimed && is_withdrawn(node, address, cache)
+}
+
+/// Returns whether a part of a node's block was handed over by the node for the block with this UID, and still is
+/// withdrawn there.
+pub(crate) fn is_lent(node: &Node, part: &Cidr, block: &ObjectUid, cache: &ClusterCache) -> bool {
+    let is_listed = is_listed_as_lent(node, part, block, cache);
+    let is_listed = is_listed || Mutation::LentBeforeRecorded.is_on();
+    is_listed && is_ready_to_lend(node, part, cache)
 }
 
 /// Returns whether a node has withdrawn a part of its block, so that the part can be lent.
@@ -27,50 +33,43 @@ pub(crate) fn is_ready_to_lend(node: &Node, part: &Cidr, cache: &ClusterCache) -
     is_withdrawn(node, part, cache) || Mutation::LentBeforeWithdrawn.is_on()
 }
 
-/// Returns whether a part of a node's block was handed over by the node for the block with this UID, and still is
-/// withdrawn there.
-pub(crate) fn is_lent(node: &Node, part: &Cidr, block: &ObjectUid, cache: &ClusterCache) -> bool {
-    let is = cache.subnets.get(&node.name);
-    let spec = is.and_then(|is| is.spec.as_ref().ok());
-    let is_listed = spec.is_some_and(|spec| is_listed_as_lent(spec, node, part, block));
-    let is_listed = is_listed || Mutation::LentBeforeRecorded.is_on();
-    is_listed && is_ready_to_lend(node, part, cache)
-}
-
-pub(crate) fn is_listed_as_lent(
-    spec: &NodeSubnetSpec,
-    node: &Node,
-    part: &Cidr,
-    block: &ObjectUid,
-) -> bool {
-    let part = part.to_string();
-    let is_same = |it: &LentRange| it.cidr == part && it.block_uid == **block;
-    spec.node_uid.as_deref() == Some(&*node.uid) && spec.lent.iter().any(is_same)
-}
-
+/// Returns whether the node's NodeSubnet lists the address in `spec.claimed`, for the claim with this UID.
 pub(crate) fn is_claimed(
-    spec: &NodeSubnetSpec,
     node: &Node,
     address: &Cidr,
     claim: &ObjectUid,
+    cache: &ClusterCache,
 ) -> bool {
     let address = address.first().to_string();
     let is_same = |it: &ClaimedAddress| it.address == address && it.claim_uid == **claim;
-    spec.node_uid.as_deref() == Some(&*node.uid) && spec.claimed.iter().any(is_same)
+    let spec = spec_for(cache, &node.name, &node.uid);
+    spec.is_some_and(|spec| spec.claimed.iter().any(is_same))
+}
+
+/// Returns whether the node's NodeSubnet lists the part in `spec.lent`, for the block with this UID.
+pub(crate) fn is_listed_as_lent(
+    node: &Node,
+    part: &Cidr,
+    block: &ObjectUid,
+    cache: &ClusterCache,
+) -> bool {
+    let part = part.to_string();
+    let is_same = |it: &LentRange| it.cidr == part && it.block_uid == **block;
+    let spec = spec_for(cache, &node.name, &node.uid);
+    spec.is_some_and(|spec| spec.lent.iter().any(is_same))
 }
 
 /// Returns whether one version of the node's NodeSubnet shows both that the range is wanted back and that the agent has
 /// withdrawn it.
 pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> bool {
-    let is = cache.subnets.get(&node.name);
-    let Some(spec) = is.and_then(|is| is.spec.as_ref().ok()) else {
+    let Some(spec) = spec_for(cache, &node.name, &node.uid) else {
         return false;
     };
     let is_asked = lists(&spec.withdraw, range) && !lists(&spec.returned, range);
     let report = report_of(node, cache);
     let is_answered = report.is_some_and(|report| report.withdrawn.contains(range));
     let is_answered = is_answered || Mutation::ClaimedBeforeWithdrawn.is_on();
-    spec.node_uid.as_deref() == Some(&*node.uid) && is_asked && is_answered
+    is_asked && is_answered
 }
 
 /// Returns whether one of the texts is the range.

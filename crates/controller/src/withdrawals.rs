@@ -84,7 +84,7 @@ impl Withdrawals {
         let wanted: BTreeSet<Cidr> = wanted.into_iter().take(MOST_WITHDRAWALS).collect();
         let claimed = claims.into_iter().filter(|(address, claim, uid)| {
             let is_known = wanted.contains(address);
-            let is_handed_over = spec.is_some_and(|spec| is_claimed(spec, node, address, uid))
+            let is_handed_over = is_claimed(node, address, uid, cache)
                 || allocations.claims.is_stored(claim) && is_withdrawn(node, address, cache);
             is_known && is_handed_over
         });
@@ -98,7 +98,7 @@ impl Withdrawals {
             let block = it.block?;
             let uid = block.uid.as_ref()?;
             let is_handed_over = block.confirmed
-                || spec.is_some_and(|spec| is_listed_as_lent(spec, node, &it.part, uid))
+                || is_listed_as_lent(node, &it.part, uid, cache)
                 || is_ready_to_lend(node, &it.part, cache);
             (wanted.contains(&it.part) && is_handed_over).then(|| LentRange {
                 cidr: it.part.to_string(),

@@ -113,19 +113,16 @@ impl PoolTerms {
     }
 }
 
-/// Returns which addresses of `part` can be assigned, which is only a part of a block.
-pub fn usable_part(part: Cidr, pool: Option<&PoolTerms>) -> Usable {
-    usable(part, pool.map(|it| it.of_part(part)).as_ref())
+/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block.
+pub fn usable_in(range: Cidr, is_part: bool, pool: Option<&PoolTerms>) -> Usable {
+    let of_part = pool.filter(|_| is_part).map(|it| it.of_part(range));
+    usable(range, of_part.as_ref().or(pool))
 }
 
 impl Block {
     /// Returns which addresses of the block can be assigned. `pool` are the terms of its pool.
     pub fn usable(&self, pool: Option<&PoolTerms>) -> Usable {
-        if self.borrowed {
-            usable_part(self.cidr, pool)
-        } else {
-            usable(self.cidr, pool)
-        }
+        usable_in(self.cidr, self.borrowed, pool)
     }
 }
 

@@ -92,15 +92,10 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
                 {
                     continue;
                 }
-                let smaller = if holding.cidr.len() > other.cidr.len() {
-                    holding.cidr
+                let (smaller, wider) = if holding.cidr.len() > other.cidr.len() {
+                    (holding.cidr, other.cidr)
                 } else {
-                    other.cidr
-                };
-                let wider = if smaller == holding.cidr {
-                    other.cidr
-                } else {
-                    holding.cidr
+                    (other.cidr, holding.cidr)
                 };
                 let is_lent = registry.is_part_of(&smaller, &wider);
                 if is_lent || smaller.size() == 1 && inventory.is_handed_over(smaller.first()) {

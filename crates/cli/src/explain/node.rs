@@ -110,7 +110,7 @@ fn kept(entry: &BlockEntry, all: &[&BlockEntry], node: &Node, inventory: &Invent
     let idle = pool.map_or(0, |pool| pool.terms.idle.as_secs());
     let lent: Vec<String> = inventory
         .registry
-        .borrowed_from(entry)
+        .borrowed_from(&entry.cidr)
         .map(|it| format!("{} to {}", it.cidr, it.owner.name))
         .collect();
     let words = match leaves {

@@ -160,7 +160,7 @@ impl BlockRow {
 }
 
 fn lent(entry: &BlockEntry, inventory: &Inventory) -> Vec<LentPart> {
-    let parts = inventory.registry.borrowed_from(entry);
+    let parts = inventory.registry.borrowed_from(&entry.cidr);
     let part = |part: &BlockEntry| LentPart {
         cidr: part.cidr,
         to: part.owner.name.to_string(),

@@ -68,9 +68,7 @@ impl AllocationState {
             borrower: &ask.borrower.0,
             block: None,
         });
-        let borrowed = self.blocks.inside(block);
-        let borrowed = borrowed.filter(move |it| self.is_part_of(&it.cidr, block));
-        let borrowed = borrowed.filter(|it| {
+        let borrowed = self.borrowed_from(block).filter(|it| {
             let is_early = it.recall.is_some() && Mutation::LentReturnedInUse.is_on();
             // A provisional block that ends was never listed.
             let is_void = it.is_leaving() && !it.confirmed;
@@ -90,12 +88,9 @@ impl AllocationState {
     }
 
     /// Returns the blocks that other nodes have borrowed from a block.
-    pub fn borrowed_from<'a>(
-        &'a self,
-        entry: &'a BlockEntry,
-    ) -> impl Iterator<Item = &'a BlockEntry> {
-        let inside = self.blocks.inside(&entry.cidr);
-        inside.filter(|it| self.is_part_of(&it.cidr, &entry.cidr))
+    pub fn borrowed_from<'a>(&'a self, block: &'a Cidr) -> impl Iterator<Item = &'a BlockEntry> {
+        let inside = self.blocks.inside(block);
+        inside.filter(move |it| self.is_part_of(&it.cidr, block))
     }
 
     /// Returns the block of which a borrowed block is a part, if any node, live or deleted, still has it.
@@ -145,11 +140,11 @@ impl AllocationState {
     /// it.
     pub(crate) fn is_in_nested_block(&self, addr: Addr, block: &Cidr) -> bool {
         let host = Cidr::host(addr);
-        let is_nested = |it: &BlockEntry| {
-            let is_part = it.cidr == host || self.is_part_of(&it.cidr, block);
-            is_part && it.cidr.contains_addr(addr)
-        };
-        self.blocks.inside(block).any(is_nested)
+        let is_of_claim = host != *block && self.blocks.get(&host).is_some();
+        is_of_claim
+            || self
+                .borrowed_from(block)
+                .any(|it| it.cidr.contains_addr(addr))
     }
 
     /// Returns the addresses of a borrowed block that nobody assigns, because they are the network address, the gateway

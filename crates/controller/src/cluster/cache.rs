@@ -6,15 +6,17 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 
+use super::address_requests::RequestSource;
 use super::addresses::Addresses;
 use super::intents::SeenVersions;
+use super::names::{NodeName, ObjectUid};
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use super::objects::{
     AddressRequest, AgentReport, Block, Claim, Node, Object, Pool, ServiceRange, Subnet,
 };
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
-use super::requests::RequestSource;
+use cadastre_api::NodeSubnetSpec;
 
 /// The controller's copies of the API objects that it watches, with one cache per kind.
 #[derive(Debug, Default)]
@@ -124,6 +126,16 @@ where
 {
     let object = name.and_then(|name| table.get(name));
     (table.sent(), object.map(|it| KnownObject::of(&**it)))
+}
+
+/// Returns the spec of the NodeSubnet of that name, if the spec is for the node with this UID.
+pub(crate) fn spec_for<'a>(
+    cache: &'a ClusterCache,
+    name: &NodeName,
+    uid: &ObjectUid,
+) -> Option<&'a NodeSubnetSpec> {
+    let spec = cache.subnets.get(name)?.spec.as_ref().ok()?;
+    (spec.node_uid.as_deref() == Some(&**uid)).then_some(spec)
 }
 
 /// Returns the report of a node's agent, if the report is for the UID of this node.

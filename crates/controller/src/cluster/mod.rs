@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
 //! | [`names`] | the types of names, UIDs and terms |
-//! | [`objects`], [`object_cache`], [`pods`], `requests`, [`addresses`], [`cache`] | the cached objects |
+//! | [`objects`], [`object_cache`], [`pods`], `address_requests`, [`addresses`], [`cache`] | the cached objects |
 //! | [`request`], [`writer`], `node_patch` | requests and their outcomes, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
 //! | [`lease`], `lease_object`, [`lease_task`], [`leader_metrics`] | the election: decision, object, calls, metrics |
 //! | [`intents`] | the writes that a leader may have in flight, as the Lease names them |
 
+pub(crate) mod address_requests;
 pub mod addresses;
 pub mod agent_report;
 pub mod cache;
@@ -26,5 +27,4 @@ pub mod objects;
 pub mod pods;
 pub mod readiness;
 pub mod request;
-pub(crate) mod requests;
 pub mod writer;

@@ -5,7 +5,7 @@
 //!
 //! Which claim a pod uses follows from its annotations. Other pods use a claim if CNI requests addresses for them: then
 //! their node's agent reports the request, or the claim that was created for it shows the request
-//! ([`requests`](super::requests)).
+//! ([`address_requests`](super::address_requests)).
 //!
 //! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
 //! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
@@ -13,10 +13,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::address_requests::{AddressRequests, RequestSource, RequestedPod};
 use super::addresses::Addresses;
 use super::names::{ClaimName, NodeName};
 use super::objects::{AddressRequest, Pod, PodClaim, PodUid};
-use super::requests::{RequestSource, RequestedPod, Requests};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -33,7 +33,7 @@ pub struct PodIndex {
     /// Addresses of mirror pods, by node
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
     /// Requests of addresses that are not in annotations of pods
-    requests: Requests,
+    requests: AddressRequests,
     /// Pods that use a claim, by the claim
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
     /// Claims whose pods have changed since [`PodIndex::take_claims`] was last called

@@ -54,14 +54,15 @@ impl Demand {
         let mut entries: Vec<BlockEntry> = own.cloned().collect();
         // What is borrowed goes back first.
         entries.sort_by_key(|entry| entry.parent.is_none());
-        if entries.first().is_some_and(|entry| entry.parent.is_some()) {
+        let has_borrowed = entries.first().is_some_and(|entry| entry.parent.is_some());
+        if has_borrowed {
             // No event of this node announces that it no longer needs to borrow.
             self.more.add_at(node.name.clone(), now + IN_USE_PAUSE);
         }
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
-        // Addresses of the blocks that are not borrowed, by pool and family.
+        // If the node borrows: addresses of its other blocks, by pool and family.
         let mut own_addresses: BTreeMap<(PoolName, Family), u64> = BTreeMap::new();
         // Addresses and number of the blocks that are not recalled, by pool and family.
         let mut kept: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
@@ -69,7 +70,7 @@ impl Demand {
             if entry.recall.is_none() {
                 let key = (entry.pool.clone(), entry.cidr.family());
                 let addresses = usable_addresses(entry, report, cx.allocations);
-                if entry.parent.is_none() {
+                if has_borrowed && entry.parent.is_none() {
                     add(own_addresses.entry(key.clone()).or_default(), addresses);
                 }
                 let sum = kept.entry(key).or_default();
@@ -99,30 +100,22 @@ impl Demand {
             } else if in_use {
                 recall = None;
             }
-            if recall.is_none() && is_borrowed {
-                let key = (entry.pool.clone(), entry.cidr.family());
-                let own = own_addresses.get(&key).copied().unwrap_or(0);
-                let suffices = own >= demand(report, &entry.pool);
-                if suffices || self.has_room(&entry.pool, cx) {
-                    let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
-                    let since = *unneeded_since.get_or_insert(now);
-                    if since + idle.max(SUFFICED) <= now {
-                        recall = Some(Recall::Drain);
-                        let sum = kept.entry(key).or_default();
-                        let own = usable_addresses(entry, report, cx.allocations);
-                        sum.0 = sum.0.saturating_sub(own);
-                        sum.1 = sum.1.saturating_sub(1);
-                    }
-                } else {
-                    unneeded_since = None;
-                }
-            } else {
-                unneeded_since = None;
+            let key = (entry.pool.clone(), entry.cidr.family());
+            let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
+            let own = own_addresses.get(&key).copied().unwrap_or(0);
+            let is_unneeded = recall.is_none()
+                && is_borrowed
+                && (own >= demand(report, &entry.pool) || self.has_room(&entry.pool, cx));
+            unneeded_since = is_unneeded.then(|| unneeded_since.unwrap_or(now));
+            if unneeded_since.is_some_and(|since| since + idle.max(SUFFICED) <= now) {
+                recall = Some(Recall::Drain);
+                let sum = kept.entry(key.clone()).or_default();
+                let own = usable_addresses(entry, report, cx.allocations);
+                sum.0 = sum.0.saturating_sub(own);
+                sum.1 = sum.1.saturating_sub(1);
             }
             if recall.is_none() && is_empty {
                 let since = *idle_since.get_or_insert(now);
-                let idle = pool.map_or(Duration::ZERO, |pool| pool.terms.idle);
-                let key = (entry.pool.clone(), entry.cidr.family());
                 let sum = kept.entry(key).or_default();
                 let own = usable_addresses(entry, report, cx.allocations);
                 let wanted = demand(report, &entry.pool);

@@ -1,9 +1,9 @@
 use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
+use crate::cluster::address_requests::RequestSource;
 use crate::cluster::objects::{AddressRequest, Pod, Pool, Subnet};
 use crate::cluster::request::{Rejection, RequestOutcome};
-use crate::cluster::requests::RequestSource;
 use crate::fixtures::{
     at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
 };

@@ -73,6 +73,15 @@ impl Fixture {
         let node = self.cache.nodes.get("n").unwrap();
         is_handed_over(node, &cidr(ADDRESS), &CLAIM.into(), &self.cache)
     }
+
+    /// Checks that a requested range stays returned, and is wanted back only once the agent no longer reports it.
+    fn assert_returned_until_reported(&mut self) {
+        let is = self.write();
+        assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
+        self.report(&[]);
+        let is = self.write();
+        assert_eq!((is.withdraw.len(), is.returned.len()), (1, 0), "{is:?}");
+    }
 }
 
 fn cidr(text: &str) -> Cidr {
@@ -123,11 +132,7 @@ fn what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return() {
     assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
     fixture.request(&["10.0.0.4/30"]);
     // The report is from before the return, so the node may assign addresses of the range by now.
-    let is = fixture.write();
-    assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
-    fixture.report(&[]);
-    let is = fixture.write();
-    assert_eq!((is.withdraw.len(), is.returned.len()), (1, 0), "{is:?}");
+    fixture.assert_returned_until_reported();
 }
 
 #[test]
@@ -139,11 +144,7 @@ fn what_is_returned_stays_returned_although_the_node_uses_it_by_now() {
     let user = pod(2, &["10.0.0.5"]);
     fixture.cache.pods.change(ObjectEvent::Applied(user));
     fixture.request(&["10.0.0.4/30"]);
-    let is = fixture.write();
-    assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
-    fixture.report(&[]);
-    let is = fixture.write();
-    assert_eq!((is.withdraw.len(), is.returned.len()), (1, 0), "{is:?}");
+    fixture.assert_returned_until_reported();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::ops::{AddressAssignment, Attachment, PodRef};
 use cadastre_core::node_allocation::PoolTerms;
-use cadastre_core::usable::{Usable, union, usable, usable_part};
+use cadastre_core::usable::{Usable, union, usable_in};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// An attachment that has addresses. The value in the table of attachments has this form, too; there, `attachment` is
@@ -132,11 +132,7 @@ pub(crate) struct BlockRecord {
 impl BlockRecord {
     /// Returns which addresses of the block the terms of its pool allow to assign.
     pub(super) fn usable(&self, block: Cidr, pool: Option<&PoolTerms>) -> Usable {
-        if self.borrowed {
-            usable_part(block, pool)
-        } else {
-            usable(block, pool)
-        }
+        usable_in(block, self.borrowed, pool)
     }
 
     /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the

@@ -6,11 +6,11 @@ use super::BlockEntry;
 use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
-use crate::cluster::cache::{ClusterCache, report_of};
+use crate::cluster::cache::{ClusterCache, report_of, spec_for};
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, MachineIdentity, Owner, Parent};
 use crate::purpose::Step;
-use cadastre_api::{AllocatedBlock, MOST_RESERVED, NodeSubnetSpec, Recall};
+use cadastre_api::{AllocatedBlock, MOST_RESERVED, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
@@ -214,7 +214,7 @@ impl AllocationState {
                 recall: entry.recall,
                 reserved: within(
                     &entry.cidr,
-                    &[reserved, &self.never_of_parent(entry)].concat(),
+                    reserved.iter().chain(&self.never_of_parent(entry)),
                 ),
                 on_request: within(&entry.cidr, on_request),
             })
@@ -264,8 +264,8 @@ impl AllocationState {
 /// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If the NodeSubnet may not list so
 /// many parts, returns the whole block: then no address of the block is assigned, which is better than to assign a
 /// reserved one.
-fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
-    let inside = spans.iter().filter_map(|span| span.within(cidr));
+fn within<'a>(cidr: &Cidr, spans: impl IntoIterator<Item = &'a IpRange>) -> Vec<String> {
+    let inside = spans.into_iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
     texts.sort();
     texts.dedup();
@@ -273,16 +273,6 @@ fn within(cidr: &Cidr, spans: &[IpRange]) -> Vec<String> {
         return vec![cidr.to_string()];
     }
     texts
-}
-
-/// Returns the spec of the NodeSubnet of that name, if the spec is for the node with this UID.
-fn spec_for<'a>(
-    cache: &'a ClusterCache,
-    name: &NodeName,
-    uid: &ObjectUid,
-) -> Option<&'a NodeSubnetSpec> {
-    let spec = cache.subnets.get(name)?.spec.as_ref().ok()?;
-    (spec.node_uid.as_deref() == Some(&**uid)).then_some(spec)
 }
 
 /// Returns whether the NodeSubnet of the block's owner lists the block with the UID of its known object.

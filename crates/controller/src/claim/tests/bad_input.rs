@@ -1,8 +1,8 @@
 //! Claims whose surroundings do not fit them: strangers at their addresses, changed pools, edits, and great numbers.
 
 use super::*;
+use crate::cluster::address_requests::RequestSource;
 use crate::cluster::objects::{AddressRequest, OnlyPod};
-use crate::cluster::requests::RequestSource;
 use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_core::Addr;
 

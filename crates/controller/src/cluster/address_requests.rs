@@ -26,7 +26,7 @@ pub(crate) enum RequestSource {
 
 /// All requests, and the facts about pods with which they are compared.
 #[derive(Debug, Default)]
-pub(crate) struct Requests {
+pub(crate) struct AddressRequests {
     by_pod: BTreeMap<PodUid, BTreeMap<RequestSource, AddressRequest>>,
     /// The key of the hash of names. It is random, so that nobody can choose a name with the hash of another
     key: RandomState,
@@ -43,8 +43,8 @@ pub(crate) struct RequestedPod {
     name: u64,
 }
 
-impl Requests {
-    /// Returns the facts about a pod, `namespace/name`. [`Requests::forget`] has to be called when they are dropped.
+impl AddressRequests {
+    /// Returns the facts about a pod, `namespace/name`. [`AddressRequests::forget`] has to be called when they are dropped.
     pub(crate) fn pod(&mut self, name: &str, node: NodeName) -> RequestedPod {
         let node = match self.nodes.get_key_value(&node) {
             Some((known, _)) => known.clone(),
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_name_of_a_node_is_kept_while_the_node_has_pods() {
-        let mut requests = Requests::default();
+        let mut requests = AddressRequests::default();
         let (one, other) = (
             requests.pod("default/a", "n".into()),
             requests.pod("default/b", "n".into()),
