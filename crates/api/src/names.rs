@@ -60,12 +60,12 @@ pub const STICKY_TTL_ANNOTATION: &str = "cadastre.dev/sticky-ttl-seconds";
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
 /// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period; see
-/// [`address_requests`](super::address_requests).
+/// [`requests`](super::requests).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
-/// Annotation of a NodeSubnet with blocks that should be drained; see [`address_requests`](super::address_requests).
+/// Annotation of a NodeSubnet with blocks that should be drained; see [`requests`](super::requests).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
 
 /// Annotation of a NodeSubnet with addresses and ranges that should be taken out of the node's blocks; see
-/// [`address_requests`](super::address_requests).
+/// [`requests`](super::requests).
 pub const WITHDRAW_ANNOTATION: &str = "cadastre.dev/withdraw";
