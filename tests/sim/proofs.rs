@@ -294,6 +294,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),
         SandboxesIgnored => sim(Agents, 5_000),
+        AddressesOutsideForgotten => unit(
+            "agent::machine::tests::a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods",
+        ),
         NewStoreAtOnce => sim(Agents, 3_000),
         LeaksNotFreed => sim(Agents, 3_000),
         WithdrawnAssigned => sim(Claims, 2_000),

@@ -227,8 +227,12 @@ impl Carrier {
                     ledger.close(why).await;
                     StoreAnswer::Closed
                 }
-                StoreQuestion::Make { holding, known } => {
-                    let made = store::make(&path, holding, known).await;
+                StoreQuestion::Make {
+                    holding,
+                    known,
+                    has_addresses_outside,
+                } => {
+                    let made = store::make(&path, holding, known, has_addresses_outside).await;
                     if made.is_ok() {
                         ledger.open(&path)?;
                     }

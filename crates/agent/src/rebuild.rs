@@ -1,5 +1,6 @@
 //! Finds the addresses in use from sources other than the store. This is needed to replace a lost store, and for a
-//! podCIDR from which another program has assigned addresses before.
+//! podCIDR from which another program has assigned addresses before. The same is needed for a block that the node gets
+//! after its store was lost, if pods used addresses outside of the node's ranges when the new store was created.
 //!
 //! | source | contains | may lack |
 //! |---|---|---|
@@ -43,10 +44,6 @@ pub(crate) fn known(
     }
     let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
     let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
-    let ours = |addr: &Addr| {
-        let mut blocks = holding.blocks.iter();
-        blocks.any(|block| block.cidr.contains_addr(*addr))
-    };
     let first = |id: String| Attachment {
         network: network.clone(),
         container_id: id,
@@ -59,7 +56,7 @@ pub(crate) fn known(
         .chain(of_sandboxes)
         .collect();
     let mut more = |attachment: Attachment, pod: PodRef, addresses: &[Addr]| {
-        let new = addresses.iter().filter(|addr| ours(addr));
+        let new = addresses.iter().filter(|addr| is_in(holding, addr));
         let new: Vec<Addr> = new.filter(|addr| taken.insert(**addr)).copied().collect();
         if !new.is_empty() {
             known.push(RememberedAttachment {
@@ -112,6 +109,31 @@ pub(crate) fn known(
         more(first(no_id), named, &pod.addresses);
     }
     known
+}
+
+/// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. It may be
+/// the address of another network. But if the Node was deleted and registers again, the node can get back a range whose
+/// addresses its pods have used all the time.
+pub(crate) fn has_addresses_outside(
+    holding: &NodeAllocation,
+    sandboxes: &[Sandbox],
+    pods: &Pods,
+) -> bool {
+    let of_sandboxes = sandboxes.iter().flat_map(|it| &it.addresses);
+    let living = || pods.iter().filter(|pod| !pod.finished);
+    let of_pods = living().flat_map(|pod| &pod.addresses);
+    let attached = living().flat_map(|pod| match &pod.second_networks {
+        SecondNetworks::Known(all) => all.as_slice(),
+        _ => &[],
+    });
+    let on_second_networks = attached.flat_map(|it| &it.addresses);
+    let mut all = of_sandboxes.chain(of_pods).chain(on_second_networks);
+    all.any(|addr| !is_in(holding, addr)) && !Mutation::AddressesOutsideForgotten.is_on()
+}
+
+fn is_in(holding: &NodeAllocation, addr: &Addr) -> bool {
+    let mut blocks = holding.blocks.iter();
+    blocks.any(|block| block.cidr.contains_addr(*addr))
 }
 
 /// Returns the pods whose addresses on second networks no source shows, as `namespace/name`.

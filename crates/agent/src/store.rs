@@ -31,15 +31,18 @@ pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
 }
 
 /// Creates a new file with the node's ranges and the addresses that are in use according to other sources. Returns how
-/// many attachments lost an address because another attachment has the address, too.
+/// many attachments lost an address because another attachment has the address, too. `has_addresses_outside` says
+/// whether pods use addresses outside of the ranges.
 pub(crate) async fn make(
     path: &Path,
     holding: NodeAllocation,
     known: Vec<RememberedAttachment>,
+    has_addresses_outside: bool,
 ) -> Result<usize, StoreError> {
     let path = path.to_owned();
     blocking(move || {
-        let (_, lost) = Store::rebuild(&path, &holding, &known, &clock::now())?;
+        let now = clock::now();
+        let (_, lost) = Store::rebuild(&path, &holding, &known, has_addresses_outside, &now)?;
         Ok(lost.len())
     })
     .await

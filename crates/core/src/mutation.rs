@@ -245,6 +245,8 @@ mutations! {
     ReleasedBlocksForgotten,
     /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,
+    /// A new store does not record that pods use addresses outside of the node's ranges.
+    AddressesOutsideForgotten,
     /// A lost store is rebuilt before the API server has reported anything.
     NewStoreAtOnce,
     /// Addresses that are proven to be leaked are not released.

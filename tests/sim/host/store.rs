@@ -220,11 +220,17 @@ impl Sim {
                 process.worker = Err(why.to_owned());
                 StoreAnswer::Closed
             }
-            StoreQuestion::Make { holding, known } => {
+            StoreQuestion::Make {
+                holding,
+                known,
+                has_addresses_outside,
+            } => {
                 let disk = MemoryDisk::default();
                 disk.set_fate(fate);
                 let made = disk.create().and_then(|mut store| {
-                    store.transact(&now, |ledger| ledger.take_over(&holding, &known))
+                    store.transact(&now, |ledger| {
+                        ledger.rebuild(&holding, &known, has_addresses_outside)
+                    })
                 });
                 if made.is_ok() {
                     *slot.lock().unwrap() = Some(disk);

@@ -24,7 +24,7 @@ use cadastre_node::RememberedAttachment;
 #[derive(Debug)]
 pub(super) struct PendingAllocation {
     wanted: NodeAllocation,
-    /// The podCIDRs in `wanted` that are new to the store
+    /// The ranges in `wanted` that are new to the store and may contain addresses in use
     new: Vec<Block>,
     subnet: Option<Arc<SubnetSeen>>,
     /// The NodeSubnet to which statuses are written once these ranges are in the store
@@ -62,9 +62,11 @@ impl AgentMachine {
             return Next::Go(Phase::Look);
         };
         // If a podCIDR is new to the store, another program such as host-local may have assigned addresses of it. So
-        // the runtime is asked which addresses are in use.
+        // the runtime is asked which addresses are in use. The same holds for each range if the store was lost while
+        // pods used addresses outside of the node's ranges: the node may get back a block that it had before.
         let is_stored = |it: &Block| snapshot.blocks.iter().any(|block| block.cidr == it.cidr);
-        let is_new = |it: &&Block| it.uid == wanted.node_uid && !is_stored(it);
+        let may_be_used = |it: &Block| it.uid == wanted.node_uid || snapshot.has_addresses_outside;
+        let is_new = |it: &&Block| may_be_used(it) && !is_stored(it);
         let pending = Box::new(PendingAllocation {
             new: wanted.blocks.iter().filter(is_new).cloned().collect(),
             subnet: self.subnet().cloned(),
@@ -75,7 +77,7 @@ impl AgentMachine {
             return self.store_allocation(pending, Vec::new());
         }
         if !self.watched.pods.is_complete() {
-            self.log_store_problem("no address of the new podCIDR is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
+            self.log_store_problem("no address of the node's new ranges is assigned yet: the API server has not reported this node's pods, which may have some of them".to_owned());
             return self.write_ranges_later(&pending.target, now);
         }
         Next::Ask(
@@ -84,7 +86,7 @@ impl AgentMachine {
         )
     }
 
-    /// Continues the write after the runtime's answer, which shows which addresses of new podCIDRs are in use.
+    /// Continues the write after the runtime's answer, which shows which addresses of new ranges are in use.
     pub(super) fn sandboxes_listed(
         &mut self,
         pending: Box<PendingAllocation>,
@@ -95,7 +97,7 @@ impl AgentMachine {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
                 self.log_store_problem(format!(
-                    "no address of the new podCIDR is assigned yet, as pods may have some of them: {error}"
+                    "no address of the node's new ranges is assigned yet, as pods may have some of them: {error}"
                 ));
                 return self.write_ranges_later(&pending.target, now);
             }
@@ -110,7 +112,7 @@ impl AgentMachine {
         if !known.is_empty() {
             info!(
                 attachments = known.len(),
-                "adopted addresses that others assigned from this node's podCIDR"
+                "adopted addresses of this node's new ranges that pods use already"
             );
         }
         self.store_allocation(pending, known)

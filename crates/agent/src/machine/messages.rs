@@ -87,6 +87,8 @@ pub enum StoreQuestion {
         holding: NodeAllocation,
         /// The addresses in use
         known: Vec<RememberedAttachment>,
+        /// Whether pods use addresses outside of these ranges
+        has_addresses_outside: bool,
     },
     /// Read the whole store, and update the answer to STATUS requests: [`StoreAnswer::Looked`]
     Look,

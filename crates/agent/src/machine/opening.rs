@@ -173,9 +173,15 @@ impl AgentMachine {
         } = sources;
         let network = self.settings.network.as_deref().unwrap_or_default();
         let known = rebuild::known(&holding, list.as_ref(), &sandboxes, &watched.pods, network);
+        let has_addresses_outside =
+            rebuild::has_addresses_outside(&holding, &sandboxes, &watched.pods);
         Next::Ask(
             InFlight::Make(known.len()),
-            StoreQuestion::Make { holding, known },
+            StoreQuestion::Make {
+                holding,
+                known,
+                has_addresses_outside,
+            },
         )
     }
 

@@ -386,7 +386,7 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     bench.subnet(2, blocks(&[A, B]));
     bench.sandboxes = Ok(vec![sandbox("c3", "10.0.0.7")]);
     bench.run_to("make");
-    let Some(StoreQuestion::Make { holding, known }) = &bench.open else {
+    let Some(StoreQuestion::Make { holding, known, .. }) = &bench.open else {
         panic!("not made")
     };
     assert_eq!(holding.blocks.len(), 1);
@@ -399,4 +399,29 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     assert_eq!(in_use, all.into());
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["look", "hold"]);
+}
+
+#[test]
+fn a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods() {
+    // A pod uses an address of B, but the Node was deleted and registered again, and has A only.
+    for (address, is_adopted) in [("10.0.0.70", true), ("10.0.0.7", false)] {
+        let mut bench = Bench::seen(blocks(&[A]));
+        bench.sandboxes = Ok(vec![sandbox("c1", address)]);
+        bench.run_to("open");
+        bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
+        bench.run();
+        bench.subnet(2, blocks(&[A, B]));
+        bench.run_to("hold");
+        let Some(StoreQuestion::Transact(Transaction::Hold { known, .. })) = &bench.open else {
+            panic!("{:?}", bench.open)
+        };
+        let known: Vec<String> = known.iter().map(|it| it.addresses[0].to_string()).collect();
+        assert_eq!(
+            known,
+            is_adopted
+                .then_some(address)
+                .into_iter()
+                .collect::<Vec<_>>()
+        );
+    }
 }

@@ -155,6 +155,21 @@ impl<'a> AddressLedger<'a> {
         self.adopt(remembered)
     }
 
+    /// Fills a new ledger, in place of one that was lost: see [`Self::take_over`]. `has_addresses_outside` says whether
+    /// pods use addresses outside of these ranges, which the node may get as a block later: see
+    /// [`Snapshot::has_addresses_outside`].
+    pub fn rebuild(
+        &mut self,
+        allocation: &NodeAllocation,
+        remembered: &[RememberedAttachment],
+        has_addresses_outside: bool,
+    ) -> Result<Vec<RememberedAttachment>, StorageFault> {
+        if has_addresses_outside {
+            self.kv.put_addresses_outside(self.now)?;
+        }
+        self.take_over(allocation, remembered)
+    }
+
     /// Returns the notes on which pools and addresses the node's pods may have.
     pub fn pod_notes(&self) -> Result<Vec<PodNote>, StorageFault> {
         self.kv.pod_notes()

@@ -29,6 +29,9 @@ pub struct Snapshot {
     pub withdrawn: Vec<Cidr>,
     /// The ranges that the controller wants to withdraw and that are not withdrawn yet
     pub pending_withdrawals: Vec<PendingWithdrawal>,
+    /// Whether the ledger was created in this boot while pods used addresses outside of the node's ranges. Then a new
+    /// block may contain addresses in use that the ledger does not know
+    pub has_addresses_outside: bool,
 }
 
 /// A range that the controller wants to withdraw from the node.
@@ -122,6 +125,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     }
     Ok(Snapshot {
         node_uid: kv.node()?,
+        has_addresses_outside: kv.has_addresses_outside(now)?,
         withdrawn,
         pending_withdrawals,
         attachments,

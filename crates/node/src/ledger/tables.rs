@@ -23,6 +23,7 @@ use cadastre_core::{Addr, Cidr, Family};
 const NODE: &[u8] = b"node";
 const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
+const OUTSIDE: &[u8] = b"outside";
 
 /// The latest boot that was recorded, with the store's number for it.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -74,6 +75,13 @@ pub(crate) trait Read: Kv {
     /// Returns the UID of the Node to which the ranges are allocated.
     fn node(&self) -> Result<Option<String>, StorageFault> {
         self.json(KvTable::Meta, NODE)
+    }
+
+    /// Returns whether pods use addresses outside of the ranges with which this ledger was created, in the boot of
+    /// `now`.
+    fn has_addresses_outside(&self, now: &Now) -> Result<bool, StorageFault> {
+        let boot: Option<String> = self.json(KvTable::Meta, OUTSIDE)?;
+        Ok(boot.is_some_and(|boot| boot == now.boot))
     }
 
     /// Converts `now` to a time that names the boot by the store's number instead of the kernel's ID.
@@ -346,6 +354,11 @@ pub(crate) trait Write: KvMut {
 
     fn put_node(&mut self, uid: &str) -> Result<(), StorageFault> {
         self.put_json(KvTable::Meta, NODE, &uid)
+    }
+
+    /// Records what [`Read::has_addresses_outside`] returns in this boot. A reboot ends all pods.
+    fn put_addresses_outside(&mut self, now: &Now) -> Result<(), StorageFault> {
+        self.put_json(KvTable::Meta, OUTSIDE, &now.boot)
     }
 
     /// Records the current boot, so that the boot keeps the number that `stamp` contains.

@@ -139,15 +139,19 @@ impl Store {
 
     /// Creates a new file in place of a file that was set aside. The new file contains the node's ranges and the
     /// assignments that other components know. If several attachments claim an address, the first one in `remembered`
-    /// keeps it. Returns each such address with an attachment that does not get it.
+    /// keeps it. Returns each such address with an attachment that does not get it. `has_addresses_outside` says whether
+    /// pods use addresses outside of the ranges, see [`Snapshot::has_addresses_outside`].
     pub fn rebuild(
         path: &Path,
         allocation: &NodeAllocation,
         remembered: &[RememberedAttachment],
+        has_addresses_outside: bool,
         now: &Now,
     ) -> Result<(Self, Vec<RememberedAttachment>), StoreError> {
         let made = Self::make(path, |store| {
-            store.transact(now, |ledger| ledger.take_over(allocation, remembered))
+            store.transact(now, |ledger| {
+                ledger.rebuild(allocation, remembered, has_addresses_outside)
+            })
         })?;
         match made {
             Some((lost, store)) => Ok((store, lost)),

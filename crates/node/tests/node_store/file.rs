@@ -12,7 +12,7 @@ use std::{fs, thread};
 use cadastre_core::Addr;
 use cadastre_node::store_thread::{StoreSettings, StoreThread};
 use cadastre_node::{
-    Add, Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
+    Add, Now, Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
 };
 
 use crate::helpers::{NodeDir, WAIT, assigned, call, run, send};
@@ -81,7 +81,8 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             ..expected[0].clone()
         });
         let now = clock::now();
-        let (mut store, lost) = Store::rebuild(&path, &allocation, &remembered, &now).unwrap();
+        let (mut store, lost) =
+            Store::rebuild(&path, &allocation, &remembered, false, &now).unwrap();
         assert_eq!(lost.len(), 1);
         assert_eq!(lost[0].addresses, expected[0].addresses[..1]);
         for it in &expected {
@@ -98,8 +99,28 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             "{new} is in use"
         );
         drop(store);
-        let again = Store::rebuild(&path, &allocation, &remembered, &now);
+        let again = Store::rebuild(&path, &allocation, &remembered, false, &now);
         assert!(matches!(again.err(), Some(StoreError::Exists { .. })));
+    }
+}
+
+#[test]
+fn addresses_outside_of_the_ranges_of_a_new_store_count_until_the_next_boot() {
+    for has_addresses_outside in [false, true] {
+        let node = NodeDir::empty();
+        let ranges = allocation(&["10.0.0.0/25"]);
+        let now = clock::now();
+        let made = Store::rebuild(&node.store(), &ranges, &[], has_addresses_outside, &now);
+        drop(made.unwrap());
+        let mut store = Store::open_existing(&node.store(), WAIT).unwrap();
+        let next_boot = Now {
+            boot: "next".to_owned(),
+            ..now.clone()
+        };
+        for (at, expected) in [(&now, has_addresses_outside), (&next_boot, false)] {
+            let read = store.transact(at, |ledger| ledger.snapshot()).unwrap();
+            assert_eq!(read.has_addresses_outside, expected);
+        }
     }
 }
 
@@ -161,7 +182,7 @@ fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = allocation(&["10.7.0.0/25", "fd07::/112"]);
-    let (new, _) = Store::rebuild(&path, &other, &[], &clock::now()).unwrap();
+    let (new, _) = Store::rebuild(&path, &other, &[], false, &clock::now()).unwrap();
     drop(old);
     thread::sleep(Duration::from_millis(30));
     drop(new);

@@ -207,8 +207,13 @@ impl Bench {
         match question {
             StoreQuestion::Open => StoreAnswer::Opened(StoreFound::Open),
             StoreQuestion::Close(_) => StoreAnswer::Closed,
-            StoreQuestion::Make { holding, .. } => {
+            StoreQuestion::Make {
+                holding,
+                has_addresses_outside,
+                ..
+            } => {
                 self.hold(&holding);
+                self.snapshot.has_addresses_outside = has_addresses_outside;
                 StoreAnswer::Made(Ok(0))
             }
             StoreQuestion::Look => StoreAnswer::Looked(Ok(self.looked())),
@@ -248,6 +253,7 @@ impl Bench {
         self.snapshot = Snapshot {
             node_uid: Some(holding.node_uid.clone()),
             attachments: mem::take(&mut self.snapshot.attachments),
+            has_addresses_outside: self.snapshot.has_addresses_outside,
             ..snapshot(&holding.pools, &blocks)
         };
     }
