@@ -9,15 +9,14 @@ use std::sync::Arc;
 
 use cadastre_agent::seen::AddressesSeen;
 use cadastre_api::{
-    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests,
-    block_name,
+    CLAIM_FINALIZER, IPPoolSpec, NodeAddressesSpec, NodeSubnetStatus, Requests, block_name,
 };
 use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, ClaimSpec, Node, OnlyPod, Pod, Pool, ServiceRange, Subnet,
-    SubnetCondition,
+    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, OnlyPod, Pod, Pool, ServiceRange,
+    Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
     ApiRequest, ClaimOwnerKind, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec,
@@ -335,7 +334,7 @@ impl Api {
                 RequestOutcome::Claim(self.set_finalizers(as_read, finalizers)?)
             }
             ApiRequest::SetClaimStatus(as_read, status) => {
-                let set = |claim: &mut Claim| claim.status = status.clone();
+                let set = |claim: &mut Claim| claim.status = ClaimStatus::from(status);
                 RequestOutcome::Claim(self.update(as_read, set)?)
             }
             ApiRequest::SetPoolStatus(as_read, status) => {
@@ -569,7 +568,7 @@ fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim
             addresses: addresses.map(|it| it.unwrap()).collect(),
             ttl: new.spec.ttl_seconds_after_use,
         }),
-        status: IPClaimStatus::default(),
+        status: ClaimStatus::default(),
         only_pod: (owner.kind == ClaimOwnerKind::Pod).then(|| {
             let (name, uid) = (owner.name.clone(), owner.uid.clone());
             Box::new(OnlyPod { name, uid })

@@ -16,9 +16,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{AllocationMode, IPClaimStatus, IPPoolSpec};
+use cadastre_api::{AllocationMode, IPPoolSpec};
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
-use cadastre_controller::cluster::objects::{Claim, ClaimSource, ClaimSpec, Pod, Pool};
+use cadastre_controller::cluster::objects::{
+    Claim, ClaimSource, ClaimSpec, ClaimStatus, Pod, Pool,
+};
 use cadastre_core::node_allocation::is_claim;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
@@ -186,7 +188,7 @@ impl Sim {
                 addresses,
                 ttl,
             }),
-            status: IPClaimStatus::default(),
+            status: ClaimStatus::default(),
             only_pod: None,
             name,
         };
@@ -367,8 +369,8 @@ impl Sim {
         let (Some(pod), Some(claim)) = (pod, claim) else {
             return Ok(());
         };
-        let says = claim.status.conditions.first();
-        if says.is_some_and(|it| it.reason == "Available") {
+        let ready = claim.status.ready.as_ref();
+        if ready.is_some_and(|it| &*it.reason == "Available") {
             let text = format!(
                 "pod {} waits on {node}, and {} is available",
                 pod.name,
@@ -383,7 +385,7 @@ impl Sim {
     /// addresses.
     pub fn check_claims_end(&self) -> Verdict {
         for claim in self.api.claims.live.values() {
-            if claim.status.conditions.is_empty() {
+            if claim.status.ready.is_none() {
                 let text = format!("{} says nothing", text(claim));
                 return wrong("claim", text, [&*claim.name]);
             }

@@ -51,6 +51,7 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
 use crate::pod_claims::regarding;
 use crate::report::{ADDRESS_UNAVAILABLE, EventRecord};
 use cadastre_api::{ADDRESSES_ANNOTATION, CLAIM_FINALIZER};
+use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 
 /// Condition reason of a claim whose pool has no free address.
@@ -274,7 +275,7 @@ impl ClaimLoop {
             return set(others.cloned().collect());
         }
         let status = status(claim, self.problems.get(name), cx);
-        if claim.status != status {
+        if !claim.status.is(&status) {
             return Some(ApiRequest::SetClaimStatus(
                 KnownObject::of(&**claim),
                 status,
@@ -317,6 +318,11 @@ fn tell_pod(claim: &Claim, problem: &ClaimProblem, cx: &mut Context) {
     }
 }
 
+fn joined(addresses: impl Iterator<Item = Addr>) -> String {
+    let addresses: Vec<String> = addresses.map(|it| it.to_string()).collect();
+    addresses.join(" and ")
+}
+
 /// Returns whether a claim must get other addresses: a node has a range with one of its addresses, no pod has used the
 /// claim, and the claim did not ask for certain addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
@@ -330,13 +336,13 @@ fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
 /// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown
 /// of their pool is over.
 fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
-    let Some(released_at) = &claim.status.released_at else {
+    let Some(released_at) = claim.status.released_at else {
         return Duration::ZERO;
     };
     let pool = claim.status.pool.as_deref();
     let pool = pool.and_then(|name| cx.allocations.pools.get(name));
     let seconds = pool.map_or(DEFAULT_COOLDOWN, |it| it.node_view.terms.cooldown_seconds);
-    left_after(released_at.0, seconds, cx)
+    left_after(released_at, seconds, cx)
 }
 
 /// Returns how much is left of the `seconds` that began at `released_at`.

@@ -9,14 +9,14 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{
-    AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity,
-    Node, Object, Owner, Pod, PodClaim, Pool, Subnet,
+    AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus,
+    MachineIdentity, Node, Object, Owner, Pod, PodClaim, Pool, Subnet,
 };
 use crate::report::EventRecord;
 use crate::{Context, Now};
 use cadastre_api::{
-    AllocatedBlock, CLAIM_FINALIZER, FINALIZER, IPClaimStatus, IPPoolSpec, IPv6Ranges,
-    NodeSubnetSpec, Requests, block_name,
+    AllocatedBlock, CLAIM_FINALIZER, FINALIZER, IPPoolSpec, IPv6Ranges, NodeSubnetSpec, Requests,
+    block_name,
 };
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -25,6 +25,11 @@ pub(crate) const NOW: Now = Now {
     mono: Duration::ZERO,
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
+
+/// Parses an address.
+pub(crate) fn addr(text: &str) -> Addr {
+    Addr::parse_strict(text).unwrap()
+}
 
 /// Returns [`NOW`], but with a monotonic clock that shows `second` seconds.
 pub(crate) fn at(second: u64) -> Now {
@@ -208,7 +213,6 @@ pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
 
 /// Returns a claim of this pool, or of these addresses if there are any, with the controller's finalizer.
 pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
-    let addr = |text: &&str| Addr::parse_strict(text).unwrap();
     Claim {
         name: name.into(),
         uid: name.into(),
@@ -219,10 +223,10 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
         finalizers: vec![CLAIM_FINALIZER.to_owned()],
         spec: Ok(ClaimSpec {
             pool: (!pool.is_empty()).then(|| pool.into()),
-            addresses: addresses.iter().map(addr).collect(),
+            addresses: addresses.iter().map(|it| addr(it)).collect(),
             ttl: None,
         }),
-        status: IPClaimStatus::default(),
+        status: ClaimStatus::default(),
         only_pod: None,
     }
 }

@@ -205,8 +205,11 @@ impl AllocationState {
         if stored.is_empty() || stored.iter().any(is_anothers) {
             return;
         }
-        let pool = claim.status.pool.as_deref().map(PoolName::from);
-        let pool = pool.or_else(|| Some(self.pools.of(&stored[0])?.name.clone()));
+        let pool = claim
+            .status
+            .pool
+            .clone()
+            .or_else(|| Some(self.pools.of(&stored[0])?.name.clone()));
         let holder = self.holders.of_claims();
         let addresses = stored.into_iter().map(|cidr| {
             let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);

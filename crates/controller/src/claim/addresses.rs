@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ClaimLoop, ClaimProblem, EXHAUSTED, IN_USE};
+use super::{ClaimLoop, ClaimProblem, EXHAUSTED, IN_USE, joined};
 use crate::Context;
 use crate::allocations::blocks::BlockEntry;
 use crate::cluster::names::PoolName;
@@ -26,7 +26,7 @@ impl ClaimLoop {
         if claim.addresses().any(is_anothers) {
             let text = format!(
                 "the status has {}, which another claim has, too: delete one of the two claims",
-                claim.status.addresses.join(" and ")
+                joined(claim.addresses())
             );
             return Err(ClaimProblem::new(IN_USE, text));
         }

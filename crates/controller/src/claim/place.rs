@@ -1,6 +1,6 @@
 //! Decides which node gets the addresses of a claim, and from which node they are recalled.
 
-use super::{ClaimProblem, IN_USE, WITHDRAWING};
+use super::{ClaimProblem, IN_USE, WITHDRAWING, joined};
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::allocations::claims::ClaimEntry;
@@ -183,8 +183,7 @@ fn may_place(
 
 /// Returns the problem of a pod that waits until another node has released the addresses.
 fn leaving(owner: &Owner, pod: &PodClaim, entry: &ClaimEntry) -> ClaimProblem {
-    let addresses: Vec<String> = entry.cidrs().map(|it| it.first().to_string()).collect();
-    let addresses = addresses.join(" and ");
+    let addresses = joined(entry.cidrs().map(|it| it.first()));
     let target = pod.node.as_deref().unwrap_or_default();
     let text = if owner.quarantined {
         format!(

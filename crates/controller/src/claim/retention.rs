@@ -62,7 +62,7 @@ impl ClaimLoop {
     /// when that time is over, or when something changes.
     pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let ttl = claim.spec.as_ref().ok().and_then(|spec| spec.ttl);
-        let released_at = claim.status.released_at.as_ref().map(|it| it.0);
+        let released_at = claim.status.released_at;
         let since = ttl.zip(released_at).filter(|_| !claim.deleting);
         let Some((ttl, released_at)) = since.filter(|_| is_unused(claim, cx)) else {
             self.expiring.remove(&claim.name);

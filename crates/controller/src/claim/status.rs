@@ -19,16 +19,16 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let pods = cx.cache.pods.of_claim(&claim.name);
     let here = |name: &str| pods.iter().find(|pod| pod.node.as_deref() == Some(name));
     let pod = node.as_deref().and_then(here);
-    let is_same_node = claim.status.node == node;
+    let is_same_node = claim.status.node.as_deref() == node.as_deref();
     let now = Time(whole_seconds(cx.now.wall));
-    let since = claim.status.since.clone().filter(|_| is_same_node);
+    let since = claim.status.since.map(Time).filter(|_| is_same_node);
     let since = node.is_some().then(|| since.unwrap_or_else(|| now.clone()));
     let is_released = claim.status.node.is_some() && node.is_none();
-    let released_at = claim.status.released_at.clone();
+    let released_at = claim.status.released_at.map(Time);
     let released_at = is_released.then_some(now).or(released_at);
     let mut status = IPClaimStatus {
         addresses: entry.map_or_else(
-            || claim.status.addresses.clone(),
+            || claim.addresses().map(|it| it.to_string()).collect(),
             |it| it.cidrs().map(|cidr| cidr.first().to_string()).collect(),
         ),
         pool: entry.map(|it| it.pool.to_string()),
@@ -86,16 +86,16 @@ fn ready(
     message: String,
     cx: &Context,
 ) -> Condition {
-    let status = if is_ready { "True" } else { "False" };
-    let before = claim.status.conditions.iter();
-    let mut before = before.filter(|it| it.type_ == "Ready" && it.status == status);
-    let since = before.next().map(|it| it.last_transition_time.clone());
+    let before = claim.status.ready.as_ref();
+    let since = before
+        .filter(|it| it.is_true == is_ready)
+        .map(|it| it.since);
     Condition {
         type_: "Ready".to_owned(),
-        status: status.to_owned(),
+        status: if is_ready { "True" } else { "False" }.to_owned(),
         reason: reason.to_owned(),
         message,
-        last_transition_time: since.unwrap_or(Time(whole_seconds(cx.now.wall))),
+        last_transition_time: Time(since.unwrap_or_else(|| whole_seconds(cx.now.wall))),
         observed_generation: Some(claim.generation),
     }
 }

@@ -7,12 +7,12 @@ use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Block, Node, Owner, Pod, Pool};
+use crate::cluster::objects::{Block, ClaimStatus, Node, Owner, Pod, Pool};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
-    at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, objects, pod,
-    pool, pool_with, rebuilt, subnet,
+    addr, at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, objects,
+    pod, pool, pool_with, rebuilt, subnet,
 };
 use crate::purpose::Step;
 use cadastre_api::{ClaimedAddress, IPClaimStatus, Recall};
@@ -30,6 +30,8 @@ pub(super) struct Fixture {
     pub(super) allocations: AllocationState,
     pub(super) claims: ClaimLoop,
     pub(super) now: Now,
+    /// The status that was written last, by the name of the claim
+    written: BTreeMap<ClaimName, IPClaimStatus>,
 }
 
 impl Fixture {
@@ -45,6 +47,7 @@ impl Fixture {
             cache,
             claims: queue,
             now: at(0),
+            written: BTreeMap::new(),
         };
         fixture.cache.pods.change(ObjectEvent::Restarted {
             asked: Duration::ZERO,
@@ -82,6 +85,7 @@ impl Fixture {
             allocations,
             claims,
             now,
+            ..
         } = self;
         in_step(cache, allocations, *now, |cx| step(claims, cx))
     }
@@ -105,11 +109,11 @@ impl Fixture {
                 self.write(request);
             }
         }
-        let claim = self.cache.claims.get(name).unwrap();
-        let ready = claim.status.conditions.first();
+        let written = self.written.get(name).cloned().unwrap_or_default();
+        let ready = written.conditions.first();
         let text = |of: fn(&Condition) -> &String| ready.map(of).cloned().unwrap_or_default();
         (
-            claim.status.addresses.clone(),
+            written.addresses.clone(),
             text(|it| &it.reason),
             text(|it| &it.message),
         )
@@ -124,7 +128,10 @@ impl Fixture {
         };
         let mut claim = Claim::clone(self.cache.claims.get(&*known.name).unwrap());
         match request {
-            ApiRequest::SetClaimStatus(_, status) => claim.status = status,
+            ApiRequest::SetClaimStatus(_, status) => {
+                claim.status = ClaimStatus::from(&status);
+                self.written.insert(claim.name.clone(), status);
+            }
             ApiRequest::SetFinalizers(_, _, finalizers) => claim.finalizers = finalizers,
             ApiRequest::Delete(..) => claim.deleting = true,
             _ => {}
@@ -458,8 +465,8 @@ fn an_address_in_the_block_of_a_node_goes_to_a_claim_once_the_node_has_handed_it
             text.contains("in block 10.0.0.16/28 of node a, which is asked for it"),
             "{text}"
         );
-        let ready = &fixture.cache.claims.get(CLAIM).unwrap().status.conditions[0];
-        assert_eq!(ready.status, "False");
+        let ready = &fixture.cache.claims.get(CLAIM).unwrap().status.ready;
+        assert!(!ready.as_ref().unwrap().is_true);
         assert!(fixture.node_of(address).is_none(), "asked: {is_asked}");
         hand_over(&mut fixture, false);
     }
@@ -634,10 +641,10 @@ fn of_many_waiting_claims_few_are_tried_until_one_gets_an_address() {
 fn of_two_claims_that_record_one_address_the_older_has_it() {
     let recorded = |name: &str, created: i64| Claim {
         created,
-        status: IPClaimStatus {
+        status: ClaimStatus::from(&IPClaimStatus {
             addresses: vec!["10.0.0.4".to_owned()],
             ..IPClaimStatus::default()
-        },
+        }),
         ..claim(name, "p", &[])
     };
     let claims = vec![recorded("default/a", 2), recorded("default/b", 1)];
@@ -696,11 +703,11 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
 fn a_release_in_the_future_delays_the_end_of_a_claim_by_no_more_than_the_cooldown() {
     let mut deleted = claim(CLAIM, "p", &[]);
     deleted.deleting = true;
-    deleted.status = IPClaimStatus {
+    deleted.status = ClaimStatus::from(&IPClaimStatus {
         addresses: vec!["10.0.0.254".to_owned()],
         released_at: Some(Time(Timestamp::from_second(9_000).unwrap())),
         ..IPClaimStatus::default()
-    };
+    });
     let mut fixture = Fixture::of(deleted);
     for (second, is_there) in [(0, true), (29, true), (30, false)] {
         fixture.now = at(second);

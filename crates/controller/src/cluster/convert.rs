@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::names::{NodeName, PoolName};
 use super::objects::{
-    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, MachineIdentity, Node,
-    OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
+    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, MachineIdentity,
+    Node, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
 };
 use super::request::NewClaim;
 use cadastre_api::pod_claim::{self, ClaimOfPod};
@@ -321,13 +321,17 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
 /// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
 pub fn claim(claim: IPClaimLite) -> Claim {
     let mut meta = claim.metadata;
-    let mut status: IPClaimStatus = read(claim.status).unwrap_or_default();
-    // Lists are decoded with room for four elements. For a condition, that is half a KiB a claim.
-    status.conditions.shrink_to_fit();
-    status.addresses.shrink_to_fit();
+    let status: IPClaimStatus = read(claim.status).unwrap_or_default();
     let mut finalizers = meta.finalizers.take().unwrap_or_default();
     finalizers.shrink_to_fit();
     let only_pod = only_pod(&meta).map(Box::new);
+    let spec = read(claim.spec).and_then(claim_spec);
+    let mut status = ClaimStatus::from(&status);
+    let asked = spec.as_ref().ok().and_then(|it| it.pool.as_ref());
+    if let Some(pool) = asked.filter(|it| status.pool.as_ref() == Some(it)) {
+        // One text in memory for both
+        status.pool = Some(pool.clone());
+    }
     Claim {
         name: full_name(&meta).into(),
         uid: meta.uid.unwrap_or_default().into(),
@@ -336,7 +340,7 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         created: seconds(meta.creation_timestamp.as_ref()),
         deleting: meta.deletion_timestamp.is_some(),
         finalizers,
-        spec: read(claim.spec).and_then(claim_spec),
+        spec,
         status,
         only_pod,
     }

@@ -3,6 +3,7 @@
 //! Full Kubernetes objects are dropped when they are read: a node takes a few hundred bytes here, a pod a few dozen.
 //! All types are plain data, so the loops run the same in production and in the simulation.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -381,8 +382,8 @@ pub struct Claim {
     pub finalizers: Vec<String>,
     /// The spec, or why it is invalid
     pub spec: Result<ClaimSpec, String>,
-    /// The status as last written; the default if it is invalid
-    pub status: IPClaimStatus,
+    /// The status as last written
+    pub status: ClaimStatus,
     /// The pod for whose addresses the controller has created the claim. The claim ends with this pod
     pub only_pod: Option<Box<OnlyPod>>,
 }
@@ -423,11 +424,77 @@ impl Claim {
         })
     }
 
-    /// Returns the addresses that the status records. Texts that are no addresses are left out.
+    /// Returns the addresses that the status records.
     pub fn addresses(&self) -> impl Iterator<Item = Addr> + '_ {
-        let texts = self.status.addresses.iter();
-        texts.filter_map(|text| Addr::parse_strict(text))
+        self.status.addresses.iter().copied()
     }
+}
+
+/// The status of an IPClaim: what decisions need, and a digest of the rest. A cluster may have many claims, so their
+/// texts are not kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClaimStatus {
+    /// `status.addresses`, without texts that are no addresses
+    pub addresses: Box<[Addr]>,
+    /// `status.pool`
+    pub pool: Option<PoolName>,
+    /// `status.node`
+    pub node: Option<NodeName>,
+    /// `status.since`
+    pub since: Option<Timestamp>,
+    /// `status.releasedAt`
+    pub released_at: Option<Timestamp>,
+    /// The condition `Ready`
+    pub ready: Option<ReadyCondition>,
+    /// Hash of the whole status
+    digest: u64,
+}
+
+/// The condition `Ready` of an IPClaim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadyCondition {
+    /// Whether the condition is `True`
+    pub is_true: bool,
+    /// `reason`
+    pub reason: Box<str>,
+    /// `lastTransitionTime`
+    pub since: Timestamp,
+}
+
+impl ClaimStatus {
+    /// Returns whether this is the same status, with all texts.
+    pub(crate) fn is(&self, status: &IPClaimStatus) -> bool {
+        self.digest == digest(status)
+    }
+}
+
+impl From<&IPClaimStatus> for ClaimStatus {
+    fn from(status: &IPClaimStatus) -> Self {
+        let addresses = status.addresses.iter();
+        let ready = status.conditions.iter().find(|it| it.type_ == "Ready");
+        ClaimStatus {
+            addresses: addresses
+                .filter_map(|text| Addr::parse_strict(text))
+                .collect(),
+            pool: status.pool.as_deref().map(Into::into),
+            node: status.node.as_deref().map(Into::into),
+            since: status.since.as_ref().map(|it| it.0),
+            released_at: status.released_at.as_ref().map(|it| it.0),
+            ready: ready.map(|it| ReadyCondition {
+                is_true: it.status == "True",
+                reason: it.reason.as_str().into(),
+                since: it.last_transition_time.0,
+            }),
+            digest: digest(status),
+        }
+    }
+}
+
+fn digest(status: &IPClaimStatus) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    // Serialising this type cannot fail; if it did, the status would be written again.
+    serde_json::to_vec(status).ok().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The parsed spec of an IPClaim.

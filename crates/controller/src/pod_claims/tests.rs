@@ -5,7 +5,7 @@ use crate::cluster::address_requests::RequestSource;
 use crate::cluster::objects::{AddressRequest, Pod, Pool, Subnet};
 use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::fixtures::{
-    at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
+    addr, at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
 };
 use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_api::{Requests, WITHDRAW_ANNOTATION};
@@ -357,7 +357,7 @@ fn a_pod_gets_no_claim_while_its_node_has_the_address() {
 
     let mut fixture = with_blocks();
     let mut other = claim("default/other", "", &["10.0.0.20"]);
-    other.status.addresses = vec!["10.0.0.20".to_owned()];
+    other.status.addresses = [addr("10.0.0.20")].into();
     fixture.allocations.claim_seen(&other);
     assert!(is_created(&mut fixture, own()), "the claim says who has it");
     // A podCIDR counts like a block.
@@ -423,7 +423,7 @@ fn a_pod_for_which_cni_requests_an_address_gets_the_same_claim_as_by_its_annotat
 fn a_stateful_set_that_is_created_again_under_another_name_gets_claims_of_its_own() {
     let mut fixture = Fixture::new(one_pool());
     let mut of_old = claim(CLAIM, "p", &[]);
-    of_old.status.addresses = vec!["10.0.0.7".to_owned()];
+    of_old.status.addresses = [addr("10.0.0.7")].into();
     list(&mut fixture.cache.claims, vec![of_old.clone()]);
     fixture.allocations.claim_seen(&of_old);
     let mut renamed = sticky_pod("u2", Some("a"), &[]);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::allocations::adopt::UnadoptedBlocks;
-use crate::cluster::objects::Claim;
+use crate::cluster::objects::{Claim, ClaimStatus};
 use crate::fixtures::{claim, cluster_of, list, pod, pool, rebuilt, subnet};
 use crate::handover::is_handed_over;
 use cadastre_api::{IPClaimStatus, NodeSubnetSpec};
@@ -90,11 +90,11 @@ fn cidr(text: &str) -> Cidr {
 
 fn stored_claim() -> Claim {
     Claim {
-        status: IPClaimStatus {
+        status: ClaimStatus::from(&IPClaimStatus {
             addresses: vec!["10.0.0.5".to_owned()],
             pool: Some("p".to_owned()),
             ..IPClaimStatus::default()
-        },
+        }),
         ..claim(CLAIM, "", &["10.0.0.5"])
     }
 }

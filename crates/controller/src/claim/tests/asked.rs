@@ -28,7 +28,7 @@ fn a_claim_gets_no_certain_address_of_a_pool_that_denies_it() {
     assert_eq!(all(ExplicitAddresses::Allow).0, "Available");
     // A claim that has its address keeps it.
     let mut has = claim(CLAIM, "", &["10.0.0.7"]);
-    has.status.addresses = vec!["10.0.0.7".to_owned()];
+    has.status.addresses = [addr("10.0.0.7")].into();
     let pools = vec![denies(ExplicitAddresses::Deny)];
     assert_eq!(
         Fixture::new(pools, vec![has], Vec::new()).settle(CLAIM).1,
@@ -86,6 +86,7 @@ fn a_pod_hears_once_why_it_does_not_get_the_address_that_it_asks_for() {
                 allocations,
                 claims,
                 now,
+                ..
             } = &mut fixture;
             claims.work(&mut Context::new(cache, allocations, &mut reports, *now));
         }
