@@ -48,6 +48,11 @@
 //! 14. The agent is reported ready only once its files are up to date. While files are being written, the last report
 //!     stays.
 //! 15. Nothing is masqueraded before the result of the file update shows which network the node's pods use.
+//!
+//! Of probes:
+//!
+//! 16. Addresses are probed only after a look, and at most one round of probes is under way. Nothing waits for its
+//!     answer. After a failure there is a pause.
 
 mod allocation;
 mod cycle;

@@ -24,12 +24,13 @@ struct Link {
 
 impl Link {
     /// Returns `None`, and says so, if this host allows no interfaces.
-    fn new() -> Option<Self> {
+    /// `nth` distinguishes the links of this process.
+    fn new(nth: u32) -> Option<Self> {
         if !geteuid().is_root() || !Self::ip(&["link"]) {
             println!("left out: making interfaces needs root and iproute2");
             return None;
         }
-        let id = process::id();
+        let id = format!("{}-{nth}", process::id());
         let link = Self {
             name: format!("cad{id}"),
             other: format!("cadastre-{id}"),
@@ -77,15 +78,15 @@ impl Drop for Link {
     }
 }
 
-async fn conflicts(machine: &Machine, pool: &str) -> f64 {
-    machine
-        .metric("cadastre_agent_address_conflicts", &[("pool", pool)])
-        .await
+/// Returns how many addresses of the pool are in conflict, according to the metric.
+async fn conflicts(machine: &Machine, pool: &str) -> String {
+    let name = "cadastre_agent_address_conflicts";
+    machine.metric(name, &[("pool", pool)]).await.to_string()
 }
 
 #[tokio::test]
 async fn an_address_that_another_host_uses_is_set_aside_until_an_operator_frees_it() {
-    let Some(link) = Link::new() else {
+    let Some(link) = Link::new(1) else {
         return;
     };
     link.address("add", "10.97.0.2/24");
@@ -119,7 +120,7 @@ async fn an_address_that_another_host_uses_is_set_aside_until_an_operator_frees_
         Ok(Some(()))
     })
     .await;
-    assert_eq!(conflicts(&machine, "probed").await, 1.0);
+    assert_eq!(conflicts(&machine, "probed").await, "1");
     let clean = [("result", "clean")];
     let clean = machine.metric("cadastre_agent_probes_total", &clean).await;
     assert!(clean >= 1.0, "{clean}");
@@ -130,9 +131,9 @@ async fn an_address_that_another_host_uses_is_set_aside_until_an_operator_frees_
         let mut command = tokio::process::Command::new(kubectl_plugin().unwrap());
         command.args(args.split(' ')).env("KUBECONFIG", &kubeconfig);
         let done = command.output().await.unwrap();
-        String::from_utf8(done.stdout).unwrap()
+        String::from_utf8([done.stdout, done.stderr].concat()).unwrap()
     };
-    let shown = kubectl("show 10.97.0.2").await;
+    let shown = kubectl("show ip 10.97.0.2").await;
     assert!(
         shown.contains("in conflict") && shown.contains(MAC),
         "{shown}"
@@ -157,7 +158,37 @@ async fn an_address_that_another_host_uses_is_set_aside_until_an_operator_frees_
     assert_eq!(given, "10.97.0.2");
     eventually("no conflict is left", async || {
         let left = conflicts(&machine, "probed").await;
-        Ok((left == 0.0).then_some(()))
+        Ok((left == "0").then_some(()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_ipv6_address_that_another_host_uses_is_set_aside() {
+    let Some(link) = Link::new(2) else {
+        return;
+    };
+    let args = ["addr", "add", "fd00:97::2/64", "dev", "eth0", "nodad"];
+    let args: Vec<&str> = ["-n", &link.other].into_iter().chain(args).collect();
+    assert!(Link::ip(&args), "ip {args:?}");
+    let (cluster, api) = shared().await;
+    let ipv6 = json!({"cidrs": ["fd00:97::/124"], "blockSize": 124});
+    let spec = json!({"ipv6": ipv6, "conflictProbe": "BeforeUse"});
+    api.block_pool("probed6", spec).await.unwrap();
+    let machine = Machine::of_group(&cluster.control_plane, &api, "probed6", &[]).await;
+    // The interface has a link-local address once nobody else has answered for that.
+    let given = eventually("an address is assigned", async || {
+        match machine.add_with(link.add("c1")).await {
+            Ok(given) => Ok(Some(given)),
+            Err(refusal) if refusal.text.contains("no link-local IPv6 address") => Ok(None),
+            Err(refusal) => Err(refusal.into()),
+        }
+    })
+    .await;
+    assert_eq!(given, "fd00:97::3");
+    eventually("the conflict is counted", async || {
+        let found = conflicts(&machine, "probed6").await;
+        Ok((found == "1").then_some(()))
     })
     .await;
 }

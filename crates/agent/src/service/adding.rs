@@ -907,4 +907,44 @@ mod tests {
         assert_eq!(bench.state.turned_away.as_deref(), Some("ns/p"));
         assert!(bench.state.is_changed, "the loop emits an event");
     }
+
+    #[test]
+    fn an_add_is_probed_for_and_asks_the_same_again_until_its_time_is_over() {
+        let unprobed = || Err(refused(OpErrorKind::Unprobed));
+        let mut bench = Bench::new(&["b"]);
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(unprobed(), Duration::ZERO);
+        let AddStep::Probe(add, _) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(add.pools, ["a"]);
+        let probed = |bench: &mut Bench, outcome| {
+            bench.next(|step, _, _| match step {
+                AddStep::Probe(_, probing) => probing.probed(outcome),
+                other => panic!("{other:?}"),
+            });
+        };
+        probed(&mut bench, Ok(()));
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(unprobed(), SECOND);
+        probed(&mut bench, Err("no interface".to_owned()));
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(refusal.why, OpErrorKind::Unprobed);
+        assert!(
+            refusal
+                .text
+                .ends_with("The last probe failed: no interface."),
+            "{refusal}"
+        );
+        // The caller's deadline is near, so nothing is probed any more.
+        let mut bench = Bench::begin(any_of(&["a"]), SECOND, WatchState::default());
+        bench.answer(unprobed(), SECOND);
+        assert!(
+            matches!(bench.step, AddStep::Done(Err(_))),
+            "{:?}",
+            bench.step
+        );
+    }
 }

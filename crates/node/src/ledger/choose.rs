@@ -1,5 +1,6 @@
 //! Selects addresses for an ADD: the next free address of a pool, or the addresses that the ADD asks for.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
@@ -46,6 +47,8 @@ pub(crate) struct Search<'a> {
     pub is_probing_ahead: bool,
     /// Addresses that could be assigned if they were probed, in the order in which they are assigned
     pub to_probe: Vec<Addr>,
+    /// Free addresses that were passed over because another host uses them
+    pub in_conflict: BTreeSet<Addr>,
     /// How many addresses to collect in `to_probe`
     pub most: usize,
     /// Blocks without an unused address, each with the name of its pool
@@ -60,6 +63,7 @@ impl<'a> Search<'a> {
             clean_for: probes::CLEAN_FOR,
             is_probing_ahead: false,
             to_probe: Vec::new(),
+            in_conflict: BTreeSet::new(),
             most: MOST_PROBES,
             spent: Vec::new(),
         }
@@ -79,6 +83,9 @@ impl<'a> Search<'a> {
         let state = probes::state(kv, addr, self.parent, self.now, self.clean_for)?;
         if state == ProbeState::Unprobed && !self.is_full() && !self.to_probe.contains(&addr) {
             self.to_probe.push(addr);
+        }
+        if matches!(state, ProbeState::Conflict(_)) {
+            self.in_conflict.insert(addr);
         }
         Ok(state == ProbeState::Clean && !self.is_probing_ahead)
     }
@@ -111,6 +118,7 @@ pub(crate) fn next(
     let mut after = None;
     let probed_before = search.to_probe.len();
     search.most = probed_before + MOST_PROBES;
+    let conflicts_before = search.in_conflict.len();
     while let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
         after = Some(cidr);
         let Some(block) = kv.block(cidr)? else {
@@ -151,10 +159,14 @@ pub(crate) fn next(
     let soon = soonest.map_or(String::new(), |ms| {
         format!(" (the next one has rested in {})", seconds(ms))
     });
+    let conflicts = match search.in_conflict.len() - conflicts_before {
+        0 => String::new(),
+        count => format!(" ({count} in conflict: other hosts use them)"),
+    };
     let pool = pool_text(&pool.name);
     Err(refuse(
         OpErrorKind::Exhausted,
-        format!("{pool} has no free {family} address on this node{soon}"),
+        format!("{pool} has no free {family} address on this node{soon}{conflicts}"),
     ))
 }
 

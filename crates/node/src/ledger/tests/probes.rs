@@ -137,7 +137,8 @@ fn addresses_in_conflict_exhaust_a_pool() {
     for n in 0..=7 {
         conflict(&mut node, &format!("10.0.0.{n}"));
     }
-    node.assert_refused(&ask(1), OpErrorKind::Exhausted, "no free IPv4 address");
+    let says = "no free IPv4 address on this node (8 in conflict: other hosts use them)";
+    node.assert_refused(&ask(1), OpErrorKind::Exhausted, says);
     assert_eq!(to_probe(&mut node, &ask(1)), [""; 0]);
     // The block stays in the search, so the address is found once its conflict has ended.
     node.ledger()
