@@ -30,6 +30,8 @@
 //!   number of missing addresses. Demand more than the addresses in use or cooling plus `warm.low` only while pods wait.
 //!   If the node has no block of a pool, demand addresses of that pool only while pods wait for them. Otherwise the
 //!   controller would recall empty blocks of other nodes for nothing.
+//! - Assign an address of a pool with `conflictProbe: BeforeUse` only after a probe since the address was last free, and
+//!   not while another host answers for it.
 //! - Report an address that CNI requests for a pod in `requestedAddresses` only if the pod's annotations name neither
 //!   this address nor a claim, and no range of the node has it. The controller ignores requests for pods of other nodes.
 
