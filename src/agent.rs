@@ -20,6 +20,7 @@ use cadastre_agent::leaks::Reasons;
 use cadastre_agent::ledger::LedgerClient;
 use cadastre_agent::machine::{MachineSettings, STARTING};
 use cadastre_agent::metrics::AgentMetrics;
+use cadastre_agent::probe::Prober;
 use cadastre_agent::run::AgentParts;
 use cadastre_agent::service::Service;
 use cadastre_agent::shared::SharedState;
@@ -254,6 +255,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         ledger: ledger.clone(),
         shared: SharedState::default(),
         add_wait: args.add_wait,
+        prober: Prober::default(),
         metrics: metrics.clone(),
         events: events.clone(),
         changed: Notify::new(),

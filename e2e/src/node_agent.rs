@@ -156,7 +156,7 @@ pub fn add(container: &str) -> Add {
         pools: Vec::new(),
         addresses: Vec::new(),
         decided: false,
-        bound: Vec::new(),
+        ..Add::default()
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Plan {
     pub sticky: u32,
     /// The chance that nodes of a new pool of blocks borrow. If 0, no node borrows.
     pub borrowing: u32,
+    /// How many of 10,000 pools of blocks require that addresses are probed before their use.
+    pub probing: u32,
     /// The chance that a new pod asks for an address.
     pub asking: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
@@ -153,6 +155,7 @@ impl Plan {
             claims: *rng.pick(&[0, 3_000, 7_000]),
             sticky: 0,
             borrowing: 0,
+            probing: 0,
             asking: 0,
             restore: None,
             agents: true,
@@ -199,6 +202,7 @@ impl Plan {
             | Scenario::Agents
             | Scenario::Claims
             | Scenario::AskingPods
+            | Scenario::Probing
             | Scenario::Lending => Plan {
                 blocks: 10_000,
                 agents: true,
@@ -254,6 +258,14 @@ impl Plan {
                 faults_for: plan.faults_for.min(150 * SECOND),
                 work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
+                ..plan
+            },
+            Scenario::Probing => Plan {
+                names: 2 + plan.names % 3,
+                pools: plan.pools.min(2),
+                faults_for: plan.faults_for.min(150 * SECOND),
+                work_every: plan.work_every.min(SECOND),
+                probing: 10_000,
                 ..plan
             },
             Scenario::Claims => plan.with_claims(),

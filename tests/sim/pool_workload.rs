@@ -1,8 +1,8 @@
 //! Changes of pools and of service ranges by users.
 
 use cadastre_api::{
-    AddressTerms, AllocationMode, AssignmentMode, Borrowing, FirstBlock, IPPoolSpec, IPv4Ranges,
-    IPv6Ranges, Warm,
+    AddressTerms, AllocationMode, AssignmentMode, Borrowing, ConflictProbe, FirstBlock, IPPoolSpec,
+    IPv4Ranges, IPv6Ranges, Warm,
 };
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::cluster::objects::{Pool, ServiceRange};
@@ -64,6 +64,11 @@ impl Sim {
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
+        let conflict_probe = match self.plan.probing {
+            0 => ConflictProbe::Never,
+            chance if self.rng.chance(chance) => ConflictProbe::BeforeUse,
+            _ => ConflictProbe::Never,
+        };
         let spec = IPPoolSpec {
             ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
@@ -94,6 +99,7 @@ impl Sim {
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
             terms: AddressTerms {
                 warm: Warm { low, high: 50 },
+                conflict_probe,
                 ..AddressTerms::default()
             },
             ..IPPoolSpec::new(AllocationMode::Blocks, Vec::new(), Vec::new())

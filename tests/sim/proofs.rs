@@ -41,6 +41,8 @@ pub enum Scenario {
     Claims,
     /// Like [`Scenario::Claims`], and many pods ask for addresses.
     AskingPods,
+    /// Like [`Scenario::Agents`] without lost stores, and all pools require probes.
+    Probing,
     /// Only small pools of blocks whose nodes borrow, a few nodes, and many pods.
     Lending,
 }
@@ -77,7 +79,7 @@ const fn unit(name: &'static str) -> Proof {
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
         Agents, AsDrawn, AskingPods, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers,
-        Lending, NoIntents, Restored, Scarce, Strangers, Unclear,
+        Lending, NoIntents, Probing, Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
         // Mutations of the allocation of podCIDRs
@@ -293,6 +295,13 @@ pub fn proof(mutation: Mutation) -> Proof {
         AnsweredBeforeStored => sim(Agents, 3_000),
         FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),
+        ProbeSkipped => {
+            unit("node::ledger::tests::probes::an_address_is_assigned_only_after_a_probe")
+        }
+        ConflictAssigned => sim(Probing, 1_000),
+        ProbeOutlivesUse => {
+            unit("node::ledger::tests::probes::each_use_of_an_address_needs_a_probe_of_its_own")
+        }
         SandboxesIgnored => sim(Agents, 5_000),
         AddressesOutsideForgotten => unit(
             "agent::machine::tests::a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods",

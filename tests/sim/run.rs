@@ -312,6 +312,14 @@ impl Sim {
             }
             _ => plan,
         };
+        // Whether pools require probes has a generator of its own, too.
+        let plan = match trial {
+            None if plan.blocks > 0 => Plan {
+                probing: *Rng::new(seed.rotate_left(24) ^ !0).pick(&[0, 0, 0, 5_000]),
+                ..plan
+            },
+            _ => plan,
+        };
         let forgets_intents = draw(&mut chance, Scenario::NoIntents, UNNAMED);
         let mut sim = Sim {
             now: 0,

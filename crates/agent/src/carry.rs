@@ -134,6 +134,12 @@ impl Carrier {
                     Ok(AgentEvent::Proven(proven))
                 });
             }
+            AgentEffect::Probe(targets) => {
+                let service = Arc::clone(service);
+                self.tasks.spawn(async move {
+                    Ok(AgentEvent::Probed(service.probe_ahead(&targets).await))
+                });
+            }
             AgentEffect::WriteStatus {
                 version,
                 status,

@@ -26,6 +26,7 @@
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | `pending_adds` | ADDs that wait because no address was free |
 //! | `address_requests` | ADDs that wait for certain addresses, which no range of the node has |
+//! | `conflicts` | which addresses are probed ahead of their use, and what is reported about addresses in conflict |
 //! | `rebuild` | which addresses are in use, according to other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs on the node read |
@@ -43,6 +44,7 @@
 //! | [`seen`] | what the agent reads of the objects of this node |
 //! | `leak_verifier` | asks the API, the runtime and the kernel about leak candidates |
 //! | `netns` | which network namespaces exist |
+//! | [`probe`], `neighbours` | ask the link whether another host has an address |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
 //! | [`service`], [`shared`] | requests of the CNI plugin and of gRPC clients; state that loop and servers share |
@@ -67,6 +69,7 @@ pub mod addresses;
 mod attached;
 mod carry;
 mod choice;
+mod conflicts;
 pub mod cri;
 mod demand;
 pub mod events;
@@ -80,11 +83,13 @@ pub mod machine;
 mod masquerade;
 pub mod metrics;
 pub mod namespaces;
+mod neighbours;
 mod netns;
 mod notes;
 mod pending_adds;
 pub mod plugin_socket;
 pub mod pods;
+pub mod probe;
 pub mod publish;
 mod publish_io;
 mod rebuild;

@@ -48,6 +48,11 @@
 //! 14. The agent is reported ready only once its files are up to date. While files are being written, the last report
 //!     stays.
 //! 15. Nothing is masqueraded before the result of the file update shows which network the node's pods use.
+//!
+//! Of probes:
+//!
+//! 16. Addresses are probed only after a look, and at most one round of probes is under way. Nothing waits for its
+//!     answer. After a failure there is a pause.
 
 mod allocation;
 mod cycle;
@@ -59,7 +64,7 @@ mod ready;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,6 +80,7 @@ use super::notes::Notes;
 use super::publish::Publisher;
 use super::seen::{AddressesSeen, SubnetSeen};
 use super::shared::WatchState;
+use cadastre_core::Addr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
 
@@ -194,6 +200,13 @@ pub struct AgentMachine {
     reasons: Arc<Reasons>,
     is_proving: bool,
     proven: VecDeque<(Attachment, LeakReason)>,
+    /// The conflicts at the last look, each with the time at which it began; `None` before the first look
+    conflicts: Option<BTreeSet<(Addr, i64)>>,
+    is_probing: bool,
+    /// When addresses may be probed again after a failure
+    probe_at: Duration,
+    /// Why addresses could not be probed, as logged last; empty if they could
+    probe_problem: String,
     /// Which pools each pod may use, as the store has noted it
     notes: Notes,
 
@@ -261,6 +274,10 @@ impl AgentMachine {
             reasons: Arc::default(),
             is_proving: false,
             proven: VecDeque::new(),
+            conflicts: None,
+            is_probing: false,
+            probe_at: Duration::ZERO,
+            probe_problem: String::new(),
             notes: Notes::default(),
             publisher: Publisher::new(interval, seed, at),
             publish_at: None,

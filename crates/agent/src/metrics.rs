@@ -18,7 +18,7 @@ use crate::snapshot::assigns;
 use cadastre_core::Family;
 use cadastre_core::node_allocation::is_claim;
 use cadastre_daemon::telemetry::catalog::register;
-use cadastre_node::Snapshot;
+use cadastre_node::{ProbeRound, Snapshot};
 
 /// The agent's metrics. Clones update the same metrics.
 #[derive(Clone)]
@@ -28,6 +28,8 @@ pub struct AgentMetrics {
     writes: IntCounterVec,
     freed: IntCounterVec,
     addresses: GaugeVec,
+    conflicts: IntGaugeVec,
+    probes: IntCounterVec,
     blocks: IntGaugeVec,
     attachments: IntGauge,
     connections: IntGaugeVec,
@@ -89,6 +91,16 @@ impl AgentMetrics {
                 registry,
                 GaugeVec::new(addresses, &["pool", "family", "state"])?,
             )?,
+            conflicts: gauges(
+                "cadastre_agent_address_conflicts",
+                "Addresses of the node that are set aside because another host answers for them, by pool",
+                &["pool"],
+            )?,
+            probes: counters(
+                "cadastre_agent_probes_total",
+                "Addresses that were probed before their use, by result (clean, conflict or failed)",
+                &["result"],
+            )?,
             blocks: gauges(
                 "cadastre_agent_blocks",
                 "Ranges of the node, by pool and family",
@@ -122,6 +134,9 @@ impl AgentMetrics {
         for reason in LeakReason::ALL {
             new.freed.with_label_values(&[reason.as_str()]);
         }
+        for result in PROBED {
+            new.probes.with_label_values(&[result]);
+        }
         Ok(new)
     }
 
@@ -144,6 +159,22 @@ impl AgentMetrics {
         self.writes.with_label_values(&[urgency, result]).inc();
     }
 
+    /// Counts the answers to probes of `count` addresses.
+    pub(crate) fn probed(&self, count: usize, result: &Result<ProbeRound, String>) {
+        let mut counts = [0; 3];
+        match result {
+            Ok(round) => {
+                for (_, by) in &round.answers {
+                    counts[usize::from(by.is_some())] += 1;
+                }
+            }
+            Err(_) => counts[2] = u64::try_from(count).unwrap_or(u64::MAX),
+        }
+        for (result, count) in PROBED.into_iter().zip(counts) {
+            self.probes.with_label_values(&[result]).inc_by(count);
+        }
+    }
+
     /// Counts a leaked attachment that was released.
     pub(crate) fn leak_freed(&self, reason: LeakReason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
@@ -158,12 +189,18 @@ impl AgentMetrics {
         // Claims have no series, because there may be any number of them.
         let pools: BTreeSet<String> = pools.filter(|it| !is_claim(it)).cloned().collect();
         for pool in before.difference(&pools) {
+            let _ = self.conflicts.remove_label_values(&[pool]);
             for family in Family::ALL.map(label) {
                 let _ = self.blocks.remove_label_values(&[pool, family]);
                 for state in STATES {
                     let _ = self.addresses.remove_label_values(&[pool, family, state]);
                 }
             }
+        }
+        for pool in &pools {
+            let conflicts = snapshot.conflicts.iter().filter(|it| it.pool == *pool);
+            let series = self.conflicts.with_label_values(&[pool]);
+            series.set(figure(conflicts.count()));
         }
         for (pool, family) in pools.iter().flat_map(|it| Family::ALL.map(|of| (it, of))) {
             let (mut blocks, mut sums) = (0, [0u64; 3]);
@@ -186,6 +223,9 @@ impl AgentMetrics {
         *before = pools;
     }
 }
+
+/// The values of the label `result` of the counter of probes.
+const PROBED: [&str; 3] = ["clean", "conflict", "failed"];
 
 /// The values of the label `state` of address gauges.
 const STATES: [&str; 3] = ["used", "cooling", "free"];

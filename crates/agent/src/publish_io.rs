@@ -130,13 +130,14 @@ pub(super) async fn write_status(
     // removed if their lists are empty.
     let some = |ranges: &[String]| (!ranges.is_empty()).then(|| ranges.to_vec());
     let requests = Some(&status.requested_addresses).filter(|it| !it.is_empty());
+    let conflicts = Some(&status.conflicts).filter(|it| !it.is_empty());
     let mut body = json!({
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
             "agent": status.agent, "orphans": status.orphans,
             "withdrawn": some(&status.withdrawn), "withdrawing": some(&status.withdrawing),
-            "requestedAddresses": requests,
+            "requestedAddresses": requests, "conflicts": conflicts,
         },
     });
     if !status.conditions.is_empty() {

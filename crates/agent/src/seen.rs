@@ -23,6 +23,8 @@ pub struct SubnetSeen {
     pub named: BTreeSet<Addr>,
     /// Addresses, each with the handle of a container that is gone according to a user
     pub container_gone: BTreeSet<(Addr, String)>,
+    /// Addresses whose conflict is over according to a user, each with the time at which the conflict began
+    pub conflict_over: BTreeSet<(Addr, i64)>,
 }
 
 impl SubnetSeen {
@@ -40,6 +42,7 @@ impl SubnetSeen {
         Self {
             named: suspects.chain(by_people.map(|(addr, _)| *addr)).collect(),
             container_gone: requests.container_gone,
+            conflict_over: requests.conflict_over,
             uid,
             version,
             spec,

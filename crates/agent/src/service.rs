@@ -1,5 +1,5 @@
 //! Handles the requests of the CNI plugin and of gRPC clients: chooses pools, runs operations on the store, and makes
-//! an ADD wait for a block if no address is free.
+//! an ADD wait for a block if no address is free. Pools may require that an address is probed before an ADD gets it.
 //!
 //! # Guarantees
 //! - No request is sent to the API server: operations read only the objects that the agent's watches have shown.
@@ -19,11 +19,12 @@ use tracing::debug;
 use super::events::Events;
 use super::ledger::LedgerClient;
 use super::netns;
+use super::probe::{self, Prober};
 use super::shared::{ServiceState, SharedState};
 use crate::metrics::{AgentMetrics, Counted};
 use adding::AddStep;
 use cadastre_node::store_thread::CallTimes;
-use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, clock};
+use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, ProbeTargets, clock};
 
 /// Handles the requests of the CNI plugin and of gRPC clients.
 pub struct Service {
@@ -33,6 +34,8 @@ pub struct Service {
     pub shared: SharedState,
     /// The maximum time that an ADD waits for a block
     pub add_wait: Duration,
+    /// Probes addresses before their use
+    pub prober: Prober,
     /// Counts requests and waiting ADDs
     pub metrics: AgentMetrics,
     /// Emits events about wrong annotations
@@ -114,6 +117,10 @@ impl Service {
                     let watched = Arc::clone(&watches.borrow_and_update());
                     step = self.step(|state, now| asked.answered(answer, &watched, state, now));
                 }
+                AddStep::Probe(add, probing) => {
+                    let probed = self.probe_for(*add).await;
+                    step = self.step(|_, _| probing.probed(probed));
+                }
                 AddStep::ForPod(pod) => {
                     comes(watches.changed(), pod.until()).await;
                     let watched = Arc::clone(&watches.borrow_and_update());
@@ -127,6 +134,40 @@ impl Service {
                 }
             }
         }
+    }
+
+    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes has ended meanwhile,
+    /// it may have probed enough for this ADD, too.
+    async fn probe_for(&self, add: Add) -> Result<(), String> {
+        let before = self.prober.rounds();
+        let turn = self.prober.turn().await;
+        if self.prober.rounds() != before {
+            return Ok(());
+        }
+        let targets = self.ledger.with(move |it| it.to_probe(&add)).await;
+        let targets = targets.map_err(|error| error.to_string())?;
+        if targets.addresses.is_empty() {
+            return Ok(());
+        }
+        let probed = self.probe(&targets).await;
+        drop(turn);
+        self.changed.notify_one();
+        probed
+    }
+
+    /// Probes addresses ahead of their use, and records the answers.
+    pub(crate) async fn probe_ahead(&self, targets: &ProbeTargets) -> Result<(), String> {
+        let _turn = self.prober.turn().await;
+        self.probe(targets).await
+    }
+
+    async fn probe(&self, targets: &ProbeTargets) -> Result<(), String> {
+        let probed = probe::probe(targets).await;
+        self.metrics.probed(targets.addresses.len(), &probed);
+        let round = probed?;
+        let recorded = self.ledger.with(move |it| it.record_probes(&round)).await;
+        self.prober.ended();
+        recorded.map_err(|error| error.to_string())
     }
 
     /// Runs a step of an ADD. Then emits the events of the step, and wakes the loop if the step has changed the shared
@@ -186,6 +227,7 @@ pub fn label(why: OpErrorKind) -> &'static str {
         OpErrorKind::NoBlock => "nothingHeld",
         OpErrorKind::UnknownPool => "unknownPool",
         OpErrorKind::NotInBlocks => "notHeld",
+        OpErrorKind::Unprobed => "unprobed",
         OpErrorKind::NotFree => "taken",
         OpErrorKind::NotUsable => "notUsable",
         OpErrorKind::PodUnknown => "podUnknown",

@@ -122,7 +122,7 @@ pub(crate) mod testing {
                 used,
                 cooling,
                 free,
-                withdrawn: 0,
+                ..AddressCounts::default()
             },
             room: used + cooling + free,
         }

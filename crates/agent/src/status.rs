@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::conflicts;
 use super::demand::PoolWant;
 use super::snapshot::{busy, is_pod_cidr};
 use cadastre_api::{
@@ -46,6 +47,7 @@ pub(crate) fn status(
         }),
         withdrawn: withdrawn(snapshot),
         withdrawing: pending(snapshot, false),
+        conflicts: conflicts::listed(snapshot),
         orphans: orphans.iter().take(MOST_ORPHANS).map(orphan).collect(),
         ..NodeSubnetStatus::default()
     }

@@ -64,13 +64,15 @@ pub use pool::{
 };
 pub use requests::Requests;
 pub use subnet::{
-    AddressRequest, AgentInfo, AllocatedBlock, AllocatedRange, BlockStatus, ClaimedAddress,
-    LeakCandidate, LentRange, MOST_ADDRESS_REQUESTS, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS,
-    MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED, MOST_WITHDRAWALS, NodePool, NodePoolRanges,
-    NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, PoolDemand, QuarantinedNode, Recall,
-    SERVED_BY_OTHERS,
+    ADDRESS_CONFLICT, AddressConflict, AddressRequest, AgentInfo, AllocatedBlock, AllocatedRange,
+    BlockStatus, ClaimedAddress, LeakCandidate, LentRange, MOST_ADDRESS_REQUESTS, MOST_BLOCKS,
+    MOST_CONFLICTS, MOST_COUNT, MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED,
+    MOST_WITHDRAWALS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
+    PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
 };
-pub use terms::{AddressPrefix, AddressTerms, Dns, ExplicitAddresses, Route, UnknownPods, Warm};
+pub use terms::{
+    AddressPrefix, AddressTerms, ConflictProbe, Dns, ExplicitAddresses, Route, UnknownPods, Warm,
+};
 pub use watched::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
     NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite,

@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::{
-    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, AssignmentMode, ExplicitAddresses,
-    NodePool, NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
+    AddressPrefix, AddressTerms, AllocatedBlock, AllocatedRange, AssignmentMode, ConflictProbe,
+    ExplicitAddresses, NodePool, NodePoolRanges, NodeSubnetSpec, Recall, UnknownPods,
 };
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
@@ -191,6 +191,7 @@ fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
         routes: real.routes.clone(),
         dns: real.dns.clone(),
         prefix: real.prefix.of_part(),
+        probes_conflicts: real.probes_conflicts,
         ..PoolTerms::named(claim)
     }
 }
@@ -224,6 +225,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         address_prefix,
         unknown_pods,
         explicit_addresses,
+        conflict_probe,
     } = &pool.terms;
     let selects = |selector: &Option<Box<LabelSelector>>| {
         selector
@@ -238,6 +240,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         bound,
         serves_unknown: *unknown_pods == UnknownPods::Serve,
         denies_explicit: *explicit_addresses == ExplicitAddresses::Deny,
+        probes_conflicts: *conflict_probe == ConflictProbe::BeforeUse,
         cooldown_seconds: *cooldown_seconds,
         warm: (warm.low, warm.high),
         ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, messages),
@@ -324,7 +327,7 @@ mod tests {
             ],
             "pools": [
                 {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "None"}, "ipv6": {"cidrs": ["fd00::/64"]},
-                 "warm": {"low": 1, "high": 2}, "cooldownSeconds": 7, "addressPrefix": "Pool",
+                 "warm": {"low": 1, "high": 2}, "cooldownSeconds": 7, "addressPrefix": "Pool", "conflictProbe": "BeforeUse",
                  "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "fd00::/8"}]},
                 {"name": "m", "assignment": "Manual", "explicitAddresses": "Deny"},
                 {"name": "s", "podSelector": {"matchLabels": {"app": "x"}}},
@@ -355,6 +358,8 @@ mod tests {
             .map(|it| it.denies_explicit)
             .collect();
         assert_eq!(denies, [false, true, false, false, false]);
+        let probes = allocation.pools.iter().filter(|it| it.probes_conflicts);
+        assert!(probes.map(|it| it.name.as_str()).eq(["a"]));
         let a = &allocation.pools[0];
         assert_eq!(
             (a.warm, a.cooldown_seconds, a.prefix),
@@ -385,7 +390,7 @@ mod tests {
             "pools": [
                 {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "10.0.0.1"}, "ipv6": {"cidrs": ["fd00::/64"], "gateway": "None"},
                  "cooldownSeconds": 7, "unknownPods": "Serve", "addressPrefix": "Pool",
-                 "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "example.org"}},
+                 "conflictProbe": "BeforeUse", "routes": [{"dst": "0.0.0.0/0"}], "dns": {"domain": "example.org"}},
             ],
         }));
         assert_eq!(messages, Vec::<String>::new());

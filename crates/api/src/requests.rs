@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
 //! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone; by this entry the user asserts that it is gone |
+//! | | `ADDRESS=conflict:SINCE` | end the conflict that began at this time (milliseconds of Unix time), so that the address is probed again at once |
 //! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release each block once it is empty |
 //! | [`WITHDRAW_ANNOTATION`] | addresses and CIDRs inside of blocks, separated by commas | assign no new address in these ranges, and withdraw each range once it is empty, until the entry is removed |
 //!
@@ -25,6 +26,9 @@ pub(crate) const MOST_REQUESTS: usize = 1_024;
 /// The prefix that distinguishes the handle of a container from the UID of a pod.
 const CONTAINER: &str = "container:";
 
+/// The prefix that distinguishes the beginning of a conflict from the UID of a pod.
+const CONFLICT: &str = "conflict:";
+
 /// The requests on one NodeSubnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
@@ -33,6 +37,8 @@ pub struct Requests {
     /// Addresses to release, each with the handle (network and container ID) to which it was assigned. By the request,
     /// the user asserts that this container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
+    /// Addresses whose conflict with another host is over, each with the time at which the conflict began
+    pub conflict_over: BTreeSet<(Addr, i64)>,
     /// CIDRs of blocks to drain: no new address is assigned from such a block, and the block is released once it is
     /// empty
     pub drain: BTreeSet<Cidr>,
@@ -50,6 +56,7 @@ impl Requests {
         };
         let mut release = BTreeSet::new();
         let mut container_gone = BTreeSet::new();
+        let mut conflict_over = BTreeSet::new();
         for entry in entries(RELEASE_ANNOTATION) {
             let Some((address, whose)) = entry.split_once('=') else {
                 continue;
@@ -57,6 +64,10 @@ impl Requests {
             let Some(address) = Addr::parse_lenient(address) else {
                 continue;
             };
+            if let Some(since) = whose.strip_prefix(CONFLICT) {
+                conflict_over.extend(since.parse().ok().map(|since: i64| (address, since)));
+                continue;
+            }
             let (whose, all, longest) = match whose.strip_prefix(CONTAINER) {
                 Some(handle) => (handle, &mut container_gone, 512),
                 None => (whose, &mut release, 128),
@@ -68,6 +79,7 @@ impl Requests {
         Self {
             release,
             container_gone,
+            conflict_over,
             drain: entries(DRAIN_ANNOTATION)
                 .filter_map(|entry| Cidr::parse_strict(entry).ok())
                 .collect(),
@@ -82,7 +94,9 @@ impl Requests {
         let containers = self.container_gone.iter();
         let containers =
             containers.map(|(address, handle)| format!("{address}={CONTAINER}{handle}"));
-        joined(pods.chain(containers))
+        let conflicts = self.conflict_over.iter();
+        let conflicts = conflicts.map(|(address, since)| format!("{address}={CONFLICT}{since}"));
+        joined(pods.chain(containers).chain(conflicts))
     }
 
     /// Returns the value for [`DRAIN_ANNOTATION`], or `None` if no drain is requested.
@@ -123,12 +137,13 @@ mod tests {
     #[test]
     fn written_requests_are_read_back() {
         let requests = read(
-            "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u,10.0.0.1=container:net/c1",
+            "10.0.0.2=u2, 10.0.0.1=u1,fd00::1=u,10.0.0.1=container:net/c1,10.0.0.3=conflict:7",
             "10.1.0.0/26,fd00::/122",
         );
         assert_eq!(requests.release.len(), 3);
         let handles: Vec<&str> = requests.container_gone.iter().map(|it| &*it.1).collect();
         assert_eq!(handles, ["net/c1"]);
+        assert_eq!(requests.conflict_over.len(), 1);
         assert_eq!(requests.drain.len(), 2);
         let (release, drain) = (requests.release_text(), requests.drain_text());
         let again = read(&release.unwrap(), &drain.unwrap());

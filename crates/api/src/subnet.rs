@@ -1,8 +1,8 @@
 //! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with its name.
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
-//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`], and the controller writes the
-//! other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node, because it must
+//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and
+//! the controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node, because it must
 //! outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is deleted only when
 //! the last of these podCIDRs may be allocated again.
 //!
@@ -30,6 +30,8 @@
 //!   number of missing addresses. Demand more than the addresses in use or cooling plus `warm.low` only while pods wait.
 //!   If the node has no block of a pool, demand addresses of that pool only while pods wait for them. Otherwise the
 //!   controller would recall empty blocks of other nodes for nothing.
+//! - Assign an address of a pool with `conflictProbe: BeforeUse` only after a probe since the address was last free, and
+//!   not while another host answers for it.
 //! - Report an address that CNI requests for a pod in `requestedAddresses` only if the pod's annotations name neither
 //!   this address nor a claim, and no range of the node has it. The controller ignores requests for pods of other nodes.
 
@@ -48,6 +50,8 @@ use super::terms::AddressTerms;
 pub const MOST_BLOCKS: usize = 4_096;
 /// The maximum number of addresses without a pod that an agent reports.
 pub const MOST_ORPHANS: usize = 256;
+/// The maximum number of addresses in conflict that an agent reports.
+pub const MOST_CONFLICTS: usize = 64;
 /// The maximum number of pools that a NodeSubnet lists.
 pub const MOST_POOLS: usize = 1_024;
 /// The maximum number of reserved ranges of a block that a NodeSubnet lists.
@@ -66,6 +70,8 @@ pub const MOST_POD_RANGES: usize = 1_024;
 /// Type of the condition that the agent writes: whether another CNI configuration provides the network of the node's
 /// new pods.
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
+/// The type of the condition that says whether other hosts answer for addresses of the node.
+pub const ADDRESS_CONFLICT: &str = "AddressConflict";
 
 /// The ranges of a node and the quarantined ranges of earlier nodes with its name, written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -395,17 +401,42 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested_addresses: Vec<AddressRequest>,
 
+    /// Addresses that the node does not assign because another host answers for them. This list has a maximum length.
+    #[schemars(length(max = MOST_CONFLICTS))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<AddressConflict>,
+
     /// Addresses in use whose pods have finished, or have not been seen by the agent for a while. This list has a
     /// maximum length; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// The controller's answer to this status. The agent writes one condition, ServedByOthers: whether another network
-    /// serves the node's new pods.
+    /// The controller's answer to this status. The agent writes two conditions. ServedByOthers: whether another network
+    /// serves the node's new pods. AddressConflict: whether other hosts answer for addresses of the node.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// An address that the node does not assign because another host answers for it.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressConflict {
+    /// The address in canonical form.
+    #[schemars(length(max = 39))]
+    pub address: String,
+
+    /// Name of the address's pool.
+    #[schemars(length(max = 253))]
+    pub pool: String,
+
+    /// Link-layer address of the host that answered last.
+    #[schemars(length(max = 64))]
+    pub by: String,
+
+    /// When this host answered first, in milliseconds of Unix time.
+    pub since_ms: i64,
 }
 
 /// The addresses that the CNI configuration or the runtime requests for a pod.

@@ -50,6 +50,14 @@ pub struct AddressTerms {
     /// pods and claims have already, and claims that name only the pool.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub explicit_addresses: ExplicitAddresses,
+
+    /// Whether the node checks that no other host uses an address, before it assigns the address for the first time
+    /// since it was free. BeforeUse: the node's agent sends an ARP request or a neighbour solicitation, on the interface
+    /// that the main CNI plugin names as its master, else on that of the node's default route. If a host answers within
+    /// 200 ms, the address is set aside, and is not assigned before a later probe finds it free. While the agent cannot
+    /// probe, addresses that were not probed are not assigned.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub conflict_probe: ConflictProbe,
 }
 
 impl Default for AddressTerms {
@@ -62,6 +70,7 @@ impl Default for AddressTerms {
             address_prefix: AddressPrefix::default(),
             unknown_pods: UnknownPods::default(),
             explicit_addresses: ExplicitAddresses::default(),
+            conflict_probe: ConflictProbe::default(),
         }
     }
 }
@@ -120,6 +129,16 @@ pub enum ExplicitAddresses {
     Allow,
     /// Nobody can: pods and claims get any free address
     Deny,
+}
+
+/// Whether addresses are probed before they are assigned.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConflictProbe {
+    /// Addresses are assigned without a probe
+    #[default]
+    Never,
+    /// An address is assigned for the first time since it was free only after a probe to which no other host answered
+    BeforeUse,
 }
 
 /// A route in the network namespace of pods.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::claims::ClaimFact;
 use super::inventory::{AddressInUse, Cover, Inventory, PodFact};
 use super::render::{FactLines, Style, VerbReport, age, over, some};
-use cadastre_api::node_allocation;
+use cadastre_api::{AddressConflict, node_allocation};
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
@@ -47,6 +47,8 @@ pub(crate) enum AddressState {
     Broadcast,
     /// The address is in a block of a node, and was taken out of it: no pod gets it.
     TakenOut,
+    /// The address is in a block of a node, and set aside because another host answers for it.
+    Conflict,
     /// The address is in a block of a node, and in cooldown.
     Cooling,
     /// The address is in a block of a node, and free or in cooldown.
@@ -85,6 +87,7 @@ impl AddressState {
             AddressState::TakenOut => {
                 "taken out of its node (kubectl cadastre pop): no pod gets it"
             }
+            AddressState::Conflict => "in conflict: another host answers for it, so no pod gets it",
             AddressState::Cooling => "in cooldown in a node's block",
             AddressState::Free => "free in a node's block, or in cooldown",
             AddressState::InPodCidr => "in a node's podCIDR; nothing reports it",
@@ -112,6 +115,9 @@ pub(crate) struct AddressReport {
     /// The claim that has the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimUse>,
+    /// The host that answers for the address, if the node has set the address aside
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conflict: Option<ConflictFact>,
     /// Other claims that record the address or ask for it
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_claims: Vec<ClaimUse>,
@@ -122,6 +128,33 @@ pub(crate) struct AddressReport {
     /// The nodes that have the address as their own
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+}
+
+/// A host that answers for an address of a node's range.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ConflictFact {
+    /// The address
+    pub address: String,
+    /// The link-layer address of the host
+    pub by: String,
+    /// When the host answered first
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+}
+
+impl ConflictFact {
+    pub(crate) fn of(conflict: &AddressConflict) -> Self {
+        Self {
+            address: conflict.address.clone(),
+            by: conflict.by.clone(),
+            since: Timestamp::from_millisecond(conflict.since_ms).ok(),
+        }
+    }
+
+    pub(crate) fn words(&self, style: &Style) -> String {
+        format!("{} answers, since {}", self.by, age(self.since, style.now))
+    }
 }
 
 /// A claim, and its state as the controller describes it.
@@ -220,6 +253,10 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let services = inventory.cache.services.iter();
     let mut services = services.flat_map(|it| &it.cidrs);
     let is_service = services.any(|cidr| cidr.contains_addr(addr));
+    let subnet = own
+        .as_ref()
+        .and_then(|it| inventory.subnets.get(it.node.as_str()));
+    let conflict = subnet.and_then(|it| it.conflict_at(addr));
     let reserved = pool.is_some_and(|pool| pool.space.is_blocked(&range));
     let on_request =
         pool.is_some_and(|pool| pool.on_request.iter().any(|it| it.within(&range).is_some()));
@@ -251,6 +288,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         AddressState::Service
     } else if own.as_ref().is_some_and(|range| range.quarantined) {
         AddressState::Quarantine
+    } else if conflict.is_some() {
+        AddressState::Conflict
     } else if is_claimed {
         AddressState::Claimed
     } else if on_request {
@@ -274,6 +313,7 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
         pool: pool.map(|pool| pool.name.to_string()),
         range: own,
         more_ranges: ranges,
+        conflict: conflict.map(ConflictFact::of),
         claim: claim.map(|it| ClaimUse::of(it, inventory)),
         other_claims,
         holders,
@@ -435,6 +475,9 @@ impl AddressReport {
         }
         for range in &self.more_ranges {
             facts.add("Also in", range.words(style));
+        }
+        if let Some(conflict) = &self.conflict {
+            facts.add("Conflict", conflict.words(style));
         }
         if let Some(claim) = &self.claim {
             claim.add("Claim", &mut facts);

@@ -18,9 +18,9 @@ use super::running::RunningComponents;
 use cadastre_api::choice::Label;
 use cadastre_api::pod_claim;
 use cadastre_api::{
-    AddressEntry, AgentInfo, BlockStatus, FamilyStatus, IPPoolStatus, LeakCandidate,
-    MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite, NodeAddressesSpec, NodeSubnetLite,
-    NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS,
+    AddressConflict, AddressEntry, AgentInfo, BlockStatus, FamilyStatus, IPPoolStatus,
+    LeakCandidate, MIRROR_ANNOTATION, MOST_COUNT, NodeAddressesLite, NodeAddressesSpec,
+    NodeSubnetLite, NodeSubnetSpec, PodLite, Requests, SERVED_BY_OTHERS,
 };
 use cadastre_controller::Now;
 use cadastre_controller::allocations::AllocationState;
@@ -117,6 +117,8 @@ pub(crate) struct SubnetFact {
     pub withdrawn: Vec<Cidr>,
     /// Ranges that the agent is to withdraw but cannot yet, because they have addresses in use or cooling
     pub withdrawing: Vec<Cidr>,
+    /// Addresses that the agent has set aside because another host answers for them
+    pub conflicts: Vec<AddressConflict>,
     /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
     /// Addresses in use, from the list in the NodeAddresses. If the agent's newer status no longer reports used
@@ -641,8 +643,15 @@ impl SubnetFact {
             served_by_others: others.map(|it| it.message),
             withdrawn: ranges(&status["withdrawn"]),
             withdrawing: ranges(&status["withdrawing"]),
+            conflicts: entries(&status["conflicts"]),
             blocks,
         }
+    }
+
+    /// Returns the conflict of an address with another host, if the agent reports one.
+    pub(crate) fn conflict_at(&self, addr: Addr) -> Option<&AddressConflict> {
+        let mut conflicts = self.conflicts.iter();
+        conflicts.find(|it| Addr::parse_lenient(&it.address) == Some(addr))
     }
 
     /// Whether the agent reports for the Node with this UID.

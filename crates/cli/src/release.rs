@@ -5,6 +5,9 @@
 //! releases the address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a
 //! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
 //!
+//! For an address that its node has set aside because another host answers for it, the request names the time at which
+//! that began. The node ends this conflict, and probes the address again before it assigns it.
+//!
 //! # Guarantees
 //! - Proof from the API is always required. The command refuses an address of the newest sandbox of a living pod, an
 //!   address that a pod reports, and an address that another pod has by now.
@@ -36,7 +39,8 @@ use cadastre_core::Addr;
 /// Release leaked addresses now, without waiting for the grace period
 ///
 /// Addresses in use are refused: an address is released only if its pod is gone, has ended or has a newer sandbox, as
-/// the API shows, and if its own sandbox is gone, as its node shows. Where the node cannot tell, you can declare the
+/// the API shows, and if its own sandbox is gone, as its node shows. An address that was set aside because another host
+/// answers for it is probed again before it is assigned. Where the node cannot tell, you can declare the
 /// sandbox gone with --force. Exit code 2 if an address was refused or is still in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -124,6 +128,8 @@ pub(crate) struct Target {
     pub superseded: bool,
     /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
+    /// If nothing uses the address and another host answers for it, when that began, in milliseconds of Unix time
+    pub conflict: Option<i64>,
 }
 
 /// Returns the leaks that are in every report.
@@ -153,6 +159,11 @@ pub(crate) fn judge(
         why,
     };
     let all = inventory.in_use_at(addr);
+    if all.is_empty()
+        && let Some(target) = in_conflict(addr, inventory)
+    {
+        return Ok(target);
+    }
     let is_expected = |entry: &&AddressInUse| {
         let uid = PodUid::read(&entry.allocation.pod_uid);
         expected.is_none_or(|leak| leak.node == *entry.node && PodUid::read(&leak.pod_uid) == uid)
@@ -199,9 +210,25 @@ pub(crate) fn judge(
             uid: uid.clone(),
             superseded: *superseded && pod.is_some(),
             container_gone: (force && !handle.is_empty()).then(|| handle.clone()),
+            conflict: None,
         });
     };
     Err(refused(Some(entry), why))
+}
+
+/// Returns what to request for an address that its node has set aside because another host answers for it.
+fn in_conflict(addr: Addr, inventory: &Inventory) -> Option<Target> {
+    let mut subnets = inventory.subnets.values();
+    let found = subnets.find_map(|it| Some((it, it.conflict_at(addr)?)));
+    found.map(|(subnet, conflict)| Target {
+        addr,
+        node: subnet.name.to_string(),
+        pod: String::new(),
+        uid: String::new(),
+        superseded: false,
+        container_gone: None,
+        conflict: Some(conflict.since_ms),
+    })
 }
 
 /// Returns the text that tells the user what to check before `--force`, if the address belongs to no pod.
@@ -229,7 +256,13 @@ pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
         requests
             .container_gone
             .extend(handle.map(|it| (target.addr, it)));
+        let conflict = target.conflict.map(|since| (target.addr, since));
+        requests.conflict_over.extend(conflict);
     }
+    requests.conflict_over.retain(|(addr, since)| {
+        let conflict = subnet.conflict_at(*addr);
+        conflict.is_some_and(|it| it.since_ms == *since)
+    });
     requests
         .release
         .retain(|(addr, uid)| subnet.has_pod(*addr, uid));
@@ -241,7 +274,12 @@ pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
 
 impl Target {
     /// Whether the node still has the address assigned to the same pod.
+    /// If the target is a conflict: whether the node still has it.
     fn is_assigned(&self, subnet: &SubnetFact) -> bool {
+        if let Some(since) = self.conflict {
+            let conflict = subnet.conflict_at(self.addr);
+            return conflict.is_some_and(|it| it.since_ms == since);
+        }
         subnet.has_pod(self.addr, &self.uid)
     }
 
@@ -261,7 +299,11 @@ fn remains(target: &Target, subnet: &SubnetFact) -> String {
     let node = &target.node;
     let address = target.addr.to_string();
     let candidates = subnet.spec.as_ref().map(|spec| spec.leak_candidates.iter());
-    if target.container_gone.is_some() {
+    if target.conflict.is_some() {
+        format!(
+            "the agent of {node} has not ended the conflict yet: check that it runs. The request stays"
+        )
+    } else if target.container_gone.is_some() {
         format!(
             "the agent of {node} keeps it: it sees the container (crictl pods, its network namespace), or a new list still has the pod; or the agent is down. The request stays"
         )

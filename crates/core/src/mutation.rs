@@ -239,6 +239,12 @@ mutations! {
     FailedWriteIgnored,
     /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
+    /// Pools that require a probe before an address is used assign addresses without it.
+    ProbeSkipped,
+    /// An address that another host uses is assigned.
+    ConflictAssigned,
+    /// A probe counts again after the address was in use.
+    ProbeOutlivesUse,
     /// A block is released while some of its addresses are cooling.
     CoolingBlocksReleased,
     /// A released block that is listed again is used again, although the API server was restored to an older state.

@@ -72,6 +72,10 @@ pub struct PoolTerms {
     /// Whether nobody may ask for a certain address
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub denies_explicit: bool,
+    /// Whether an address must be probed before it is given for the first time since it was free, and is set aside if
+    /// another host answers
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub probes_conflicts: bool,
     /// How long a released address waits before it is assigned again
     pub cooldown_seconds: u32,
     /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block; above
@@ -182,6 +186,7 @@ impl PoolTerms {
             // that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),
             denies_explicit: false,
+            probes_conflicts: false,
             cooldown_seconds: if is_claim { 0 } else { 30 },
             warm: if is_claim { (0, 0) } else { (3, 50) },
             ipv4: None,

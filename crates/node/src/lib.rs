@@ -33,8 +33,9 @@ pub mod wire;
 mod mutated;
 
 pub use ledger::{
-    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, PendingWithdrawal,
-    PoolCount, RememberedAttachment, Snapshot,
+    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, Conflict, MOST_PROBES,
+    PendingWithdrawal, PoolCount, PoolProbes, ProbeRound, ProbeTargets, RememberedAttachment,
+    Snapshot,
 };
 pub use ops::{
     Add, AddressAssignment, AssignedAddress, Attachment, Check, Gc, Now, Op, OpError, OpErrorKind,

@@ -80,6 +80,10 @@ pub struct Add {
     /// If `pools` names an IPClaim, they must be addresses of the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
+    /// Name of the interface that connects the network to the link, such as the `master` of macvlan. Pools that require
+    /// probes probe addresses there. If empty, the interface of the node's default route
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub parent: String,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
     /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
@@ -180,7 +184,9 @@ pub enum OpErrorKind {
     /// A requested address is in none of the blocks from which the node may assign
     #[serde(rename = "notHeld")]
     NotInBlocks,
-    /// A requested address is in use or cooling
+    /// Addresses are free, but none of them was probed, and the pool requires a probe before an address is used
+    Unprobed,
+    /// A requested address is in use or cooling, or another host uses it
     #[serde(rename = "taken")]
     NotFree,
     /// A requested address is reserved, or is the gateway, network or broadcast address; or several addresses of a

@@ -23,6 +23,7 @@
 //! | `other_networks` | nodes with another network |
 //! | `host_paths` | host paths that are read-only or occupied |
 //! | `versions` | CRDs, objects and clients of another version |
+//! | `conflicts` | addresses that another host uses, on a real interface |
 //! | `setup` | flags, permissions, metrics |
 
 #![allow(
@@ -34,6 +35,7 @@
 
 mod assignment;
 mod bad_clients;
+mod conflicts;
 mod exhaustion;
 mod files;
 mod from_host_local;

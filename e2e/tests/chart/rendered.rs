@@ -239,6 +239,15 @@ async fn containers_may_nothing() {
     assert!(!text.contains("privileged: true") && !text.contains("hostPID"));
 }
 
+#[tokio::test]
+async fn agents_that_probe_addresses_get_one_capability() {
+    for (probes, count) in [("false", 0), ("true", 1)] {
+        let probes = format!("agent.conflictProbes={probes}");
+        let text = with(&["agent.masquerade=false", &probes]).await;
+        assert_eq!(text.matches("add: [NET_ADMIN]").count(), count, "{probes}");
+    }
+}
+
 /// Values that users expect of every chart: labels, environment variables, volumes and annotations.
 #[tokio::test]
 async fn labels_environment_volumes_and_accounts_can_be_extended() {

@@ -242,7 +242,7 @@ impl Sim {
             pools: Vec::new(),
             addresses,
             decided: false,
-            bound: Vec::new(),
+            ..Add::default()
         };
         self.call_plugin(id, Op::Add(add));
     }

@@ -7,6 +7,7 @@
 //! | `requests` | requests of the CNI plugin, and what the CNI plugin does if the agent does not answer |
 //! | `kubelet` | sandboxes of pods, their ADDs and DELs |
 //! | `store` | the store's file: its content and its faults |
+//! | `probes` | probes of addresses, and the hosts that answer |
 //! | `faults` | faults of the host |
 //!
 //! # What must hold
@@ -14,6 +15,8 @@
 //! - The store has the addresses of every live sandbox, because these are never released.
 //! - A released address is not assigned before its cooldown is over, not even by another node. Nothing new is assigned
 //!   from recalled ranges.
+//! - If a pool requires probes, an address is assigned only after a clean probe since it was last free, and never while
+//!   another host answers for it.
 //! - At the end no address is leaked, and no pod waits while addresses are free.
 //!
 //! # Left out
@@ -31,6 +34,7 @@
 mod faults;
 mod feeds;
 mod kubelet;
+mod probes;
 mod process;
 mod requests;
 mod store;
@@ -123,6 +127,10 @@ pub struct Host {
     pub blocks: BTreeMap<Key, Held>,
     pub cooling: BTreeMap<Key, u64>,
     pub given: BTreeMap<Addr, Key>,
+    /// Addresses whose last probe since they were free was clean
+    pub clean: BTreeSet<Addr>,
+    /// The pools that required probes when the store was last read.
+    pub probing: BTreeSet<String>,
     slot: Slot,
     /// The agent's process if it runs.
     process: Option<Process>,
@@ -155,6 +163,8 @@ impl Host {
             forgotten: BTreeSet::new(),
             blocks: BTreeMap::new(),
             cooling: BTreeMap::new(),
+            clean: BTreeSet::new(),
+            probing: BTreeSet::new(),
             given: BTreeMap::new(),
             slot: Slot::default(),
             process: None,

@@ -12,11 +12,11 @@ use cadastre_agent::machine::{
 use cadastre_agent::namespaces::Namespace;
 use cadastre_agent::pods::Pods;
 use cadastre_agent::publish::WriteOutcome;
-use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod};
+use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_node::{OpError, store_thread};
+use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
 
 use super::feeds::Line;
 use super::settings;
@@ -46,6 +46,8 @@ pub enum ProcessAct {
     Request(u64),
     /// Continues an ADD that has waited as long as it may.
     Woken(u64),
+    /// Probes are over. The number is that of the ADD that needs them; `None` for the agent itself
+    Probed(Option<u64>, ProbeRound),
     /// Asks the runtime and the kernel about leak candidates; the last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
 }
@@ -54,6 +56,10 @@ pub enum ProcessAct {
 pub enum Out {
     Answer(StoreAnswer),
     Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
+    /// The addresses that an ADD needs to be probed, or an error of the store
+    ToProbe(u64, Result<ProbeTargets, String>),
+    /// The answers to probes for an ADD, or for the agent itself, are recorded, or an error of the store
+    Probed(Option<u64>, Result<(), String>),
 }
 
 /// What a pending ADD waits for.
@@ -61,6 +67,7 @@ pub enum Waiting {
     Store(AskedAdd),
     Pod(ForPod),
     Block(ForBlock),
+    Probe(Probing),
 }
 
 pub struct Process {
@@ -191,6 +198,7 @@ impl Sim {
             }
             ProcessAct::Request(call) => self.plugin_asks(id, call),
             ProcessAct::Woken(call) => self.wake_add(id, call, false),
+            ProcessAct::Probed(number, round) => self.record_probes(id, number, round),
             ProcessAct::Prove(candidates, boot, pods) => {
                 self.prove_host(id, candidates, boot, pods.as_ref());
             }
@@ -253,6 +261,7 @@ impl Sim {
                 let pods = (of_pods && !is_lost).then(|| self.list_pods_of_host(id));
                 self.process_due(id, lag, ProcessAct::Prove(candidates, boot, pods));
             }
+            AgentEffect::Probe(targets) => self.probe_host(id, None, &targets),
             AgentEffect::WriteStatus {
                 version, status, ..
             } => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use cadastre_agent::service::adding::{AddStep, begin};
 use cadastre_agent::service::is_news;
 use cadastre_node::store_thread::{CallTimes, StoreRequest};
-use cadastre_node::{Op, OpError, OpErrorKind, OpOutcome};
+use cadastre_node::{AddressLedger, Op, OpError, OpErrorKind, OpOutcome, StoreError};
 
 use super::kubelet::KubeletAct;
 use super::process::{Out, ProcessAct, Waiting};
@@ -199,7 +199,7 @@ impl Sim {
         let process = self.process(id);
         let Some(process) = process else { return };
         let waits = |it: &Waiting| match it {
-            Waiting::Store(_) => true,
+            Waiting::Store(_) | Waiting::Probe(_) => true,
             Waiting::Pod(pod) => !is_news && now < pod.until(),
             Waiting::Block(block) => !is_news && now < block.until(),
         };
@@ -210,7 +210,7 @@ impl Sim {
         let step = match process.adds.remove(&number) {
             Some(Waiting::Pod(pod)) => pod.go(shown, desk, now),
             Some(Waiting::Block(block)) => block.go(is_news, desk, now),
-            Some(Waiting::Store(_)) | None => return,
+            Some(Waiting::Store(_) | Waiting::Probe(_)) | None => return,
         };
         self.step_add(id, number, step);
     }
@@ -224,6 +224,16 @@ impl Sim {
                 process.adds.insert(number, Waiting::Store(asked));
                 return self.ask_store(id, number, Op::Add(*add));
             }
+            AddStep::Probe(add, probing) => {
+                process.adds.insert(number, Waiting::Probe(probing));
+                let out = Arc::clone(&process.out);
+                let work = move |it: &mut AddressLedger<'_>| it.to_probe(&add);
+                let request = StoreRequest::work(None, work, move |targets: Result<_, _>| {
+                    let targets = targets.map_err(|error: Arc<StoreError>| error.to_string());
+                    out.lock().unwrap().push(Out::ToProbe(number, targets));
+                });
+                return self.queue_store(id, request);
+            }
             AddStep::ForPod(pod) => {
                 let until = pod.until();
                 (Waiting::Pod(pod), until)
@@ -236,6 +246,16 @@ impl Sim {
         process.adds.insert(number, waiting);
         let delay = self.host_until(id, until);
         self.process_due(id, delay, ProcessAct::Woken(number));
+    }
+
+    /// Continues an ADD whose addresses were probed.
+    pub(super) fn add_probed(&mut self, id: usize, number: u64, probed: Result<(), String>) {
+        let Some(process) = self.process(id) else {
+            return;
+        };
+        if let Some(Waiting::Probe(probing)) = process.adds.remove(&number) {
+            self.step_add(id, number, probing.probed(probed));
+        }
     }
 
     fn answer_plugin(&mut self, id: usize, number: u64, result: Result<OpOutcome, OpError>) {
@@ -310,9 +330,7 @@ impl Sim {
         self.log_host(id, || format!("a plugin works alone: {}", outline(&op)));
         let result = match done {
             Ok(result) => result,
-            Err(cadastre_node::StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => {
-                Ok(OpOutcome::Done)
-            }
+            Err(StoreError::Missing { .. }) if matches!(op, Op::Del(_)) => Ok(OpOutcome::Done),
             Err(error) => Err(error.refusal()),
         };
         self.mirror(id)?;

@@ -168,6 +168,17 @@ impl Sim {
                     self.process_due(id, lag, ProcessAct::Tell(event));
                 }
                 Out::Plugin(call, result) => self.store_answers(id, call, result),
+                Out::ToProbe(call, targets) => match targets {
+                    Ok(targets) if !targets.addresses.is_empty() => {
+                        self.probe_host(id, Some(call), &targets);
+                    }
+                    other => self.add_probed(id, call, other.map(drop)),
+                },
+                Out::Probed(Some(call), probed) => self.add_probed(id, call, probed),
+                Out::Probed(None, probed) => {
+                    let event = Box::new(AgentEvent::Probed(probed));
+                    self.process_due(id, MS / 10, ProcessAct::Tell(event));
+                }
             }
         }
         Ok(())
@@ -339,6 +350,7 @@ impl Sim {
         let freed = freed.filter(|(addr, _)| !agent.given.contains_key(addr));
         let freed = freed.filter_map(|(addr, it)| cooldown(addr, it));
         self.checks.cooling.extend(freed);
+        let known: BTreeSet<Addr> = given.keys().copied().collect();
         let agent = &mut self.machines.hosts[id];
         let uses = |held: &Held| held.listed && !held.released;
         let is_new = |(key, held): &(&Key, &Held)| {
@@ -360,6 +372,8 @@ impl Sim {
             self.log_host(id, || format!("agent {id} takes over {} {}", key.0, key.1));
             self.judge(self.check_taken(id, &key))?;
         }
+        let verdict = self.check_probed(id, &snapshot, &known);
+        self.judge(verdict)?;
         let verdict = self.check_kept(id, &snapshot);
         self.judge(verdict)
     }

@@ -21,7 +21,7 @@ pub(super) fn refused(refusal: OpError) -> Status {
         OpErrorKind::NotInBlocks => Code::OutOfRange,
         OpErrorKind::NotFree => Code::AlreadyExists,
         OpErrorKind::NotUsable => Code::InvalidArgument,
-        OpErrorKind::Busy | OpErrorKind::PodUnknown => Code::Unavailable,
+        OpErrorKind::Busy | OpErrorKind::PodUnknown | OpErrorKind::Unprobed => Code::Unavailable,
         OpErrorKind::Store => Code::Internal,
     };
     let mut status = Status::new(code, refusal.text);

@@ -145,8 +145,7 @@ impl Agent for Api {
             pod,
             pools: request.pools,
             addresses: read_addresses(&request.addresses)?,
-            decided: false,
-            bound: Vec::new(),
+            ..Add::default()
         });
         match self.serve(op, patience).await? {
             OpOutcome::Assigned(given) => Ok(Response::new(write_assignment(given))),

@@ -12,18 +12,21 @@ use super::{
     AgentEffect, AgentMachine, CountedEvent, LeakScan, STARTING, STORE_PAUSE, StoreAnswer,
     StoreQuestion, StoreTrouble, Transaction,
 };
+use crate::conflicts;
 use crate::demand::to_release;
 use crate::leaks::{LeakClaims, LeakReason, NodeEvidence};
 use crate::notes::UnsavedNotes;
 use crate::snapshot::allocation;
 use cadastre_api::Recall;
 use cadastre_core::Cidr;
-use cadastre_node::{Attachment, Now};
+use cadastre_node::{Attachment, Conflict, Now, Snapshot};
 
 /// The shortest and the longest pause between looks at the store. The CNI plugin may change the store without the
 /// agent. So the agent looks even if there is no event.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
+/// The pause after probes that failed.
+const PROBE_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause between looks while addresses are in cooldown. No event shows the agent that a cooldown is over.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
@@ -59,6 +62,8 @@ pub(super) enum InFlight {
     Hold(Box<PendingAllocation>),
     /// Look at the store, then release blocks, then continue with this phase
     Look(Phase),
+    /// End conflicts, then withdraw ranges and release blocks according to this look
+    EndConflicts(Box<Releasing>),
     /// Withdraw ranges, then release blocks according to this look
     Withdraw(Box<Releasing>),
     Release(Cidr, Box<Releasing>),
@@ -180,6 +185,10 @@ impl AgentMachine {
                 releasing.any |= is_gone;
                 self.release(*releasing, now, effects)
             }
+            (InFlight::EndConflicts(mut releasing), StoreAnswer::ConflictsEnded(any)) => {
+                releasing.any |= any;
+                self.withdraw(*releasing, now, effects)
+            }
             (InFlight::Withdraw(mut releasing), StoreAnswer::Withdrawn(any)) => {
                 releasing.any |= any;
                 self.release(*releasing, now, effects)
@@ -295,6 +304,23 @@ impl AgentMachine {
             looked,
             then,
         };
+        let ended = self.subnet().map_or(Vec::new(), |subnet| {
+            conflicts::ended(&releasing.looked.snapshot, &subnet.conflict_over)
+        });
+        if !ended.is_empty() {
+            let question = StoreQuestion::Transact(Transaction::EndConflicts(ended));
+            return Next::Ask(InFlight::EndConflicts(Box::new(releasing)), question);
+        }
+        self.withdraw(releasing, now, effects)
+    }
+
+    /// Withdraws ranges, if any can be withdrawn.
+    fn withdraw(
+        &mut self,
+        releasing: Releasing,
+        now: &Now,
+        effects: &mut Vec<AgentEffect>,
+    ) -> Next {
         let snapshot = &releasing.looked.snapshot;
         let can_withdraw = snapshot.pending_withdrawals.iter().any(|it| it.is_empty);
         if can_withdraw && self.subnet_followed {
@@ -336,7 +362,55 @@ impl AgentMachine {
         if let Some(end) = self.serving.wishes_end {
             self.look_at = self.look_at.min(end);
         }
+        self.report_conflicts(&snapshot, effects);
+        self.probe_ahead(&snapshot, at, effects);
         self.snapshot = Some(snapshot);
+    }
+
+    /// Emits an event for each conflict that was not there at the last look. Conflicts that the store has when the agent
+    /// starts were reported by the agent before.
+    fn report_conflicts(&mut self, snapshot: &Snapshot, effects: &mut Vec<AgentEffect>) {
+        let all = snapshot.conflicts.iter();
+        let all: BTreeSet<_> = all.map(|it| (it.address, it.since_ms)).collect();
+        if let Some(before) = &self.conflicts {
+            let is_new = |it: &&Conflict| !before.contains(&(it.address, it.since_ms));
+            for conflict in snapshot.conflicts.iter().filter(is_new) {
+                self.emit_node_event(conflicts::REASON, conflicts::text(conflict), effects);
+            }
+        }
+        self.conflicts = Some(all);
+    }
+
+    /// Starts a round of probes if one is needed, none is under way, and the last one has not just failed.
+    fn probe_ahead(&mut self, snapshot: &Snapshot, now: Duration, effects: &mut Vec<AgentEffect>) {
+        let Some(targets) = conflicts::to_probe(snapshot).filter(|_| !self.is_probing) else {
+            return;
+        };
+        if now < self.probe_at {
+            self.look_at = self.look_at.min(self.probe_at);
+            return;
+        }
+        self.is_probing = true;
+        effects.push(AgentEffect::Probe(targets));
+    }
+
+    /// Records the outcome of a round of probes.
+    pub(super) fn probed(&mut self, probed: Result<(), String>, now: Duration) {
+        self.is_probing = false;
+        match probed {
+            Ok(()) => {
+                self.probe_problem.clear();
+                self.look_at = self.look_at.min(now);
+            }
+            Err(problem) => {
+                self.probe_at = now + PROBE_PAUSE;
+                self.look_at = self.look_at.min(self.probe_at);
+                if self.probe_problem != problem {
+                    warn!("{problem}");
+                    self.probe_problem = problem;
+                }
+            }
+        }
     }
 
     fn look_for_leaks(&mut self, looked: &LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {

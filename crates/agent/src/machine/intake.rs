@@ -51,6 +51,7 @@ impl AgentMachine {
                     self.proven.extend(proven);
                 }
             }
+            AgentEvent::Probed(probed) => self.probed(probed, now),
             AgentEvent::Written(written) => self.status_written(written, now),
             AgentEvent::Listed(listed) => self.list_written(listed, now),
             AgentEvent::Files(report) => self.files.ends(report),

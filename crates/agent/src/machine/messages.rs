@@ -16,12 +16,13 @@ use crate::publish::WriteOutcome;
 use crate::seen::{AddressesSeen, SubnetSeen};
 use crate::shared::WatchState;
 use cadastre_api::{AddressRequest, NodeAddressesSpec, NodeSubnetStatus};
-use cadastre_core::Cidr;
 use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::events::EventNote;
 use cadastre_daemon::watch::WatchStep;
 use cadastre_node::{
-    AddressLedger, Attachment, PodNote, PodRef, RememberedAttachment, Snapshot, StorageFault,
+    AddressLedger, Attachment, PodNote, PodRef, ProbeTargets, RememberedAttachment, Snapshot,
+    StorageFault,
 };
 
 /// An input of the machine.
@@ -44,6 +45,8 @@ pub enum AgentEvent {
     Answer(StoreAnswer),
     /// The candidates of [`AgentEffect::Prove`] that are proven to be leaked
     Proven(Vec<(Attachment, LeakReason)>),
+    /// The outcome of [`AgentEffect::Probe`]: an error, if the addresses could not be probed
+    Probed(Result<(), String>),
     /// The outcome of [`AgentEffect::WriteStatus`]
     Written(WriteOutcome),
     /// The outcome of [`AgentEffect::WriteList`]
@@ -114,6 +117,8 @@ pub enum Transaction {
     Release(Cidr, String),
     /// Withdraw the requested ranges that are empty: [`StoreAnswer::Withdrawn`]
     Withdraw,
+    /// End these conflicts, each with the time at which it began: [`StoreAnswer::ConflictsEnded`]
+    EndConflicts(Vec<(Addr, i64)>),
     /// Read the notes of pods: [`StoreAnswer::Notes`]
     ReadNotes,
     /// Write these notes, and delete the notes of these pods: [`StoreAnswer::Noted`]
@@ -130,6 +135,7 @@ impl Transaction {
             }
             Self::Release(cidr, uid) => StoreAnswer::Released(ledger.release(cidr, &uid)?),
             Self::Withdraw => StoreAnswer::Withdrawn(ledger.withdraw_empty()?),
+            Self::EndConflicts(ended) => StoreAnswer::ConflictsEnded(ledger.end_conflicts(&ended)?),
             Self::ReadNotes => StoreAnswer::Notes(ledger.pod_notes()?),
             Self::Note(notes, gone) => {
                 ledger.note_pods(&notes, &gone)?;
@@ -153,6 +159,8 @@ pub enum StoreAnswer {
     Released(bool),
     /// Whether any range was withdrawn
     Withdrawn(bool),
+    /// Whether any conflict has ended
+    ConflictsEnded(bool),
     Notes(Vec<PodNote>),
     Noted,
     /// A transaction failed and has changed nothing
@@ -206,6 +214,8 @@ pub enum AgentEffect {
     /// Try to prove these leaks by the API, the runtime and the kernel: [`AgentEvent::Proven`]. The text is the id of
     /// the running boot
     Prove(Vec<LeakedAttachment>, String),
+    /// Probe these addresses, and record the answers in the store: [`AgentEvent::Probed`]
+    Probe(ProbeTargets),
     /// Write NodeSubnet.status: [`AgentEvent::Written`]
     WriteStatus {
         /// The resourceVersion that the write requires

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::{AgentEffect, AgentMachine, CountedEvent, FilesReported, Observed};
 use crate::addresses::{self, ListOutcome, TO_BE_REPORTED};
+use crate::conflicts;
 use crate::demand::wanted;
 use crate::files::others::PodNetworkOwner;
 use crate::publish::{PublishStep, WriteOutcome};
@@ -122,6 +123,8 @@ impl AgentMachine {
         let is = self.publisher.conditions();
         let condition = served::condition(self.network_owner(), own, is);
         wanted_status.conditions.extend(condition);
+        let conflict = conflicts::condition(snapshot, is);
+        wanted_status.conditions.extend(conflict);
         let pods = &self.watched.pods;
         let waits = |uid: &str| pods.by_uid(uid).is_some_and(|pod| !pod.finished);
         let requests = self.serving.address_requests.iter();

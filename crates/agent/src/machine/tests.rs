@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use crate::conflicts::tests::conflict;
 use crate::cri::Sandbox;
 use crate::pods::testing::pod;
 use crate::snapshot::testing::record;
@@ -17,7 +18,7 @@ use cadastre_api::NodeAddressesSpec;
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent::{Applied, Deleted, Listed, Restarted};
 use cadastre_daemon::watch::WatchStep::{self, Change};
-use cadastre_node::{BlockState, PodRef};
+use cadastre_node::{BlockState, PodRef, PoolProbes};
 
 const SECOND: Duration = Duration::from_secs(1);
 const A: &str = "10.0.0.0/26";
@@ -424,4 +425,64 @@ fn a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_po
                 .collect::<Vec<_>>()
         );
     }
+}
+
+/// Returns the addresses that the effects probe.
+fn probed(effects: &[AgentEffect]) -> Vec<Vec<Addr>> {
+    let probed = |it: &AgentEffect| match it {
+        AgentEffect::Probe(targets) => Some(targets.addresses.clone()),
+        _ => None,
+    };
+    effects.iter().filter_map(probed).collect()
+}
+
+#[test]
+fn o16_one_round_of_probes_is_under_way_and_nothing_waits_for_it() {
+    let addr = |text| Addr::parse_strict(text).unwrap();
+    let mut bench = Bench::idle(blocks(&[A]));
+    bench.snapshot.probes = vec![PoolProbes {
+        pool: "p".to_owned(),
+        interface: String::new(),
+        ready: 2,
+        next: vec![addr("10.0.0.2"), addr("10.0.0.3")],
+    }];
+    bench.pass(60 * SECOND);
+    assert_eq!(probed(&bench.run()), [[addr("10.0.0.2")]]);
+    bench.pod("u1");
+    bench.pass(60 * SECOND);
+    let effects = bench.run();
+    assert!(asked(&effects).contains(&"look"), "{effects:#?}");
+    assert_eq!(probed(&effects).len(), 0);
+    bench.on(AgentEvent::Probed(Err("no interface".to_owned())));
+    assert_eq!(probed(&bench.run()).len(), 0);
+    bench.pass(10 * SECOND);
+    assert_eq!(probed(&bench.run()).len(), 1);
+    bench.snapshot.probes[0].ready = 3;
+    bench.on(AgentEvent::Probed(Ok(())));
+    let effects = bench.run();
+    assert!(asked(&effects).contains(&"look"), "{effects:#?}");
+    assert_eq!(probed(&effects).len(), 0);
+}
+
+#[test]
+fn a_new_conflict_is_told_once_and_ends_when_an_operator_says_so() {
+    let told = |effects: &[AgentEffect]| {
+        let is = |it: &&AgentEffect| matches!(it, AgentEffect::Emit(note) if note.reason == "AddressConflict");
+        effects.iter().filter(is).count()
+    };
+    let mut bench = Bench::idle(blocks(&[A]));
+    bench.snapshot.conflicts = vec![conflict("10.0.0.2", 7)];
+    for expected in [1, 0] {
+        bench.pass(60 * SECOND);
+        assert_eq!(told(&bench.run()), expected);
+    }
+    let mut seen = bench::subnet(2, blocks(&[A]));
+    seen.conflict_over = [(conflict("10.0.0.2", 7).address, 7)].into();
+    bench.on(AgentEvent::Subnet(Change(Applied(seen))));
+    bench.run();
+    bench.snapshot.conflicts = vec![conflict("10.0.0.2", 7), conflict("10.0.0.3", 7)];
+    bench.pass(60 * SECOND);
+    let effects = bench.run();
+    assert!(asked(&effects).contains(&"end conflicts"), "{effects:#?}");
+    assert_eq!(bench.snapshot.conflicts, [conflict("10.0.0.3", 7)]);
 }

@@ -5,6 +5,8 @@
 //! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
 //! ```
 //!
+//! If the store answers that addresses have to be probed first, they are probed, and the store is asked the same again.
+//!
 //! # Guarantees
 //! - A wait of an ADD ends when the caller's deadline is near, or earlier if the maximum wait for a block is over.
 //! - At the end of the wait the store is asked once more, because an address in cooldown may be free by then.
@@ -35,6 +37,8 @@ const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 pub enum AddStep {
     /// Run this ADD on the store
     Ask(Box<Add>, AskedAdd),
+    /// Probe the addresses that the store needs for this ADD, and record the answers
+    Probe(Box<Add>, Probing),
     /// Wait until the watches show a change
     ForPod(ForPod),
     /// Wait until the node has a new range, or the attachment is deleted
@@ -55,6 +59,13 @@ pub struct ForPod {
 pub struct AskedAdd {
     adding: Box<Adding>,
     attempt: Attempt,
+}
+
+/// An ADD whose addresses are being probed.
+#[derive(Debug)]
+pub struct Probing {
+    asked: AskedAdd,
+    refusal: OpError,
 }
 
 /// An ADD that waits for a block because no address was free.
@@ -174,6 +185,22 @@ impl AskedAdd {
         state: &mut ServiceState,
         now: Duration,
     ) -> AddStep {
+        let answer = match answer {
+            Err(refusal)
+                if refusal.why == OpErrorKind::Unprobed
+                    && now < self.adding.until(Duration::MAX) =>
+            {
+                let add = Box::new(self.adding.asked_for(&self.attempt));
+                return AddStep::Probe(
+                    add,
+                    Probing {
+                        asked: self,
+                        refusal,
+                    },
+                );
+            }
+            answer => answer,
+        };
         let Self { adding, attempt } = self;
         let may_wait = adding.may_wait(&answer);
         match (attempt, answer) {
@@ -210,6 +237,19 @@ impl AskedAdd {
                 }
                 AddStep::Done(answer)
             }
+        }
+    }
+}
+
+impl Probing {
+    /// Continues the ADD once its addresses are probed, or cannot be probed for the reason in `probed`.
+    pub fn probed(self, probed: Result<(), String>) -> AddStep {
+        match probed {
+            Ok(()) => self.asked.adding.ask(self.asked.attempt),
+            Err(why) => AddStep::Done(Err(OpError {
+                text: format!("{} The last probe failed: {why}.", self.refusal.text),
+                ..self.refusal
+            })),
         }
     }
 }
@@ -311,7 +351,8 @@ impl Adding {
         }
     }
 
-    fn ask(self: Box<Self>, attempt: Attempt) -> AddStep {
+    /// Returns what the store is asked in an attempt.
+    fn asked_for(&self, attempt: &Attempt) -> Add {
         let mut add = self.add.clone();
         if let Attempt::Best(pools, _)
         | Attempt::Again(
@@ -320,10 +361,15 @@ impl Adding {
                 ..
             },
             _,
-        ) = &attempt
+        ) = attempt
         {
             add.pools = named(pools).iter().take(1).cloned().collect();
         }
+        add
+    }
+
+    fn ask(self: Box<Self>, attempt: Attempt) -> AddStep {
+        let add = self.asked_for(&attempt);
         AddStep::Ask(
             Box::new(add),
             AskedAdd {
@@ -510,7 +556,7 @@ mod tests {
             pools: pools.iter().map(ToString::to_string).collect(),
             addresses: Vec::new(),
             decided: false,
-            bound: Vec::new(),
+            ..Add::default()
         }
     }
 
@@ -860,5 +906,45 @@ mod tests {
         assert!(is_refused, "{:?}", bench.step);
         assert_eq!(bench.state.turned_away.as_deref(), Some("ns/p"));
         assert!(bench.state.is_changed, "the loop emits an event");
+    }
+
+    #[test]
+    fn an_add_is_probed_for_and_asks_the_same_again_until_its_time_is_over() {
+        let unprobed = || Err(refused(OpErrorKind::Unprobed));
+        let mut bench = Bench::new(&["b"]);
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(unprobed(), Duration::ZERO);
+        let AddStep::Probe(add, _) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(add.pools, ["a"]);
+        let probed = |bench: &mut Bench, outcome| {
+            bench.next(|step, _, _| match step {
+                AddStep::Probe(_, probing) => probing.probed(outcome),
+                other => panic!("{other:?}"),
+            });
+        };
+        probed(&mut bench, Ok(()));
+        assert_eq!(bench.asked(), ["a"]);
+        bench.answer(unprobed(), SECOND);
+        probed(&mut bench, Err("no interface".to_owned()));
+        let AddStep::Done(Err(refusal)) = &bench.step else {
+            panic!("{:?}", bench.step);
+        };
+        assert_eq!(refusal.why, OpErrorKind::Unprobed);
+        assert!(
+            refusal
+                .text
+                .ends_with("The last probe failed: no interface."),
+            "{refusal}"
+        );
+        // The caller's deadline is near, so nothing is probed any more.
+        let mut bench = Bench::begin(any_of(&["a"]), SECOND, WatchState::default());
+        bench.answer(unprobed(), SECOND);
+        assert!(
+            matches!(bench.step, AddStep::Done(Err(_))),
+            "{:?}",
+            bench.step
+        );
     }
 }

@@ -105,6 +105,9 @@ fn changes(range: &Cidr, node: &str, inventory: &Inventory) -> Vec<IpRange> {
     let taken_out = subnet
         .into_iter()
         .flat_map(|it| it.withdrawn.iter().chain(&it.withdrawing));
+    let conflicts = subnet.into_iter().flat_map(|it| &it.conflicts);
+    let conflicts = conflicts.filter_map(|it| Addr::parse_lenient(&it.address));
+    let addresses = addresses.chain(conflicts.map(IpRange::from));
     let services = cache.services.iter().flat_map(|it| &it.cidrs);
     let others: Vec<Cidr> = inventory.covers_in(range).map(|it| cidr_of(&it)).collect();
     let cidrs = taken_out.chain(services).copied().chain(others);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::addresses::{self, SpanRow};
 use super::blocks::{BlockRow, LentPart, table};
 use super::pods::{AllocationRow, allocations};
-use crate::address::AddressState;
+use crate::address::{AddressState, ConflictFact};
 use crate::inventory::Inventory;
 use crate::render::{Columns, FactLines, Style, VerbReport, joined, over, some};
 use cadastre_controller::cluster::objects::Node;
@@ -151,6 +151,9 @@ pub(crate) struct NodeReport {
     /// Ranges that cannot be taken out of the node yet, because they have addresses in use or cooling
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<Cidr>,
+    /// Addresses that the node has set aside because other hosts answer for them
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<ConflictFact>,
     /// All addresses of the node with their states, if they were asked for
     #[serde(skip_serializing_if = "Option::is_none")]
     pub addresses: Option<Vec<SpanRow>>,
@@ -201,6 +204,9 @@ pub(crate) fn node(
         quarantined,
         withdrawn: subnet.map_or_else(Vec::new, |it| it.withdrawn.clone()),
         withdrawing: subnet.map_or_else(Vec::new, |it| it.withdrawing.clone()),
+        conflicts: subnet.map_or_else(Vec::new, |it| {
+            it.conflicts.iter().map(ConflictFact::of).collect()
+        }),
         as_of: subnet.and_then(|it| it.listed_at),
         addresses: with_addresses.then(|| addresses::spans(name, inventory)),
         allocations: allocations(|it| *it.node == *name, inventory),
@@ -252,6 +258,10 @@ impl VerbReport for NodeReport {
         if !self.withdrawing.is_empty() {
             let ranges = joined(&self.withdrawing);
             facts.add("To take out", format!("{ranges} (in use or cooling)"));
+        }
+        for conflict in &self.conflicts {
+            let words = format!("{} ({})", conflict.address, conflict.words(style));
+            facts.add("In conflict", words);
         }
         facts.add("Listed", super::pods::as_of(self.as_of, style));
         let blocks = table(&self.blocks, style, "It has no block.");

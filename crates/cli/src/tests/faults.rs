@@ -290,3 +290,23 @@ fn a_node_keeps_one_empty_block_of_a_pool() {
     let refused = drain::judge(cidr("10.0.0.64/27"), &inventory).unwrap_err();
     assert_contains(&refused.why, &["did you mean 10.0.0.64/28"]);
 }
+
+#[test]
+fn a_request_ends_the_conflict_that_the_node_reports_and_goes_with_it() {
+    let mut cluster = Cluster::new();
+    let by = "02:00:00:00:00:07";
+    let conflicts = json!([{"address": "10.0.0.2", "pool": "p", "by": by, "sinceMs": 7}]);
+    cluster.lists.subnets[0].status["conflicts"] = conflicts;
+    let inventory = cluster.inventory();
+    let target = release::judge(addr("10.0.0.2"), None, false, &inventory).unwrap();
+    assert_eq!((&*target.node, target.conflict), ("a", Some(7)));
+    let request = |cluster: &Cluster| {
+        let subnet = &cluster.inventory().subnets["a"];
+        release::wanted(subnet, std::slice::from_ref(&target)).release_text()
+    };
+    assert_eq!(request(&cluster).as_deref(), Some("10.0.0.2=conflict:7"));
+    cluster.lists.subnets[0].status["conflicts"][0]["sinceMs"] = json!(8);
+    assert_eq!(request(&cluster), None, "another conflict");
+    let refused = release::judge(addr("10.0.0.1"), None, false, &cluster.inventory());
+    assert!(refused.is_err(), "a pod uses it");
+}

@@ -23,7 +23,10 @@ fn every_address_has_a_state() {
     let address = json!({"type": "InternalIP", "address": "10.0.0.77"});
     cluster.lists.nodes[0].status =
         serde_json::from_value(json!({"addresses": [address]})).unwrap();
+    let conflicts = json!([{"address": "10.0.0.3", "pool": "p", "by": "x", "sinceMs": 7}]);
+    cluster.lists.subnets[0].status["conflicts"] = conflicts;
     let states = [
+        ("10.0.0.3", AddressState::Conflict),
         ("10.0.0.1", AddressState::InUse),
         ("10.0.0.2", AddressState::Free),
         ("10.0.0.16", AddressState::Network),

@@ -56,7 +56,7 @@ fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
         OpErrorKind::NoBlock | OpErrorKind::Store if status => NOT_AVAILABLE,
         OpErrorKind::Store => IO_FAILURE,
-        OpErrorKind::Busy | OpErrorKind::PodUnknown => TRY_AGAIN_LATER,
+        OpErrorKind::Busy | OpErrorKind::PodUnknown | OpErrorKind::Unprobed => TRY_AGAIN_LATER,
         OpErrorKind::Exhausted => 100,
         OpErrorKind::NoBlock => 101,
         OpErrorKind::UnknownPool => 102,

@@ -4,6 +4,7 @@ use super::super::ops::{AddressAssignment, Attachment, Now, PodRef};
 use super::super::storage_fault::StorageFault;
 use super::choose::describe;
 use super::kv::KvMut;
+use super::probes;
 use super::record::{
     ADOPTED, ADOPTED_OLD, AddressRecord, AttachmentRecord, BlockRecord, BlockState,
 };
@@ -63,6 +64,7 @@ pub(crate) fn adopt(
                     let given = describe(cidr, &block.pool, &usable, *addr);
                     let by = it.attachment.clone();
                     kv.put_address(*addr, &AddressRecord::Used { by, block: cidr })?;
+                    probes::end(kv, *addr)?;
                     record.given.addresses.push(given);
                 }
             }

@@ -5,11 +5,13 @@ use super::super::storage_fault::StorageFault;
 use super::choose::{AddressSource, cooldown_ms, terms};
 use super::decide::AddDecision;
 use super::kv::{KvMut, KvTable};
+use super::probes;
 use super::record::{
     AddressRecord, AttachmentRecord, BlockState, BootTime, Cursor, ReleaseRecord, address_key,
     freed_key, full_name,
 };
 use super::tables::{Read, Write};
+use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
 /// In a block with more addresses than this, the record of a released address is deleted once the address has cooled.
@@ -34,6 +36,9 @@ pub(crate) fn assign(kv: &mut dyn KvMut, decision: &AddDecision) -> Result<(), S
         }
         let by = decision.record.attachment.clone();
         kv.put_address(addr, &AddressRecord::Used { by, block })?;
+        if !Mutation::ProbeOutlivesUse.is_on() {
+            probes::end(kv, addr)?;
+        }
     }
     kv.put_record(&decision.record)
 }

@@ -1,11 +1,15 @@
 //! Selects addresses for an ADD: the next free address of a pool, or the addresses that the ADD asks for.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use super::super::ops::{Add, AssignedAddress, OpError, OpErrorKind};
 use super::super::storage_fault::StorageFault;
 use super::Stop;
 use super::claims;
 use super::decide::{is_excluded, no_block, pool_text, unknown_pod};
 use super::kv::{Kv, KvTable};
+use super::probes::{self, MOST_PROBES, ProbeState};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
 use super::withdrawals;
@@ -32,6 +36,66 @@ pub(crate) enum AddressSource {
     Requested,
 }
 
+/// The search for the addresses of an ADD.
+pub(crate) struct Search<'a> {
+    pub now: BootTime,
+    /// The parent interface of the ADD's network
+    pub parent: &'a str,
+    /// How long the probe of an address counts
+    pub clean_for: Duration,
+    /// Whether the search assigns nothing, and only collects addresses to probe
+    pub is_probing_ahead: bool,
+    /// Addresses that could be assigned if they were probed, in the order in which they are assigned
+    pub to_probe: Vec<Addr>,
+    /// Free addresses that were passed over because another host uses them
+    pub in_conflict: BTreeSet<Addr>,
+    /// How many addresses to collect in `to_probe`
+    pub most: usize,
+    /// Blocks without an unused address, each with the name of its pool
+    pub spent: Vec<(String, Cidr)>,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(parent: &'a str, now: BootTime) -> Self {
+        Self {
+            now,
+            parent,
+            clean_for: probes::CLEAN_FOR,
+            is_probing_ahead: false,
+            to_probe: Vec::new(),
+            in_conflict: BTreeSet::new(),
+            most: MOST_PROBES,
+            spent: Vec::new(),
+        }
+    }
+
+    /// Returns whether a free address may be assigned without a further probe. If a probe is missing, the address is
+    /// added to `to_probe`.
+    fn may_assign(
+        &mut self,
+        kv: &dyn Kv,
+        pool: &PoolTerms,
+        addr: Addr,
+    ) -> Result<bool, StorageFault> {
+        if !pool.probes_conflicts {
+            return Ok(true);
+        }
+        let state = probes::state(kv, addr, self.parent, self.now, self.clean_for)?;
+        if state == ProbeState::Unprobed && !self.is_full() && !self.to_probe.contains(&addr) {
+            self.to_probe.push(addr);
+        }
+        if matches!(state, ProbeState::Conflict(_)) {
+            self.in_conflict.insert(addr);
+        }
+        Ok(state == ProbeState::Clean && !self.is_probing_ahead)
+    }
+
+    /// Returns whether as many addresses are to be probed as can be probed at once.
+    fn is_full(&self) -> bool {
+        self.to_probe.len() >= self.most
+    }
+}
+
 pub(crate) fn cooldown_ms(pool: &PoolTerms) -> u64 {
     u64::from(pool.cooldown_seconds) * 1000
 }
@@ -42,17 +106,19 @@ pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> 
 }
 
 /// Selects the next address of a pool and family. If there is none, the error is a clause that completes the error
-/// message. Blocks that have no unused address left are added to `spent`, each with the name of its pool. They are not
-/// searched again before one of their addresses is released.
+/// message. Blocks that have no unused address left are added to `search.spent`. They are not searched again before one
+/// of their addresses is released.
 pub(crate) fn next(
     kv: &dyn Kv,
     pool: &PoolTerms,
     family: Family,
-    now: BootTime,
-    spent: &mut Vec<(String, Cidr)>,
+    search: &mut Search<'_>,
 ) -> Result<AddressChoice, Stop> {
     let mut soonest: Option<u64> = None;
     let mut after = None;
+    let probed_before = search.to_probe.len();
+    search.most = probed_before + MOST_PROBES;
+    let conflicts_before = search.in_conflict.len();
     while let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
         after = Some(cidr);
         let Some(block) = kv.block(cidr)? else {
@@ -61,16 +127,18 @@ pub(crate) fn next(
         let usable = block.usable(cidr, Some(pool));
         let withheld = withdrawals::withheld(kv, cidr, &block.pool)?;
         let out = block.left_out(cidr, &[&usable.excluded[..], &withheld].concat());
-        let (addr, source) = match unused(kv, cidr, &out)? {
+        let (addr, source) = match unused(kv, cidr, &out, pool, search)? {
             Some((addr, cursor)) => (addr, AddressSource::New(cursor)),
-            None => match cooled(kv, cidr, &out, now, cooldown_ms(pool))? {
+            None => match cooled(kv, cidr, &out, pool, search)? {
                 Cooled::Yes(addr, source) => (addr, source),
                 Cooled::NotYet(left) => {
                     soonest = Some(soonest.map_or(left, |it| it.min(left)));
                     continue;
                 }
+                // Addresses without a release may wait for a probe, or be in conflict.
+                Cooled::NoneReleased if pool.probes_conflicts => continue,
                 Cooled::NoneReleased => {
-                    spent.push((pool.name.clone(), cidr));
+                    search.spent.push((pool.name.clone(), cidr));
                     continue;
                 }
                 Cooled::AllExcluded => continue,
@@ -79,16 +147,26 @@ pub(crate) fn next(
         let given = describe(cidr, &pool.name, &usable, addr);
         return Ok(AddressChoice { given, source });
     }
+    if search.to_probe.len() > probed_before {
+        let pool = pool_text(&pool.name);
+        return Err(probes::unprobed(&format!(
+            "{pool} has free {family} addresses on this node, and they have to be probed before they are used"
+        )));
+    }
     if !kv.block_families(&pool.name)?.contains(&family) {
         return Err(no_block(Some(family), &pool.name).into());
     }
     let soon = soonest.map_or(String::new(), |ms| {
         format!(" (the next one has rested in {})", seconds(ms))
     });
+    let conflicts = match search.in_conflict.len() - conflicts_before {
+        0 => String::new(),
+        count => format!(" ({count} in conflict: other hosts use them)"),
+    };
     let pool = pool_text(&pool.name);
     Err(refuse(
         OpErrorKind::Exhausted,
-        format!("{pool} has no free {family} address on this node{soon}"),
+        format!("{pool} has no free {family} address on this node{soon}{conflicts}"),
     ))
 }
 
@@ -98,18 +176,27 @@ fn unused(
     kv: &dyn Kv,
     block: Cidr,
     out: &[IpRange],
+    pool: &PoolTerms,
+    search: &mut Search<'_>,
 ) -> Result<Option<(Addr, Cursor)>, StorageFault> {
     let mut cursor = kv.cursor(block)?;
     loop {
         let mut at = cursor.next;
+        // The next search must find again an address that is passed over because of its probe.
+        let mut passed = None;
         while let Some(addr) = at {
             if let Some(span) = covering(out, addr) {
                 at = above(span.last(), block.last());
             } else if kv.address_from(addr)? == Some(addr) {
                 at = above(addr, block.last());
-            } else {
-                cursor.next = above(addr, block.last());
+            } else if search.may_assign(kv, pool, addr)? {
+                cursor.next = passed.or_else(|| above(addr, block.last()));
                 return Ok(Some((addr, cursor)));
+            } else if search.is_full() {
+                return Ok(None);
+            } else {
+                passed.get_or_insert(addr);
+                at = above(addr, block.last());
             }
         }
         if !cursor.again {
@@ -124,19 +211,19 @@ enum Cooled {
     Yes(Addr, AddressSource),
     /// The cooldown of the address that was released first ends in this many milliseconds
     NotYet(u64),
-    /// Each released address of the block is now excluded from automatic assignment
+    /// Each released address of the block is now excluded from automatic assignment, or has to be probed first
     AllExcluded,
     NoneReleased,
 }
 
 /// Returns the released address with the oldest release, if its cooldown is over. Addresses that were released later
-/// cool for longer, so they are not examined.
+/// cool for longer, so they are not examined. Addresses that may not be assigned because of their probe are passed over.
 fn cooled(
     kv: &dyn Kv,
     block: Cidr,
     out: &[IpRange],
-    now: BootTime,
-    cooldown_ms: u64,
+    pool: &PoolTerms,
+    search: &mut Search<'_>,
 ) -> Result<Cooled, StorageFault> {
     let mut after = None;
     while let Some((sequence, addr)) = kv.freed(block, after)? {
@@ -145,10 +232,14 @@ fn cooled(
             continue;
         }
         let freed = kv.release_of(addr)?;
-        return Ok(match freed.at.cooldown_left(now, cooldown_ms) {
-            Some(left) if !Mutation::CooldownIgnored.is_on() => Cooled::NotYet(left),
-            _ => Cooled::Yes(addr, AddressSource::Freed { block, sequence }),
-        });
+        match freed.at.cooldown_left(search.now, cooldown_ms(pool)) {
+            Some(left) if !Mutation::CooldownIgnored.is_on() => return Ok(Cooled::NotYet(left)),
+            _ if search.may_assign(kv, pool, addr)? => {
+                return Ok(Cooled::Yes(addr, AddressSource::Freed { block, sequence }));
+            }
+            _ if search.is_full() => break,
+            _ => {}
+        }
     }
     Ok(after.map_or(Cooled::NoneReleased, |_| Cooled::AllExcluded))
 }
@@ -158,7 +249,7 @@ pub(crate) fn requested(
     kv: &dyn Kv,
     add: &Add,
     is_known: bool,
-    now: BootTime,
+    search: &mut Search<'_>,
 ) -> Result<Vec<AddressChoice>, Stop> {
     let mut addresses = add.addresses.clone();
     addresses.sort_unstable();
@@ -176,8 +267,24 @@ pub(crate) fn requested(
             ));
         }
     }
-    let choose = |addr: &Addr| exactly(kv, *addr, add, is_known, now);
-    addresses.iter().map(choose).collect()
+    let choose = |addr: &Addr| exactly(kv, *addr, add, is_known, search);
+    all_or_unprobed(addresses.iter().map(choose).collect())
+}
+
+/// Returns all choices, or an error. A probe is of no use if another choice fails for another reason, so this reason
+/// comes first.
+pub(crate) fn all_or_unprobed(
+    mut choices: Vec<Result<AddressChoice, Stop>>,
+) -> Result<Vec<AddressChoice>, Stop> {
+    let is_final = |it: &Result<AddressChoice, Stop>| match it {
+        Ok(_) => false,
+        Err(Stop::Refused(refusal)) => refusal.why != OpErrorKind::Unprobed,
+        Err(Stop::Fault(_)) => true,
+    };
+    if let Some(at) = choices.iter().position(is_final) {
+        choices.swap(0, at);
+    }
+    choices.into_iter().collect()
 }
 
 fn exactly(
@@ -185,8 +292,9 @@ fn exactly(
     addr: Addr,
     add: &Add,
     is_known: bool,
-    now: BootTime,
+    search: &mut Search<'_>,
 ) -> Result<AddressChoice, Stop> {
+    let now = search.now;
     let around = active_block(kv, addr);
     let (cidr, block) = around.map_err(|why| claims::not_in_blocks(add, addr, why))?;
     let pool = terms(kv, &block.pool)?;
@@ -290,6 +398,19 @@ fn exactly(
             AddressSource::Freed { block, sequence }
         }
     };
+    if !search.may_assign(kv, &pool, addr)? {
+        return Err(match probes::state_now(kv, addr, search.parent, now)? {
+            ProbeState::Conflict(by) => refuse(
+                OpErrorKind::NotFree,
+                format!(
+                    "{addr} was asked for, and the host {by} uses it: ask for another address, or remove the address from that host and end the conflict (kubectl cadastre release {addr})."
+                ),
+            ),
+            ProbeState::Clean | ProbeState::Unprobed => probes::unprobed(&format!(
+                "{addr} was asked for, and it has to be probed before it is used"
+            )),
+        });
+    }
     let given = describe(cidr, &block.pool, &usable, addr);
     Ok(AddressChoice { given, source })
 }

@@ -7,7 +7,7 @@ use super::super::ops::{
 };
 use super::super::storage_fault::StorageFault;
 use super::Stop;
-use super::choose::{self, AddressChoice, refuse};
+use super::choose::{self, AddressChoice, Search, refuse};
 use super::claims;
 use super::kv::Kv;
 use super::record::{ADOPTED, AttachmentRecord, BootTime};
@@ -33,17 +33,10 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     if let Some(record) = kv.record(&add.attachment)? {
         return again(record, add, now);
     }
-    let mut spent = Vec::new();
     let mut add = add.clone();
-    let is_known = resolve(kv, &mut add)?;
-    if let Some(claim) = claims::named(&add) {
-        add.addresses = claims::addresses(kv, claim, &add.addresses)?;
-    }
-    let choices = if add.addresses.is_empty() {
-        from_pools(kv, &add, is_known, stamp, &mut spent)?
-    } else {
-        choose::requested(kv, &add, is_known, stamp)?
-    };
+    let parent = add.parent.clone();
+    let mut search = Search::new(&parent, stamp);
+    let choices = choices(kv, &mut add, &mut search)?;
     let record = AttachmentRecord {
         given: assignment(kv, &choices)?,
         attachment: add.attachment,
@@ -57,8 +50,25 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
         record,
         is_changed: true,
         choices,
-        spent,
+        spent: search.spent,
     })
+}
+
+/// Selects the addresses of an ADD whose attachment has none. Writes to the ADD which pools and addresses the pod may
+/// have.
+pub(crate) fn choices(
+    kv: &dyn Kv,
+    add: &mut Add,
+    search: &mut Search<'_>,
+) -> Result<Vec<AddressChoice>, Stop> {
+    let is_known = resolve(kv, add)?;
+    if let Some(claim) = claims::named(add) {
+        add.addresses = claims::addresses(kv, claim, &add.addresses)?;
+    }
+    if add.addresses.is_empty() {
+        return from_pools(kv, add, is_known, search);
+    }
+    choose::requested(kv, add, is_known, search)
 }
 
 /// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note (`PodNote`) on
@@ -120,8 +130,7 @@ fn from_pools(
     kv: &dyn Kv,
     add: &Add,
     is_known: bool,
-    stamp: BootTime,
-    spent: &mut Vec<(String, Cidr)>,
+    search: &mut Search<'_>,
 ) -> Result<Vec<AddressChoice>, Stop> {
     let is_any = add.pools.is_empty();
     let mut reasons = Vec::new();
@@ -156,8 +165,11 @@ fn from_pools(
             });
             continue;
         }
-        match from_pool(kv, &pool, stamp, spent) {
-            Err(Stop::Refused(reason)) => reasons.push(reason),
+        match from_pool(kv, &pool, search) {
+            // The pool has free addresses, so the ADD does not get one of a worse pool only because of a probe.
+            Err(Stop::Refused(reason)) if reason.why != OpErrorKind::Unprobed => {
+                reasons.push(reason);
+            }
             result => return result,
         }
     }
@@ -171,15 +183,14 @@ fn from_pools(
 fn from_pool(
     kv: &dyn Kv,
     pool: &PoolTerms,
-    stamp: BootTime,
-    spent: &mut Vec<(String, Cidr)>,
+    search: &mut Search<'_>,
 ) -> Result<Vec<AddressChoice>, Stop> {
     let families = families(kv, pool)?;
     if families.is_empty() {
         return Err(no_block(None, &pool.name).into());
     }
-    let next = |family| choose::next(kv, pool, family, stamp, spent);
-    families.into_iter().map(next).collect()
+    let next = |family| choose::next(kv, pool, family, search);
+    choose::all_or_unprobed(families.into_iter().map(next).collect())
 }
 
 /// Returns all pools: first those whose settings are known, best first, then those of which only blocks are known.

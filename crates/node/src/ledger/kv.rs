@@ -35,11 +35,13 @@ pub(crate) enum KvTable {
     Pods,
     /// CIDR -> state of its withdrawal
     Withdrawals,
+    /// Address -> what its last probe has shown
+    Probes,
 }
 
 /// The names of the tables in the store's file, in the order of [`KvTable`]. Changing a name makes files of earlier
 /// versions unreadable.
-pub(crate) const TABLE_NAMES: [&str; 14] = [
+pub(crate) const TABLE_NAMES: [&str; 15] = [
     "meta",
     "pools",
     "ranks",
@@ -54,6 +56,7 @@ pub(crate) const TABLE_NAMES: [&str; 14] = [
     "given_back",
     "pods",
     "withdrawals",
+    "probes",
 ];
 
 pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);

@@ -12,6 +12,7 @@
 //! | `decide` | decides what an operation does; only reads |
 //! | `apply` | writes the decisions of `decide` |
 //! | `deletions` | whether an ADD or a DEL of the same attachment was requested first |
+//! | `probes` | whether another host uses an address, for pools that require probes |
 //! | `set_allocation` | records the node's ranges, and releases blocks |
 //! | `adopt` | records assignments that another component knows |
 //! | `withdrawals` | ranges that the controller takes back from the node |
@@ -31,6 +32,7 @@ mod claims;
 mod decide;
 mod deletions;
 pub(super) mod kv;
+mod probes;
 mod record;
 mod set_allocation;
 mod snapshot;
@@ -41,17 +43,18 @@ mod withdrawals;
 
 use std::time::Duration;
 
-use super::ops::{Now, Op, OpError, OpOutcome, PodRef};
+use super::ops::{Add, Now, Op, OpError, OpOutcome, PodRef};
 use super::pods::PodNote;
 use super::storage_fault::StorageFault;
-use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::{Addr, Cidr};
 use kv::{KvMut, KvTable};
 use record::full_name;
 use tables::{Read, Write};
 
 pub use adopt::RememberedAttachment;
+pub use probes::{Conflict, MOST_PROBES, PoolProbes, ProbeRound, ProbeTargets};
 pub use record::{AttachmentRecord, BlockState};
 pub use snapshot::{AddressCounts, BlockCount, PendingWithdrawal, PoolCount, Snapshot};
 
@@ -134,6 +137,26 @@ impl<'a> AddressLedger<'a> {
     pub fn withdraw_empty(&mut self) -> Result<bool, StorageFault> {
         let stamp = self.kv.stamp(self.now)?;
         withdrawals::withdraw_empty(self.kv, stamp)
+    }
+
+    /// Returns the addresses that have to be probed before the ADD can be served; none if a probe does not help.
+    pub fn to_probe(&self, add: &Add) -> Result<ProbeTargets, StorageFault> {
+        let stamp = self.kv.stamp(self.now)?;
+        probes::targets(self.kv, add, stamp)
+    }
+
+    /// Records the answers to probes. Ignores answers about addresses that were in use at any time since the probe
+    /// began.
+    pub fn record_probes(&mut self, round: &ProbeRound) -> Result<(), StorageFault> {
+        let stamp = self.kv.stamp(self.now)?;
+        self.kv.put_boot(self.now, stamp)?;
+        probes::record(self.kv, round, stamp, self.now.wall_ms)
+    }
+
+    /// Ends conflicts, each with the time at which it began (`Conflict::since_ms`). Their addresses are probed again
+    /// before they are assigned. Returns whether any conflict has ended.
+    pub fn end_conflicts(&mut self, ended: &[(Addr, i64)]) -> Result<bool, StorageFault> {
+        probes::end_conflicts(self.kv, ended)
     }
 
     /// Records assignments that another component knows, after the ledger was lost. Skips addresses that, according to

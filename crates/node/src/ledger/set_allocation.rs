@@ -7,6 +7,7 @@ use super::super::storage_fault::StorageFault;
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
 use super::kv::{Kv, KvMut, KvTable};
+use super::probes;
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, cidr_key, released_key};
 use super::tables::{Read, Write};
 use super::withdrawals;
@@ -243,6 +244,7 @@ fn remove(kv: &mut dyn KvMut, cidr: Cidr, block: &BlockRecord) -> Result<(), Sto
         ms: u64::MAX,
     };
     forget(kv, cidr, end_of_time, 0, usize::MAX)?;
+    probes::end_block(kv, cidr)?;
     kv.index(KvTable::Assigning, &block.pool, cidr, false)?;
     kv.index(KvTable::Open, &block.pool, cidr, false)?;
     kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;

@@ -6,6 +6,7 @@ use super::super::ops::Now;
 use super::super::storage_fault::StorageFault;
 use super::choose::{cooldown_ms, terms};
 use super::kv::Kv;
+use super::probes::{self, Conflict, PoolProbes};
 use super::record::{AttachmentRecord, BlockRecord, BlockState};
 use super::tables::Read;
 use super::withdrawals::{self, WithdrawalState};
@@ -32,6 +33,10 @@ pub struct Snapshot {
     /// Whether the ledger was created in this boot while pods used addresses outside of the node's ranges. Then a new
     /// block may contain addresses in use that the ledger does not know
     pub has_addresses_outside: bool,
+    /// The addresses that are not assigned because another host uses them
+    pub conflicts: Vec<Conflict>,
+    /// The probed addresses of the pools that require probes, by family
+    pub probes: Vec<PoolProbes>,
 }
 
 /// A range that the controller wants to withdraw from the node.
@@ -54,6 +59,8 @@ pub struct AddressCounts {
     pub free: u64,
     /// Number of withdrawn addresses, which are neither free nor in use
     pub withdrawn: u64,
+    /// Number of addresses that would be free if no other host used them
+    pub conflicts: u64,
 }
 
 /// A block or podCIDR of the node, with its usage.
@@ -104,9 +111,10 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     for given in attachments.iter().flat_map(|it| &it.given.addresses) {
         busy.insert(given.address, (given.block, true));
     }
+    let conflicts = probes::conflicts(kv, stamp)?;
     let mut blocks = Vec::new();
     for (cidr, record) in records {
-        let block = count(kv, cidr, record, &busy)?;
+        let block = count(kv, cidr, record, &busy, &conflicts)?;
         let AddressCounts { used, cooling, .. } = block.counts;
         if block.state != BlockState::Unlisted || used + cooling > 0 {
             blocks.push(block);
@@ -123,13 +131,16 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
             }),
         }
     }
+    let terms = kv.pools()?;
     Ok(Snapshot {
         node_uid: kv.node()?,
         has_addresses_outside: kv.has_addresses_outside(now)?,
         withdrawn,
         pending_withdrawals,
+        conflicts,
+        probes: probes::of_pools(kv, &terms, stamp)?,
         attachments,
-        pools: pools(kv.pools()?, &blocks),
+        pools: pools(terms, &blocks),
         blocks,
     })
 }
@@ -139,6 +150,7 @@ fn count(
     cidr: Cidr,
     record: BlockRecord,
     busy: &BTreeMap<Addr, (Cidr, bool)>,
+    conflicts: &[Conflict],
 ) -> Result<BlockCount, StorageFault> {
     let pool = kv.pool(&record.pool)?;
     let never = record.usable(cidr, pool.as_ref()).excluded;
@@ -163,7 +175,13 @@ fn count(
     }
     let withdrawn = withdrawals::withdrawn_in(kv, cidr, &block.pool)?;
     counts.withdrawn = u64::try_from(withdrawn).unwrap_or(u64::MAX);
+    let of_block = conflicts.iter().map(|it| it.address);
+    let of_block = of_block.filter(|it| cidr.contains_addr(*it) && !busy.contains_key(it));
+    let is_free = |it: &Addr| covering(&out, *it).is_none();
+    let in_conflict = of_block.filter(is_free).count();
     if record.state == BlockState::Active {
+        counts.conflicts = u64::try_from(in_conflict).unwrap_or(u64::MAX);
+        less += u128::from(counts.conflicts);
         counts.free = u64::try_from(room - less).unwrap_or(u64::MAX);
     }
     Ok(BlockCount {
@@ -194,6 +212,7 @@ fn pools(known: Vec<PoolTerms>, blocks: &[BlockCount]) -> Vec<PoolCount> {
         sum.cooling += block.counts.cooling;
         sum.free = sum.free.saturating_add(block.counts.free);
         sum.withdrawn = sum.withdrawn.saturating_add(block.counts.withdrawn);
+        sum.conflicts += block.counts.conflicts;
     }
     pools
 }

@@ -11,6 +11,7 @@ use super::super::ops::{Attachment, Now, PodRef};
 use super::super::pods::PodNote;
 use super::super::storage_fault::StorageFault;
 use super::kv::{Kv, KvEntry, KvMut, KvTable};
+use super::probes::ProbeRecord;
 use super::record::{
     ADOPTED, AddressRecord, AttachmentRecord, BlockRecord, BlockState, BootTime, Cursor, Deletion,
     ReleaseRecord, address_key, address_of, attachment_key, attachment_of, cidr_key, cidr_of,
@@ -189,6 +190,19 @@ pub(crate) trait Read: Kv {
         self.list(KvTable::Withdrawals, &[], |key, value| {
             let cidr = readable(KvTable::Withdrawals, cidr_of(key))?;
             Ok((cidr, decode(KvTable::Withdrawals, value)?))
+        })
+    }
+
+    /// Returns what the last probe of an address has shown.
+    fn probe(&self, addr: Addr) -> Result<Option<ProbeRecord>, StorageFault> {
+        self.json(KvTable::Probes, &address_key(addr))
+    }
+
+    /// Returns what the last probes of all addresses have shown, in the order of the addresses.
+    fn probes(&self) -> Result<Vec<(Addr, ProbeRecord)>, StorageFault> {
+        self.list(KvTable::Probes, &[], |key, value| {
+            let addr = readable(KvTable::Probes, address_of(key))?;
+            Ok((addr, decode(KvTable::Probes, value)?))
         })
     }
 

@@ -226,6 +226,11 @@ impl Bench {
                 StoreAnswer::Released(true)
             }
             StoreQuestion::Transact(Transaction::Withdraw) => StoreAnswer::Withdrawn(false),
+            StoreQuestion::Transact(Transaction::EndConflicts(ended)) => {
+                let conflicts = &mut self.snapshot.conflicts;
+                conflicts.retain(|it| !ended.contains(&(it.address, it.since_ms)));
+                StoreAnswer::ConflictsEnded(true)
+            }
             StoreQuestion::Free(attachment) => {
                 let records = &mut self.snapshot.attachments;
                 records.retain(|it| it.attachment != attachment);
@@ -274,6 +279,7 @@ pub(super) fn subnet(version: u64, mut spec: Value) -> SubnetSeen {
         status: cadastre_api::NodeSubnetStatus::default(),
         named: BTreeSet::new(),
         container_gone: BTreeSet::new(),
+        conflict_over: BTreeSet::new(),
     }
 }
 
@@ -316,6 +322,7 @@ pub(super) fn name(question: &StoreQuestion) -> &'static str {
         StoreQuestion::Transact(Transaction::Hold { .. }) => "hold",
         StoreQuestion::Transact(Transaction::Release(..)) => "release",
         StoreQuestion::Transact(Transaction::Withdraw) => "withdraw",
+        StoreQuestion::Transact(Transaction::EndConflicts(_)) => "end conflicts",
         StoreQuestion::Free(_) => "free",
         StoreQuestion::Transact(Transaction::ReadNotes) => "read notes",
         StoreQuestion::Transact(Transaction::Note(..)) => "note",

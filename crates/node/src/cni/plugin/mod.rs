@@ -83,6 +83,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
                 pod: requested.pod,
                 pools: requested.pools,
                 addresses: requested.addresses,
+                parent: config.get_or_default(&["master"]).map_err(wrong)?,
                 ..Add::default()
             })
         }

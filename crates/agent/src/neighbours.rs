@@ -1,0 +1,227 @@
+//! The kernel's table of neighbours. The kernel sends the ARP requests and neighbour solicitations, so no raw socket is
+//! needed. The kernel handles a netlink request while it is sent, so no call here waits.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily as SocketFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send,
+    socket_with,
+};
+
+/// `/proc/net/if_inet6`: the scope of link-local addresses, and the flags of addresses that cannot be used (yet).
+const LINK_SCOPE: u8 = 0x20;
+const DAD_FAILED: u8 = 0x08;
+const TENTATIVE: u8 = 0x40;
+
+/// An interface on which neighbours can be asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    index: u32,
+    /// The link-layer address of the interface itself
+    own: Vec<u8>,
+}
+
+/// Returns an interface. Fails if it does not exist, is down, or has no neighbours.
+pub(crate) fn link(name: &str) -> io::Result<Link> {
+    let mut question = LinkMessage::default();
+    question
+        .attributes
+        .push(LinkAttribute::IfName(name.to_owned()));
+    let answers = exchange(RouteNetlinkMessage::GetLink(question), 0).map_err(|error| {
+        let is_absent = error.raw_os_error() == Some(Errno::NODEV.raw_os_error());
+        if is_absent {
+            return io::Error::other(format!("the node has no interface `{name}`"));
+        }
+        error
+    })?;
+    let link = answers.into_iter().find_map(|it| match it {
+        RouteNetlinkMessage::NewLink(link) => Some(link),
+        _ => None,
+    });
+    let link = link.ok_or_else(|| io::Error::other("the kernel does not answer"))?;
+    let flags = link.header.flags;
+    if flags.intersects(LinkFlags::Noarp | LinkFlags::Loopback) {
+        let text = format!("interface `{name}` has no neighbours: it is no Ethernet interface");
+        return Err(io::Error::other(text));
+    }
+    if !flags.contains(LinkFlags::Up | LinkFlags::Running) {
+        return Err(io::Error::other(format!("interface `{name}` is down")));
+    }
+    let own = link.attributes.into_iter().find_map(|it| match it {
+        LinkAttribute::Address(own) => Some(own),
+        _ => None,
+    });
+    Ok(Link {
+        index: link.header.index,
+        own: own.unwrap_or_default(),
+    })
+}
+
+/// Fails if the interface has no link-local IPv6 address. The kernel sends no neighbour solicitation without one.
+pub(crate) fn check_ipv6(name: &str) -> io::Result<()> {
+    let all = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    if can_solicit(&all, name) {
+        return Ok(());
+    }
+    let text = format!("interface `{name}` has no link-local IPv6 address to ask from");
+    Err(io::Error::other(text))
+}
+
+fn can_solicit(if_inet6: &str, name: &str) -> bool {
+    if_inet6.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, _, _, scope, flags, of] = fields[..] else {
+            return false;
+        };
+        let number = |text| u8::from_str_radix(text, 16).unwrap_or_default();
+        of == name && number(scope) == LINK_SCOPE && number(flags) & (DAD_FAILED | TENTATIVE) == 0
+    })
+}
+
+/// Makes the kernel ask who has an address.
+pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
+    match get(link, address)? {
+        Some(entry) if is_kept(&entry) => return Ok(()),
+        // The kernel would not ask again at once for an address that it knows.
+        Some(_) => forget(link, address)?,
+        None => {}
+    }
+    let mut entry = message(link, address);
+    entry.header.flags = NeighbourFlags::Use;
+    exchange(RouteNetlinkMessage::NewNeighbour(entry), NLM_F_CREATE)?;
+    Ok(())
+}
+
+/// Returns the link-layer address of another host that has the address, according to the answers since [`ask`], and
+/// forgets the answer.
+pub(crate) fn answer(link: &Link, address: IpAddr) -> io::Result<Option<String>> {
+    let Some(entry) = get(link, address)? else {
+        let text = format!("the kernel has dropped {address} from its table of neighbours");
+        return Err(io::Error::other(text));
+    };
+    if !is_kept(&entry) {
+        forget(link, address)?;
+    }
+    let by = entry.attributes.iter().find_map(|it| match it {
+        NeighbourAttribute::LinkLayerAddress(by) => Some(by),
+        _ => None,
+    });
+    let by = match entry.header.state {
+        NeighbourState::Incomplete | NeighbourState::Failed | NeighbourState::None => None,
+        NeighbourState::Noarp => {
+            let text = format!("nobody can be asked for {address}: its neighbour entry is `noarp`");
+            return Err(io::Error::other(text));
+        }
+        _ => by.filter(|by| **by != link.own),
+    };
+    Ok(by.map(|by| {
+        let bytes: Vec<String> = by.iter().map(|byte| format!("{byte:02x}")).collect();
+        bytes.join(":")
+    }))
+}
+
+/// Whether somebody else has written the entry, so that it must stay.
+fn is_kept(entry: &NeighbourMessage) -> bool {
+    matches!(
+        entry.header.state,
+        NeighbourState::Permanent | NeighbourState::Noarp
+    )
+}
+
+fn get(link: &Link, address: IpAddr) -> io::Result<Option<NeighbourMessage>> {
+    let answers = exchange(RouteNetlinkMessage::GetNeighbour(message(link, address)), 0);
+    match answers {
+        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(None),
+        Err(error) => Err(error),
+        Ok(answers) => Ok(answers.into_iter().find_map(|it| match it {
+            RouteNetlinkMessage::NewNeighbour(entry) => Some(entry),
+            _ => None,
+        })),
+    }
+}
+
+fn forget(link: &Link, address: IpAddr) -> io::Result<()> {
+    let entry = message(link, address);
+    match exchange(RouteNetlinkMessage::DelNeighbour(entry), 0) {
+        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+fn message(link: &Link, address: IpAddr) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.ifindex = link.index;
+    message.header.family = match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let to = NeighbourAddress::from(address);
+    message.attributes.push(NeighbourAttribute::Destination(to));
+    message
+}
+
+/// Sends a request and returns the kernel's messages.
+fn exchange(request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // The protocol of routes and neighbours is 0.
+    let socket = socket_with(SocketFamily::NETLINK, SocketType::RAW, flags, None)?;
+    send(&socket, &bytes, SendFlags::empty())?;
+    let mut answers = Vec::new();
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let (length, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Err(Errno::AGAIN) => return Err(io::Error::other("the kernel does not answer")),
+            received => received?,
+        };
+        let mut rest = buffer.get(..length).unwrap_or_default();
+        while !rest.is_empty() {
+            let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
+            let answer = answer.map_err(io::Error::other)?;
+            let length = usize::try_from(answer.header.length).unwrap_or(usize::MAX);
+            match answer.payload {
+                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                // The acknowledgement is the last message.
+                NetlinkPayload::Error(_) => return Ok(answers),
+                _ => {}
+            }
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_usable_link_local_address_can_solicit() {
+        let lines = "\
+00000000000000000000000000000001 01 80 10 80       lo
+fe800000000000000000000000000001 02 40 20 80     eth0
+fe800000000000000000000000000001 03 40 20 c0     eth1
+fd000000000000000000000000000001 04 40 00 80     eth2
+";
+        let can: Vec<bool> = ["lo", "eth0", "eth1", "eth2", "eth3"]
+            .map(|it| can_solicit(lines, it))
+            .into();
+        assert_eq!(can, [false, true, false, false, false]);
+    }
+}

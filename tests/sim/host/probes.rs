@@ -1,0 +1,96 @@
+//! Probes of addresses. Which addresses other hosts use is drawn anew for each probe.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadastre_core::Addr;
+use cadastre_node::store_thread::StoreRequest;
+use cadastre_node::{AddressLedger, ProbeRound, ProbeTargets, Snapshot, StoreError};
+
+use super::process::{Out, ProcessAct};
+use crate::checks::{Verdict, wrong};
+use crate::clock::{MS, Time};
+use crate::run::Sim;
+
+/// How long the agent waits for answers.
+const LIMIT: Time = 200 * MS;
+/// The highest `order` of attachments that an agent has adopted, not assigned.
+const ADOPTED: u64 = 1;
+
+impl Sim {
+    /// Probes addresses, for an ADD or for the agent itself.
+    pub(super) fn probe_host(&mut self, id: usize, number: Option<u64>, targets: &ProbeTargets) {
+        let begun: Duration = self.host_now(id).since_boot;
+        let mut answers = Vec::new();
+        for addr in &targets.addresses {
+            let by = self
+                .rng
+                .chance(1_000)
+                .then(|| "02:00:00:00:00:01".to_owned());
+            answers.push((*addr, by));
+        }
+        let round = ProbeRound {
+            interface: targets.interface.clone(),
+            begun,
+            answers,
+        };
+        self.process_due(id, LIMIT, ProcessAct::Probed(number, round));
+    }
+
+    /// Records the answers to probes in the store.
+    pub(super) fn record_probes(&mut self, id: usize, number: Option<u64>, round: ProbeRound) {
+        let Some(process) = self.process(id) else {
+            return;
+        };
+        let out = Arc::clone(&process.out);
+        let host = self.host_mut(id);
+        for (addr, by) in &round.answers {
+            if host.given.contains_key(addr) {
+                continue;
+            }
+            match by {
+                None => host.clean.insert(*addr),
+                Some(_) => host.clean.remove(addr),
+            };
+        }
+        let work = move |it: &mut AddressLedger<'_>| it.record_probes(&round);
+        let request = StoreRequest::work(None, work, move |recorded: Result<_, _>| {
+            let recorded = recorded.map_err(|error: Arc<StoreError>| error.to_string());
+            out.lock().unwrap().push(Out::Probed(number, recorded));
+        });
+        self.queue_store(id, request);
+    }
+
+    /// Checks that each address that was assigned since the last check was probed since it was last free, and that
+    /// nobody answered. `before` are the addresses that were assigned at the last check.
+    pub(super) fn check_probed(
+        &mut self,
+        id: usize,
+        snapshot: &Snapshot,
+        before: &BTreeSet<Addr>,
+    ) -> Verdict {
+        let host = self.host_mut(id);
+        let probing = snapshot.pools.iter().map(|it| &it.terms);
+        let probing = probing.filter(|it| it.probes_conflicts);
+        let probing: BTreeSet<String> = probing.map(|it| it.name.clone()).collect();
+        // A pool may have changed its terms after the assignment.
+        let since = std::mem::replace(&mut host.probing, probing.clone());
+        let mut wrongly = Vec::new();
+        for attachment in &snapshot.attachments {
+            for given in &attachment.given.addresses {
+                let is_new = !before.contains(&given.address) && attachment.order > ADOPTED;
+                let was_clean = host.clean.remove(&given.address);
+                let has_to = probing.contains(&given.pool) && since.contains(&given.pool);
+                if is_new && has_to && !was_clean {
+                    wrongly.push(given.address);
+                }
+            }
+        }
+        let Some(addr) = wrongly.first() else {
+            return Ok(());
+        };
+        let text = format!("agent {id} assigns {addr}, whose last probe was not clean");
+        wrong("probed before use", text, [addr.to_string()])
+    }
+}
