@@ -220,7 +220,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         LastBlockRecalled => unit(
             "controller::demand::tests::for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses",
         ),
-        BlockWaitersNotWoken => liveness(CrowdedBlocks, 5_000),
+        BlockWaitersNotWoken => liveness(CrowdedBlocks, 10_000),
 
         // Mutations of pools, addresses and NodeSubnets
         FinalizerRemovedDuringQuarantine => sim(AsDrawn, 1_000),
@@ -287,7 +287,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         }
         DrainingBlocksAssign => sim(Agents, 5_000),
         DeleteFreesWholePod => sim(Agents, 10_000),
-        OneProofIsEnough => sim(Agents, 3_000),
+        OneProofIsEnough => sim(Agents, 10_000),
         UnlistedBlocksAssign => {
             unit("node::ledger::tests::addresses_of_unlisted_blocks_stay_assigned")
         }
@@ -306,7 +306,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         AddressesOutsideForgotten => unit(
             "agent::machine::tests::a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods",
         ),
-        NewStoreAtOnce => sim(Agents, 3_000),
+        NewStoreAtOnce => {
+            unit("agent::machine::tests::o10_a_new_store_is_created_once_all_objects_are_known")
+        }
         LeaksNotFreed => sim(Agents, 3_000),
         WithdrawnAssigned => sim(Claims, 2_000),
         WithdrawnInUse => sim(Claims, 2_000),
