@@ -84,13 +84,16 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     spec["warm"]["low"] = json!(16);
     fixtures.block_pool("rich", spec).await?;
     node(&fixtures, &agents, "rich", "rich-1").await?;
-    let names = || (0..48).map(|pod| format!("rich-1-{pod}"));
-    let addresses = agents.allocate_all("rich-1", "rich", names()).await?;
-    let mut pods: Vec<(Addr, String)> = addresses
-        .iter()
-        .map(|it| Addr::parse_strict(&it[0]).unwrap())
-        .zip(names())
-        .collect();
+    let mut pods: Vec<(Addr, String)> = Vec::new();
+    // One block after the other, because of two blocks that come at once, both may get pods.
+    for filled in 0..3 {
+        fixtures.listed("rich-1", filled + 1).await?;
+        let names = (0..16).map(|pod| format!("rich-1-{filled}-{pod}"));
+        let addresses = agents.allocate_all("rich-1", "rich", names.clone()).await?;
+        let addresses = addresses.iter();
+        let addresses = addresses.map(|it| Addr::parse_strict(&it[0]).unwrap());
+        pods.extend(addresses.zip(names));
+    }
     pods.sort();
     let all = fixtures.listed("rich-1", 4).await?;
     fixtures.in_use("rich-1", 48).await?;
