@@ -124,14 +124,17 @@ impl Sim {
         }
     }
 
-    /// Whether the Node that the agent works for has been deleted. A Node that a restore has lost does not count.
+    /// Whether the Node that the agent works for has been deleted. If no agent runs, the Node in the store counts, for
+    /// which the plugin works alone. A Node that a restore has lost does not count.
     pub fn is_outlived(&self, id: usize) -> bool {
         let host = self.host(id);
         let is_so = |uid: &ObjectUid| {
             let node = self.api.nodes.get(&host.name);
             node.is_none_or(|node| node.uid != *uid) && !host.forgotten.contains(uid)
         };
-        host.node.as_ref().is_some_and(is_so)
+        let mut stored = host.blocks.values().map(|held| &held.node);
+        let stored = stored.next().filter(|_| !host.has_agent());
+        stored.or(host.node.as_ref()).is_some_and(is_so)
     }
 
     /// Draws a host. Returns `None` if that host is off.

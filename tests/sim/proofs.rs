@@ -330,7 +330,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimServesEveryPod => unit(
             "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
         ),
-        ClaimedBeforeWithdrawn => sim(Claims, 2_000),
+        ClaimedBeforeWithdrawn => sim(Claims, 10_000),
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),

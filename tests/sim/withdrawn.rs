@@ -90,17 +90,15 @@ impl Sim {
         let more = claimed(after).saturating_sub(before.map_or(0, claimed));
         self.checks.tally.handed_over += more as u64;
         self.check_returned(after, before, &back)?;
-        // A node that registers again gets its blocks back at once: a block of a claim, and the block around it.
-        let blocks: BTreeSet<&str> = after
-            .spec
-            .iter()
-            .flat_map(|spec| &spec.blocks)
-            .map(|it| &*it.cidr)
-            .collect();
-        let is_block = |range: &Cidr| blocks.contains(&*range.to_string());
         for (id, host) in self.machines.hosts.iter().enumerate() {
             let is_it = self.machines.live_node(id, &self.api).as_ref() == Some(&uid);
-            for range in new.iter().filter(|it| is_it && !is_block(it)) {
+            // A node that registers again gets its blocks back at once: the block of a claim, and the block around it.
+            // Its pod has the claim's address from the former.
+            let is_of_claim = |range: &Cidr| {
+                let block = host.given.get(&range.first()).map(|(block, _)| block);
+                block == Some(range)
+            };
+            for range in new.iter().filter(|it| is_it && !is_of_claim(it)) {
                 if let Some(container) = host.sandbox_in(range, &uid) {
                     let name = &host.name;
                     let text = format!("{range} is withdrawn on {name}, and {container} uses it");

@@ -209,6 +209,11 @@ impl Host {
         self.feeds.ended.get(range).copied()
     }
 
+    /// Whether the agent's process exists.
+    pub fn has_agent(&self) -> bool {
+        self.process.is_some()
+    }
+
     /// Returns since when the agent's process has run without a pause. If no process runs, returns a time that never
     /// comes.
     fn awake_since(&self) -> Time {
