@@ -422,12 +422,13 @@ impl Api {
         if before.version != version {
             return None;
         }
-        let status = NodeSubnetStatus {
-            conditions: Vec::new(),
-            ..status
-        };
-        let report = agent_report::read(&serde_json::to_value(&status).unwrap());
+        // The agent sees its conditions again; the controller's are added below.
         self.statuses.insert(before.uid.clone(), status.clone());
+        let reported = NodeSubnetStatus {
+            conditions: Vec::new(),
+            ..status.clone()
+        };
+        let report = agent_report::read(&serde_json::to_value(&reported).unwrap());
         let conditions = before.report.iter().flat_map(|it| &it.conditions);
         let conditions = conditions.filter(|it| &*it.kind != OF_ANOTHER).cloned();
         let report = AgentReport {
