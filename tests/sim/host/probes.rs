@@ -45,21 +45,30 @@ impl Sim {
         };
         let out = Arc::clone(&process.out);
         let host = self.host_mut(id);
+        let mut in_conflict = Vec::new();
         for (addr, by) in &round.answers {
-            if host.given.contains_key(addr) {
-                continue;
+            if by.is_some() {
+                in_conflict.push(*addr);
+            } else if !host.given.contains_key(addr) {
+                host.clean.insert(*addr);
             }
-            match by {
-                None => host.clean.insert(*addr),
-                Some(_) => host.clean.remove(addr),
-            };
         }
         let work = move |it: &mut AddressLedger<'_>| it.record_probes(&round);
         let request = StoreRequest::work(None, work, move |recorded: Result<_, _>| {
+            let recorded = recorded.map(|()| in_conflict);
             let recorded = recorded.map_err(|error: Arc<StoreError>| error.to_string());
             out.lock().unwrap().push(Out::Probed(number, recorded));
         });
         self.queue_store(id, request);
+    }
+
+    /// Notes that other hosts use these addresses, once the store has recorded it. An ADD that the store served before
+    /// went by an earlier probe.
+    pub(super) fn found_in_conflict(&mut self, id: usize, addresses: &[Addr]) {
+        let host = self.host_mut(id);
+        for addr in addresses.iter().filter(|it| !host.given.contains_key(it)) {
+            host.clean.remove(addr);
+        }
     }
 
     /// Checks that each address that was assigned since the last check was probed since it was last free, and that

@@ -16,6 +16,7 @@ use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_controller::cluster::names::ObjectUid;
+use cadastre_core::Addr;
 use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
 
 use super::feeds::Line;
@@ -58,8 +59,9 @@ pub enum Out {
     Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
     /// The addresses that an ADD needs to be probed, or an error of the store
     ToProbe(u64, Result<ProbeTargets, String>),
-    /// The answers to probes for an ADD, or for the agent itself, are recorded, or an error of the store
-    Probed(Option<u64>, Result<(), String>),
+    /// The answers to probes for an ADD, or for the agent itself, are recorded: the addresses that other hosts use, or an
+    /// error of the store
+    Probed(Option<u64>, Result<Vec<Addr>, String>),
 }
 
 /// What a pending ADD waits for.

@@ -174,10 +174,14 @@ impl Sim {
                     }
                     other => self.add_probed(id, call, other.map(drop)),
                 },
-                Out::Probed(Some(call), probed) => self.add_probed(id, call, probed),
-                Out::Probed(None, probed) => {
-                    let event = Box::new(AgentEvent::Probed(probed));
-                    self.process_due(id, MS / 10, ProcessAct::Tell(event));
+                Out::Probed(call, recorded) => {
+                    let probed = recorded.map(|it| self.found_in_conflict(id, &it));
+                    if let Some(call) = call {
+                        self.add_probed(id, call, probed);
+                    } else {
+                        let event = Box::new(AgentEvent::Probed(probed));
+                        self.process_due(id, MS / 10, ProcessAct::Tell(event));
+                    }
                 }
             }
         }
