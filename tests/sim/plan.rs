@@ -253,20 +253,12 @@ impl Plan {
                 ..plan
             },
             Scenario::Agents => Plan {
-                names: 2 + plan.names % 3,
-                pools: plan.pools.min(2),
-                faults_for: plan.faults_for.min(150 * SECOND),
-                work_every: plan.work_every.min(SECOND),
                 lost_stores: 200,
-                ..plan
+                ..plan.with_busy_nodes()
             },
             Scenario::Probing => Plan {
-                names: 2 + plan.names % 3,
-                pools: plan.pools.min(2),
-                faults_for: plan.faults_for.min(150 * SECOND),
-                work_every: plan.work_every.min(SECOND),
                 probing: 10_000,
-                ..plan
+                ..plan.with_busy_nodes()
             },
             Scenario::Claims => plan.with_claims(),
             Scenario::AskingPods => Plan {
@@ -324,6 +316,17 @@ impl Plan {
                 strangers: 3_000,
                 ..plan
             },
+        }
+    }
+
+    /// Returns the conditions in which much happens on each node: few nodes, and pods that come and go all the time.
+    fn with_busy_nodes(self) -> Self {
+        Plan {
+            names: 2 + self.names % 3,
+            pools: self.pools.min(2),
+            faults_for: self.faults_for.min(150 * SECOND),
+            work_every: self.work_every.min(SECOND),
+            ..self
         }
     }
 
