@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::conditions::set;
 use super::snapshot::terms;
 use cadastre_api::{ADDRESS_CONFLICT, AddressConflict, MOST_CONFLICTS};
 use cadastre_core::Addr;
@@ -98,15 +99,7 @@ pub(crate) fn condition(snapshot: &Snapshot, before: &[Condition]) -> Option<Con
             "no other host answers for an address of this node".to_owned(),
         )
     };
-    let is_there = || before.iter().any(|it| it.type_ == ADDRESS_CONFLICT);
-    (is_true || is_there()).then(|| Condition {
-        type_: ADDRESS_CONFLICT.to_owned(),
-        status: if is_true { "True" } else { "False" }.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
-        observed_generation: None,
-    })
+    set(ADDRESS_CONFLICT, (is_true, reason, message), before)
 }
 
 #[cfg(test)]

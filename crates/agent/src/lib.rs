@@ -26,6 +26,7 @@
 //! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
 //! | `pending_adds` | ADDs that wait because no address was free |
 //! | `address_requests` | ADDs that wait for certain addresses, which no range of the node has |
+//! | `conditions` | the conditions of the NodeSubnet that the agent writes |
 //! | `conflicts` | which addresses are probed ahead of their use, and what is reported about addresses in conflict |
 //! | `rebuild` | which addresses are in use, according to other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
@@ -69,6 +70,7 @@ pub mod addresses;
 mod attached;
 mod carry;
 mod choice;
+mod conditions;
 mod conflicts;
 pub mod cri;
 mod demand;

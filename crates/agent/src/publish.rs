@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::conditions::has_all;
 use super::demand::PoolWant;
 use super::jitter::{Jitter, backoff};
-use super::served::has_all;
 use super::snapshot::{assigns, busy};
 use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
 use cadastre_node::{BlockState, Snapshot};

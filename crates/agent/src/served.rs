@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
+use super::conditions::set;
 use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
@@ -45,69 +46,24 @@ pub(crate) fn condition(
             "this agent is to write no CNI configuration".to_owned(),
         ),
     };
-    let is_there = || before.iter().any(|it| it.type_ == SERVED_BY_OTHERS);
-    (is_true || is_there()).then(|| Condition {
-        type_: SERVED_BY_OTHERS.to_owned(),
-        status: if is_true { "True" } else { "False" }.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
-        observed_generation: None,
-    })
-}
-
-/// Whether `is` has all conditions of `wanted`. Their times are not compared.
-pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
-    let says = |a: &Condition, b: &Condition| {
-        (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
-    };
-    wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
-}
-
-/// Returns the conditions `is`, in which those of `wanted` replace conditions of the same types. Other conditions, such
-/// as the controller's, stay. If the status of a condition changes, its transition time is `now`.
-pub(crate) fn merged(
-    is: &[Condition],
-    wanted: &[Condition],
-    now: jiff::Timestamp,
-) -> Vec<Condition> {
-    let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
-    let mut all = is.to_vec();
-    for condition in wanted {
-        let place = all.iter_mut().find(|it| it.type_ == condition.type_);
-        let before = place.as_ref().filter(|it| it.status == condition.status);
-        let since = before.map_or(Time(now), |it| it.last_transition_time.clone());
-        let new = Condition {
-            last_transition_time: since,
-            ..condition.clone()
-        };
-        match place {
-            Some(place) => *place = new,
-            None => all.push(new),
-        }
-    }
-    all
+    set(SERVED_BY_OTHERS, (is_true, reason, message), before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn set(owner: Option<&PodNetworkOwner>, before: &[Condition]) -> Option<Condition> {
+    fn of_owner(owner: Option<&PodNetworkOwner>, before: &[Condition]) -> Option<Condition> {
         let own = Path::new("/host/cni-conf/05-cadastre.conflist");
         condition(owner, Some(own), before)
     }
 
-    fn second(at: i64) -> jiff::Timestamp {
-        jiff::Timestamp::from_second(at).unwrap()
-    }
-
     #[test]
     fn a_true_condition_says_what_to_do_and_a_false_one_only_replaces_it() {
-        assert_eq!(set(Some(&PodNetworkOwner::First), &[]), None);
-        assert_eq!(set(None, &[]), None);
+        assert_eq!(of_owner(Some(&PodNetworkOwner::First), &[]), None);
+        assert_eq!(of_owner(None, &[]), None);
         let left = PodNetworkOwner::Left("10-kindnet.conflist".to_owned());
-        let left = set(Some(&left), &[]).unwrap();
+        let left = of_owner(Some(&left), &[]).unwrap();
         assert_eq!((&*left.status, &*left.reason), ("True", "LeftToOthers"));
         for part in [
             "10-kindnet.conflist is in",
@@ -118,7 +74,7 @@ mod tests {
             assert!(left.message.contains(part), "{part}: {}", left.message);
         }
         let behind = PodNetworkOwner::Behind("00-multus.conf".to_owned());
-        let behind = set(Some(&behind), &[]).unwrap();
+        let behind = of_owner(Some(&behind), &[]).unwrap();
         assert_eq!((&*behind.status, &*behind.reason), ("True", "OthersFirst"));
         for part in [
             "00-multus.conf comes before 05-cadastre",
@@ -128,38 +84,13 @@ mod tests {
         }
         let before = [left];
         assert_eq!(
-            set(Some(&PodNetworkOwner::Open), &before),
+            of_owner(Some(&PodNetworkOwner::Open), &before),
             None,
             "the owner is unknown"
         );
-        let well = set(Some(&PodNetworkOwner::First), &before).unwrap();
+        let well = of_owner(Some(&PodNetworkOwner::First), &before).unwrap();
         assert_eq!((&*well.status, &*well.reason), ("False", "OursFirst"));
-        let gone = set(None, &before).unwrap();
+        let gone = of_owner(None, &before).unwrap();
         assert_eq!((&*gone.status, &*gone.reason), ("False", "NotWanted"));
-    }
-
-    #[test]
-    fn other_conditions_stay_and_transition_times_are_those_of_changes() {
-        let accepted = Condition {
-            type_: "Accepted".to_owned(),
-            ..set(Some(&PodNetworkOwner::Behind("x".to_owned())), &[]).unwrap()
-        };
-        let left =
-            |name: &str| vec![set(Some(&PodNetworkOwner::Left(name.to_owned())), &[]).unwrap()];
-        let is = merged(std::slice::from_ref(&accepted), &left("a"), second(1));
-        assert_eq!(is.len(), 2);
-        assert_eq!(is[0], accepted);
-        assert_eq!(is[1].last_transition_time.0, second(1));
-        assert!(has_all(&is, &left("a")) && !has_all(&is, &left("b")));
-        assert!(has_all(&is, &[]) && !has_all(&[], &left("a")));
-        let is = merged(&is, &left("b"), second(2));
-        assert_eq!(
-            is[1].last_transition_time.0,
-            second(1),
-            "the status has not changed"
-        );
-        let well = vec![set(Some(&PodNetworkOwner::First), &is).unwrap()];
-        let is = merged(&is, &well, second(3));
-        assert_eq!((is.len(), is[1].last_transition_time.0), (2, second(3)));
     }
 }

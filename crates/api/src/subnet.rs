@@ -1,10 +1,10 @@
 //! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with its name.
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
-//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and
-//! the controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node, because it must
-//! outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is deleted only when
-//! the last of these podCIDRs may be allocated again.
+//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and the
+//! controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node,
+//! because it must outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is
+//! deleted only when the last of these podCIDRs may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.

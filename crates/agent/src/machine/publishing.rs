@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::{AgentEffect, AgentMachine, CountedEvent, FilesReported, Observed};
 use crate::addresses::{self, ListOutcome, TO_BE_REPORTED};
+use crate::conditions;
 use crate::conflicts;
 use crate::demand::wanted;
 use crate::files::others::PodNetworkOwner;
@@ -138,7 +139,7 @@ impl AgentMachine {
             PublishStep::At(at) => self.publish_at = Some(at),
             PublishStep::Write { version, urgent } => {
                 let is = self.publisher.conditions();
-                let conditions = served::merged(is, &wanted_status.conditions, wall(now));
+                let conditions = conditions::merged(is, &wanted_status.conditions, wall(now));
                 wanted_status.conditions = conditions;
                 let status = Box::new(wanted_status);
                 effects.push(AgentEffect::WriteStatus {
@@ -271,7 +272,7 @@ impl AgentMachine {
         };
         let own = self.settings.cni_conf.as_deref();
         let condition = served::condition(owner.as_ref(), own, is);
-        let is_new = |it| !served::has_all(is, slice::from_ref(it));
+        let is_new = |it| !conditions::has_all(is, slice::from_ref(it));
         let is_new = self.served.is_some() || condition.as_ref().is_some_and(is_new);
         self.served = owner;
         let Some(condition) = condition else { return };
