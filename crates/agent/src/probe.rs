@@ -1,5 +1,7 @@
 //! Carries out probes: asks the link, through the kernel's table of neighbours, whether another host has an address.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -42,9 +44,9 @@ impl Prober {
 /// Probes all addresses at once. Fails if an address cannot be probed.
 pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> {
     let begun = clock::since_boot();
-    let mut asked: Vec<(Addr, Link)> = Vec::new();
+    let mut links: BTreeMap<Family, Link> = BTreeMap::new();
     for addr in &targets.addresses {
-        let link = ask(targets, *addr).map_err(|error| {
+        ask(&targets.interface, *addr, &mut links).map_err(|error| {
             let advice = match error.kind() {
                 io::ErrorKind::PermissionDenied => {
                     ": the agent needs the capability NET_ADMIN (agent.conflictProbes of the chart)"
@@ -53,14 +55,16 @@ pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> 
             };
             format!("{addr} cannot be probed: {error}{advice}")
         })?;
-        asked.push((*addr, link));
     }
     tokio::time::sleep(ANSWERED_WITHIN).await;
     let mut answers = Vec::new();
-    for (addr, link) in asked {
-        let answer = neighbours::answer(&link, IpAddr::from(addr));
+    for addr in &targets.addresses {
+        let Some(link) = links.get(&addr.family) else {
+            continue;
+        };
+        let answer = neighbours::answer(link, IpAddr::from(*addr));
         let answer = answer.map_err(|error| format!("{addr} cannot be probed: {error}"))?;
-        answers.push((addr, answer));
+        answers.push((*addr, answer));
     }
     Ok(ProbeRound {
         interface: targets.interface.clone(),
@@ -69,17 +73,24 @@ pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> 
     })
 }
 
-fn ask(targets: &ProbeTargets, addr: Addr) -> io::Result<Link> {
-    let name = match targets.interface.as_str() {
-        "" => default_interface(addr.family)?,
+/// Makes the kernel ask for an address. The interface is looked up once for each family.
+fn ask(interface: &str, addr: Addr, links: &mut BTreeMap<Family, Link>) -> io::Result<()> {
+    let link = match links.entry(addr.family) {
+        Entry::Occupied(link) => link.into_mut(),
+        Entry::Vacant(place) => place.insert(link(interface, addr.family)?),
+    };
+    neighbours::ask(link, IpAddr::from(addr))
+}
+
+fn link(interface: &str, family: Family) -> io::Result<Link> {
+    let name = match interface {
+        "" => default_interface(family)?,
         name => name.to_owned(),
     };
-    if addr.family == Family::V6 {
+    if family == Family::V6 {
         neighbours::check_ipv6(&name)?;
     }
-    let link = neighbours::link(&name)?;
-    neighbours::ask(&link, IpAddr::from(addr))?;
-    Ok(link)
+    neighbours::link(&name)
 }
 
 /// Returns the interface of the node's default route; if the node has none in this family, that of the other family.

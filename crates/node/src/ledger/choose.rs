@@ -80,7 +80,7 @@ impl<'a> Search<'a> {
         if !pool.probes_conflicts {
             return Ok(true);
         }
-        let state = probes::state(kv, addr, self.parent, self.now, self.clean_for)?;
+        let state = self.state(kv, addr)?;
         if state == ProbeState::Unprobed && !self.is_full() && !self.to_probe.contains(&addr) {
             self.to_probe.push(addr);
         }
@@ -88,6 +88,10 @@ impl<'a> Search<'a> {
             self.in_conflict.insert(addr);
         }
         Ok(state == ProbeState::Clean && !self.is_probing_ahead)
+    }
+
+    fn state(&self, kv: &dyn Kv, addr: Addr) -> Result<ProbeState, StorageFault> {
+        probes::state(kv, addr, self.parent, self.now, self.clean_for)
     }
 
     /// Returns whether as many addresses are to be probed as can be probed at once.
@@ -399,7 +403,7 @@ fn exactly(
         }
     };
     if !search.may_assign(kv, &pool, addr)? {
-        return Err(match probes::state_now(kv, addr, search.parent, now)? {
+        return Err(match search.state(kv, addr)? {
             ProbeState::Conflict(by) => refuse(
                 OpErrorKind::NotFree,
                 format!(

@@ -165,16 +165,6 @@ pub(crate) fn state(
     })
 }
 
-/// Returns the state of an address for an assignment now.
-pub(crate) fn state_now(
-    kv: &dyn Kv,
-    addr: Addr,
-    parent: &str,
-    now: BootTime,
-) -> Result<ProbeState, StorageFault> {
-    state(kv, addr, parent, now, CLEAN_FOR)
-}
-
 /// Returns the addresses that have to be probed before the ADD can be served; none if a probe does not help.
 pub(crate) fn targets(kv: &dyn Kv, add: &Add, now: BootTime) -> Result<ProbeTargets, StorageFault> {
     let mut search = Search::new(&add.parent, now);
@@ -212,7 +202,7 @@ pub(crate) fn record(
             }
             None => false,
         };
-        if is_stale || !requires_probe(kv, *addr)? {
+        if is_stale || probing_pool(kv, *addr)?.is_none() {
             continue;
         }
         let (at, interface) = (begun, round.interface.clone());
@@ -240,11 +230,13 @@ pub(crate) fn record(
     forget_old(kv, now)
 }
 
-fn requires_probe(kv: &dyn Kv, addr: Addr) -> Result<bool, StorageFault> {
+/// Returns the pool from which this node could assign the address, if that pool requires probes.
+fn probing_pool(kv: &dyn Kv, addr: Addr) -> Result<Option<String>, StorageFault> {
     let Some((_, block)) = kv.block_around(addr)? else {
-        return Ok(false);
+        return Ok(None);
     };
-    Ok(block.state == BlockState::Active && terms(kv, &block.pool)?.probes_conflicts)
+    let is_probing = block.state == BlockState::Active && terms(kv, &block.pool)?.probes_conflicts;
+    Ok(is_probing.then_some(block.pool))
 }
 
 /// Deletes records that have no effect any more, and surplus conflicts.
@@ -308,12 +300,11 @@ pub(crate) fn conflicts(kv: &dyn Kv, now: BootTime) -> Result<Vec<Conflict>, Sto
             since_ms,
             ..
         } = record
-            && requires_probe(kv, address)?
-            && let Some((_, block)) = kv.block_around(address)?
+            && let Some(pool) = probing_pool(kv, address)?
         {
             conflicts.push(Conflict {
                 address,
-                pool: block.pool,
+                pool,
                 by,
                 interface,
                 since_ms,
