@@ -14,8 +14,9 @@
 //!    writing process had received as allocated, and no older pool.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use cadastre_api::{AllocationMode, NodeSubnetSpec};
+use cadastre_api::{AllocationMode, NodeSubnetSpec, listed_uid};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet};
 use cadastre_core::{Addr, Cidr};
@@ -35,6 +36,8 @@ const HEEDED: Time = 120 * SECOND;
 #[derive(Clone, Default)]
 pub struct BlockChecks {
     histories: BTreeMap<Key, BlockHistory>,
+    /// The blocks that nodes may share for a virtual machine: each as it is listed to one of the nodes.
+    pub(super) named: BTreeSet<Key>,
     /// When each node was deleted, by UID.
     pub died: BTreeMap<ObjectUid, Time>,
 }
@@ -94,6 +97,13 @@ impl BlockChecks {
     pub fn was_listed(&self, block: &Key, uid: &ObjectUid) -> bool {
         let history = self.histories.get(block);
         history.is_some_and(|history| history.listed.contains(uid))
+    }
+
+    /// Whether the node may have the block: a NodeSubnet has listed it, and the agent has not released it.
+    pub fn may_have(&self, block: &Key, uid: &ObjectUid) -> bool {
+        let history = self.histories.get(block);
+        history
+            .is_some_and(|it| it.listed.contains(uid) && !it.released.contains(uid) && !it.edited)
     }
 
     /// Records that a host uses a range that the restored server does not know. Blocks that overlap the range count as
@@ -194,6 +204,7 @@ impl Checks {
                         || is_handed_over(Some(subnet), &block.0, &theirs.0);
                     theirs.0.overlaps(&block.0)
                         && !is_nested
+                        && !self.blocks.are_shared(theirs, block)
                         && live.as_ref().is_some_and(|uid| !is_over(uid))
                 };
                 if let Some(theirs) = listed(Some(other)).iter().find(uses) {
@@ -218,6 +229,7 @@ impl Checks {
         api: &Api,
         now: Time,
     ) -> Verdict {
+        self.blocks.note_holders(after);
         if let (None, Some(Ok(spec))) = (before, after.map(|after| &after.spec)) {
             self.block_created(after.map(|it| &it.uid), spec, api);
         }
@@ -292,7 +304,7 @@ impl Checks {
         self.tally.ended += 1;
         let owner = &spec.owner;
         let names = [owner.name.clone()];
-        let key = (spec.cidr, block.uid.clone());
+        let key = (spec.cidr, listed_uid(&block.uid, spec.number).into());
         // The block may have been deleted by hand and created again. Then it was released under its earlier UID, so
         // the histories of all blocks of this CIDR are considered.
         let same = self.blocks.histories.range((spec.cidr, "".into())..);
@@ -524,7 +536,7 @@ impl Sim {
         };
         let was = listed(before.filter(|_| owner_is(before, &uid)));
         let own = self.machines.of_node.get(&uid);
-        for (cidr, _) in listed(after) {
+        for (cidr, uid_listed) in listed(after) {
             if was.iter().any(|it| it.0 == cidr) {
                 continue;
             }
@@ -538,6 +550,11 @@ impl Sim {
                         || is_handed_over(after, &cidr, used)
                 };
                 let mut used = self.used_by(other).into_iter();
+                let is_shared = |it: &Key| {
+                    let own = (cidr, uid_listed.clone());
+                    self.checks.blocks.are_shared(&own, it)
+                };
+                let mut used = used.by_ref().filter(|it| !is_shared(it));
                 if let Some(used) = used.find(|it| it.0.overlaps(&cidr) && !is_nested(&it.0)) {
                     let theirs = self.machines.hosts[other].name.clone();
                     let text = format!("{cidr} is listed to {uid}, and {theirs} uses {}", used.0);
@@ -561,7 +578,8 @@ impl Sim {
                 let is_nested = is_handed_over(subnet_of(&theirs.name), &held.0, &block.0)
                     || is_handed_over(subnet_of(&agent.name), &block.0, &held.0);
                 let is_same = other == id && held.0 == block.0;
-                if held.0.overlaps(&block.0) && !is_same && !is_nested {
+                let is_shared = self.checks.blocks.are_shared(held, block);
+                if held.0.overlaps(&block.0) && !is_same && !is_nested && !is_shared {
                     let text = format!(
                         "{} ({uid}) takes over {} {} and {} uses {} {}",
                         agent.name, block.0, block.1, theirs.name, held.0, held.1
@@ -590,12 +608,14 @@ impl Sim {
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
             let it = theirs.given.get(&addr).filter(|_| other != id);
             let used = || self.used_by(other);
-            if it.is_some_and(|it| used().contains(&it)) {
+            let is_alone = |it: &Key| !self.checks.blocks.are_shared(it, block);
+            if it.is_some_and(|it| is_alone(it) && used().contains(&it)) {
                 return says(format!("the agent of {}", theirs.name), theirs.name.clone());
             }
         }
         let others = self.api.pods.live.values();
-        for other in others.filter(|other| other.uid != *pod) {
+        let is_other = |it: &&Arc<Pod>| it.uid != *pod && !self.migrations.are_one(&it.uid, pod);
+        for other in others.filter(is_other) {
             // Nothing is guaranteed for addresses that no agent assigned, or that an agent assigned too late.
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)

@@ -178,6 +178,8 @@ impl Sim {
         };
         let (uid, name) = if let Some(name) = self.draw_ordinal() {
             self.put_sticky_pod(node, &name)
+        } else if let Some(put) = self.put_migrating_pod(node) {
+            put
         } else if let Some(addr) = self.draw_asked() {
             self.put_asking_pod(node, addr)
         } else {

@@ -55,6 +55,7 @@ mod lease_shell;
 mod machines;
 #[path = "../common/memory_disk.rs"]
 mod memory_disk;
+mod migrations;
 mod mutations;
 mod object_log;
 mod persistent_fault;

@@ -47,6 +47,8 @@ pub struct Plan {
     pub lost_stores: u32,
     /// The chance that a new pod names a claim. If 0, there are no claims.
     pub claims: u32,
+    /// The chance that a new pod is of a virtual machine that may migrate.
+    pub migrating: u32,
     /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
     /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
     pub sticky: u32,
@@ -153,6 +155,7 @@ impl Plan {
             strangers: 0,
             lost_stores: 0,
             claims: *rng.pick(&[0, 3_000, 7_000]),
+            migrating: 0,
             sticky: 0,
             borrowing: 0,
             probing: 0,
@@ -203,6 +206,7 @@ impl Plan {
             | Scenario::Claims
             | Scenario::AskingPods
             | Scenario::Probing
+            | Scenario::Migrations
             | Scenario::Lending => Plan {
                 blocks: 10_000,
                 agents: true,
@@ -261,6 +265,13 @@ impl Plan {
                 ..plan.with_busy_nodes()
             },
             Scenario::Claims => plan.with_claims(),
+            Scenario::Migrations => Plan {
+                migrating: 6_000,
+                claims: 1_000,
+                pools: 1,
+                crowded: false,
+                ..plan.with_claims()
+            },
             Scenario::AskingPods => Plan {
                 asking: 4_000,
                 ..plan.with_claims()
@@ -392,6 +403,11 @@ impl Plan {
     /// Whether most nodes have few pods, so that they can lend addresses to others.
     pub fn is_uneven(&self) -> bool {
         self.borrowing > 5_000
+    }
+
+    /// Whether nodes and pools rarely change, because what is tested takes long.
+    pub fn is_calm(&self) -> bool {
+        self.is_uneven() || self.migrating > 5_000
     }
 
     /// Whether monotonic clocks may show more time than has passed.

@@ -43,6 +43,8 @@ pub enum Scenario {
     AskingPods,
     /// Like [`Scenario::Agents`] without lost stores, and all pools require probes.
     Probing,
+    /// Like [`Scenario::Claims`], and many pods are of virtual machines that migrate.
+    Migrations,
     /// Only small pools of blocks whose nodes borrow, a few nodes, and many pods.
     Lending,
 }
@@ -79,7 +81,7 @@ const fn unit(name: &'static str) -> Proof {
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
         Agents, AsDrawn, AskingPods, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers,
-        Lending, NoIntents, Probing, Restored, Scarce, Strangers, Unclear,
+        Lending, Migrations, NoIntents, Probing, Restored, Scarce, Strangers, Unclear,
     };
     match mutation {
         // Mutations of the allocation of podCIDRs
@@ -330,6 +332,12 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimServesEveryPod => unit(
             "node::ledger::tests::a_claim_s_address_goes_to_no_pod_that_does_not_name_the_claim",
         ),
+        ClaimServesEveryVmi => duplicate(Migrations, 2_000),
+        StandbyForEveryVmi => duplicate(Migrations, 2_000),
+        StandbyListedBeforeStored => sim(Migrations, 2_000),
+        StandbyForgotten => duplicate(Migrations, 2_000),
+        StandbyDroppedUnreleased => duplicate(Migrations, 2_000),
+        StandbyNumberReused => sim(Migrations, 2_000),
         ClaimedBeforeWithdrawn => sim(Claims, 10_000),
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",

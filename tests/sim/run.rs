@@ -19,6 +19,7 @@ use super::claims::ClaimRecords;
 use super::clock::{Clocks, MS, SECOND, Time};
 use super::host::{AgentWrite, KubeletAct, ProcessAct};
 use super::machines::{Act, Machines};
+use super::migrations::MigrationRecords;
 use super::mutations::Trial;
 use super::persistent_fault::PersistentFault;
 use super::plan::Plan;
@@ -87,6 +88,8 @@ pub enum Due {
     /// The kubelet reports the addresses of a pod (UID); a pod finishes (name).
     PodReports(ObjectUid),
     PodFinishes(Text),
+    /// A virtual machine that migrates runs in the pod.
+    Migrated(Text),
     /// A user removes the finalizer of a node (name, UID).
     RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
@@ -128,6 +131,7 @@ impl Due {
                 | Due::PodGone(_)
                 | Due::PodReports(_)
                 | Due::PodFinishes(_)
+                | Due::Migrated(_)
                 | Due::Register(_)
                 | Due::DeleteNode(..)
         )
@@ -201,6 +205,8 @@ tally! {
     asked_by_cni: "of these for the runtime",
     handed_over: "addresses handed over to claims",
     expired: "claims deleted after their use",
+    standbys: "nodes that became standbys for a migration",
+    migrated: "blocks whose standby became the owner",
     lent: "parts of blocks lent",
     given_back: "of them given back",
 }
@@ -234,6 +240,7 @@ pub struct Sim {
     pub served: Served,
     pub withdrawn: Withdrawn,
     pub claims: ClaimRecords,
+    pub migrations: MigrationRecords,
     pub backup: Option<Backup>,
     /// Until when the API server does not answer.
     pub down_until: Time,
@@ -291,9 +298,16 @@ impl Sim {
             }
             _ => plan.asking,
         };
+        let migrating = match trial {
+            None if plan.claims > 0 => {
+                *Rng::new(seed.rotate_left(40) ^ !0).pick(&[0, 1_500, 4_000])
+            }
+            _ => plan.migrating,
+        };
         let plan = Plan {
             sticky,
             asking,
+            migrating,
             persistent_fault,
             ..plan
         };
@@ -337,6 +351,7 @@ impl Sim {
             served: Served::default(),
             withdrawn: Withdrawn::default(),
             claims: ClaimRecords::default(),
+            migrations: MigrationRecords::default(),
             backup: None,
             down_until: 0,
             registering: BTreeSet::new(),
@@ -478,6 +493,7 @@ impl Sim {
             Due::AgentWrite(id, write) => return self.write_arrives(id, *write),
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
+            Due::Migrated(name) => self.pod_is_migrated_to(&name),
         }
         Ok(())
     }
@@ -595,6 +611,10 @@ impl Sim {
         for commit in commits {
             if let Commit::Subnet(before, after) = &commit {
                 let verdict = self.check_withdrawn(before.as_deref(), after.as_deref());
+                self.judge(verdict)?;
+            }
+            if let Commit::Block(before, after) = &commit {
+                let verdict = self.check_holders(author, before.as_deref(), after.as_deref());
                 self.judge(verdict)?;
             }
             if let Commit::Claim(before, after) = &commit {

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{AllocatedBlock, AllocationMode, Recall};
+use cadastre_api::{AllocatedBlock, AllocationMode, Recall, listed_uid, object_uid};
 use cadastre_controller::cluster::names::ObjectUid;
-use cadastre_controller::cluster::objects::{AgentReport, Block, BlockReport, Node};
+use cadastre_controller::cluster::objects::{AgentReport, Block, BlockReport, BlockSpec, Node};
 use cadastre_core::{Cidr, Family, IpRange};
 
 use super::checks::{Verdict, wrong};
@@ -114,9 +114,15 @@ impl Sim {
             self.check_object(block, &listed)?;
         }
         for ((cidr, uid), owner) in &listed {
-            let object = self.api.blocks.live.values().find(|b| b.uid == *uid);
+            let (object, number) = object_uid(uid);
+            let object = self.api.blocks.live.values().find(|b| *b.uid == *object);
             let theirs = object.and_then(|b| b.spec.as_ref().ok());
-            if theirs.is_none_or(|spec| spec.cidr != *cidr || spec.owner.uid != *owner) {
+            let is_named = |spec: &BlockSpec| {
+                let standby = spec.standby.iter().map(|(it, number)| (&it.uid, *number));
+                let mut all = standby.chain([(&spec.owner.uid, spec.number)]);
+                spec.cidr == *cidr && all.any(|it| it == (owner, number))
+            };
+            if !theirs.is_some_and(is_named) {
                 let text = format!("{cidr} {uid} is listed to {owner}, its object says {theirs:?}");
                 return wrong("blocks", text, None::<&str>);
             }
@@ -182,7 +188,7 @@ impl Sim {
         let Ok(spec) = &block.spec else {
             return Ok(());
         };
-        let key = (spec.cidr, block.uid.clone());
+        let key = (spec.cidr, listed_uid(&block.uid, spec.number).into());
         let owner = listed.get(&key);
         let kept = spec.owner.quarantined && self.pod_in(&spec.cidr);
         if owner == Some(&spec.owner.uid) && !spec.owner.quarantined || kept {

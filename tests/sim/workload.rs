@@ -8,6 +8,7 @@ use cadastre_api::{IPPoolSpec, Requests, pod_claim};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
     AskedAddresses, Block, ClaimSource, MachineIdentity, Node, Pod, PodClaim, Sticky, Subnet, Text,
+    VirtualMachine,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -128,7 +129,7 @@ impl Sim {
             // After a backup, the pools do not change, because their specs decide which node can own a block that a
             // restore has removed.
             78..90 if self.is_backed_up() => {}
-            24..43 | 78..90 if self.plan.is_uneven() && self.rng.chance(8_000) => {}
+            24..43 | 78..90 if self.plan.is_calm() && self.rng.chance(8_000) => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
             38..43 => self.recreate_node(),
@@ -472,6 +473,19 @@ impl Sim {
         addresses: Box<[Addr]>,
         claim: Option<(ClaimName, ClaimSource)>,
     ) -> (ObjectUid, Text) {
+        self.put_pod_of(node, uid, own_name, addresses, claim, None)
+    }
+
+    /// Creates a pod, which runs this virtual machine, if any. Returns its UID and its name.
+    pub fn put_pod_of(
+        &mut self,
+        node: &Node,
+        uid: ObjectUid,
+        own_name: &str,
+        addresses: Box<[Addr]>,
+        claim: Option<(ClaimName, ClaimSource)>,
+        machine: Option<VirtualMachine>,
+    ) -> (ObjectUid, Text) {
         let name: Text = format!("default/{own_name}").into();
         let claim = claim.map(|(claim, source)| {
             self.claims.note_pod(&uid, &claim);
@@ -482,6 +496,7 @@ impl Sim {
                 node: Some(node.name.clone()),
                 created: i64::try_from(self.now / SECOND).unwrap(),
                 source,
+                machine: machine.map(Box::new),
             })
         });
         self.log(Some(&node.name), || {

@@ -28,6 +28,7 @@ use cadastre_api::{
     sticky,
 };
 use cadastre_core::Dual;
+use cadastre_core::node_allocation::pool_of_claim;
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
 /// The annotations in the domain `cadastre.dev` that pods may have. All others in this domain are reported.
@@ -147,7 +148,7 @@ pub(crate) fn decide(
                     "annotation {it} is left out of account: {decides} decides. Remove one of them"
                 )
             }));
-            let choice = by_claim(&pod.namespace, claim.name(), &mut errors);
+            let choice = by_claim(pod, claim.name(), &mut errors);
             return (choice, errors);
         }
     }
@@ -206,15 +207,15 @@ fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
     )
 }
 
-/// Returns the choice for a pod of the namespace that names a claim. Other addresses would be worse for the pod than to
-/// wait, so a pod with a wrong name gets none.
-fn by_claim(namespace: &str, name: &str, errors: &mut Vec<String>) -> PodChoice {
+/// Returns the choice for a pod that names a claim. Other addresses would be worse for the pod than to wait, so a pod
+/// with a wrong name gets none.
+fn by_claim(pod: &Pod, name: &str, errors: &mut Vec<String>) -> PodChoice {
     let mut choice = PodChoice {
         strict: true,
         ..PodChoice::default()
     };
     if is_object_name(name) {
-        let claim = format!("{namespace}/{name}");
+        let claim = pool_of_claim(&format!("{}/{name}", pod.namespace), pod.vmi.as_deref());
         choice.bound = vec![claim.clone()];
         choice.pools = PoolOrder::Named(vec![claim]);
     } else {

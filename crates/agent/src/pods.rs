@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::attached::{self, SecondNetworks};
 use cadastre_api::choice::Label;
-use cadastre_api::{MIRROR_ANNOTATION, PodLite, sticky};
+use cadastre_api::{MIRROR_ANNOTATION, PodLite, pod_claim, sticky};
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::PodRef;
@@ -32,6 +32,8 @@ pub struct Pod {
     pub annotations: BTreeMap<String, String>,
     /// Whether a StatefulSet controls the pod
     pub is_of_stateful_set: bool,
+    /// UID of the VirtualMachineInstance that controls the pod, if one does
+    pub vmi: Option<String>,
     /// Whether the pod's phase is Succeeded or Failed
     pub finished: bool,
     /// The addresses in the pod's status; empty for a pod on the host network
@@ -171,6 +173,7 @@ pub fn read(pod: PodLite) -> Pod {
         labels: labels.collect(),
         annotations,
         is_of_stateful_set: sticky::stateful_set(&owners).is_some(),
+        vmi: pod_claim::vmi_of(&owners).map(str::to_owned),
         finished,
         addresses,
         second_networks,

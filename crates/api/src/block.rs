@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::rules;
 use cadastre_core::Cidr;
 
+/// The maximum number of nodes in `standby`.
+pub const MOST_STANDBY: usize = 8;
+
 /// A block and its owner.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
@@ -27,6 +30,7 @@ use cadastre_core::Cidr;
     validation = rules::block_name()
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = rules::vmi_stays())]
 pub struct IPAMBlockSpec {
     /// CIDR of the block, in canonical form. Immutable. The name of the object is derived from the CIDR.
     #[schemars(schema_with = "rules::block_cidr")]
@@ -44,6 +48,22 @@ pub struct IPAMBlockSpec {
     /// wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentBlock>,
+
+    /// UID of the VirtualMachineInstance for which an IPClaim's address was allocated. Only pods that this
+    /// VirtualMachineInstance controls get the address. Immutable. Absent: the block is not for a virtual machine.
+    #[schemars(length(max = 128))]
+    #[serde(default, rename = "vmiUID", skip_serializing_if = "Option::is_none")]
+    pub vmi_uid: Option<String>,
+
+    /// Other nodes that may have the address, because a virtual machine migrates or has migrated. Route the address to
+    /// the owner only. A node leaves this list when its agent has released the address.
+    #[schemars(length(max = MOST_STANDBY))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub standby: Vec<BlockOwner>,
+
+    /// The highest number that a node in standby has had.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub last_number: u32,
 
     /// When the block was allocated to this owner. In quarantine, when the quarantine began.
     pub since: Time,
@@ -83,6 +103,12 @@ pub struct BlockOwner {
     /// instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
+
+    /// A number that the node got when it was added to spec.standby, higher than all earlier ones of the block. Absent:
+    /// the block was allocated to the node. The node's NodeSubnet lists the block with this number, so a node that has
+    /// released the block can get it again.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub number: u32,
 }
 
 /// A block of which a node has lent a part.
@@ -104,6 +130,22 @@ pub enum OwnerKind {
     Node,
     /// The node was deleted, and the block waits before reuse
     Quarantine,
+}
+
+/// Returns the UID under which a NodeSubnet lists a block: the UID of the IPAMBlock, and for a node that was added to
+/// standby, its number. So a node that has released the block can get it again.
+pub fn listed_uid(uid: &str, number: u32) -> String {
+    match number {
+        0 => uid.to_owned(),
+        _ => format!("{uid}+{number}"),
+    }
+}
+
+/// Returns the UID of the IPAMBlock and the number of the node, the inverse of [`listed_uid`].
+pub fn object_uid(listed: &str) -> (&str, u32) {
+    let numbered = listed.split_once('+');
+    let parsed = numbered.and_then(|(uid, number)| Some((uid, number.parse().ok()?)));
+    parsed.unwrap_or((listed, 0))
 }
 
 /// Returns the object name for a block with this CIDR, for example `10-244-1-64-26` or `fd00-10-244--40-122`.

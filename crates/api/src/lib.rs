@@ -50,13 +50,16 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 mod mutated;
 
 pub use addresses::{AddressEntry, NodeAddresses, NodeAddressesSpec};
-pub use block::{BlockOwner, IPAMBlock, IPAMBlockSpec, OwnerKind, ParentBlock, block_name};
+pub use block::{
+    BlockOwner, IPAMBlock, IPAMBlockSpec, MOST_STANDBY, OwnerKind, ParentBlock, block_name,
+    listed_uid, object_uid,
+};
 pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
     FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME,
-    POOLS_ANNOTATION, RELEASE_ANNOTATION, STICKY_ANNOTATION, STICKY_TTL_ANNOTATION,
-    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
+    MIGRATION_READY_ANNOTATION, POOLS_ANNOTATION, RELEASE_ANNOTATION, STICKY_ANNOTATION,
+    STICKY_TTL_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
     AddressStatus, AllocationMode, AssignmentMode, Borrowing, FamilyStatus, FirstBlock, IPPool,

@@ -56,6 +56,9 @@ pub const STICKY_ANNOTATION: &str = "cadastre.dev/sticky";
 /// Annotation of a pod with `cadastre.dev/sticky`: `spec.ttlSecondsAfterUse` of the claim that the controller creates.
 pub const STICKY_TTL_ANNOTATION: &str = "cadastre.dev/sticky-ttl-seconds";
 
+/// Annotation that KubeVirt sets on the target pod of a live migration when the virtual machine runs there.
+pub const MIGRATION_READY_ANNOTATION: &str = "kubevirt.io/migration-target-ready-timestamp";
+
 /// Finalizer of an IPClaim. The controller removes it once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 

@@ -20,6 +20,7 @@ use crate::{
 };
 use cadastre_core::node_allocation::{
     Block, Dns, FamilyTerms, Gateway, NodeAllocation, PoolTerms, Prefix, Route, is_claim,
+    pool_of_claim,
 };
 use cadastre_core::usable::{covering, usable, usable_in};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
@@ -125,7 +126,7 @@ fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
         return Some(Block {
             cidr,
             uid: block.uid.clone(),
-            pool: claim.clone(),
+            pool: pool_of_claim(claim, block.vmi_uid.as_deref()),
             draining,
             borrowed: false,
             reserved: Vec::new(),

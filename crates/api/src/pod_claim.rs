@@ -8,8 +8,13 @@
 //!
 //! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
 //! ask [`claim_of`], so they always mean the same claim. The claim is in the pod's namespace.
+//!
+//! Two pods can have the address of a claim at a time if KubeVirt migrates a virtual machine from one pod to the other:
+//! the same VirtualMachineInstance controls both ([`vmi_of`]).
 
 use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::names::{
     ADDRESSES_ANNOTATION as ADDRESSES, CLAIM_ANNOTATION as CLAIM, STICKY_ANNOTATION as STICKY,
@@ -81,6 +86,16 @@ pub fn claim_of_addresses(pod: &str, uid: &str) -> String {
     // A part of a name between two dots does not end in a hyphen.
     let pod = pod.trim_end_matches(['.', '-']);
     format!("{pod}-{hash}")
+}
+
+/// Returns the UID of the VirtualMachineInstance that controls a pod, if one does.
+pub fn vmi_of(owners: &[OwnerReference]) -> Option<&str> {
+    let is_of_kubevirt =
+        |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0) == Some("kubevirt.io");
+    let vmi = owners.iter().find(|it| {
+        it.controller == Some(true) && it.kind == "VirtualMachineInstance" && is_of_kubevirt(it)
+    });
+    vmi.map(|it| it.uid.as_str())
 }
 
 /// Returns the addresses that a pod asks for by `cadastre.dev/addresses`, sorted, or what is wrong with the annotation.

@@ -74,6 +74,14 @@ pub(super) fn block_name() -> Rule {
         .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
 }
 
+/// Rejects a change of the virtual machine that a block is for.
+pub(super) fn vmi_stays() -> Rule {
+    Rule::new(
+        "has(self.vmiUID) == has(oldSelf.vmiUID) && (!has(self.vmiUID) || self.vmiUID == oldSelf.vmiUID)",
+    )
+    .message("vmiUID is immutable: the address of another virtual machine is another block")
+}
+
 pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = allocated_cidr(generator);
     if let Some(Value::Array(rules)) = schema.get_mut("x-kubernetes-validations") {

@@ -10,7 +10,9 @@
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
 //! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses or addresses of a
 //!   podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
-//! - Assign the address of a block with a `claim` only to a pod of the claim's namespace that names the claim.
+//! - Assign the address of a block with a `claim` only to a pod of the claim's namespace that names the claim. If the
+//!   block has a `vmiUID`, the VirtualMachineInstance with this UID must control the pod. Otherwise no
+//!   VirtualMachineInstance may control it.
 //! - Report a block as `released` only if none of its addresses is in use or cooling. From then on, do not use the
 //!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears although it was
 //!   not released, keep it while addresses of it are in use, but assign no new ones.
@@ -297,7 +299,8 @@ pub struct AllocatedBlock {
     #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
-    /// UID of the block's IPAMBlock. If the same CIDR is allocated again, it has a new IPAMBlock with another UID.
+    /// UID of the block's IPAMBlock. If the same CIDR is allocated again, it has a new IPAMBlock with another UID. If
+    /// the node was added to the standby of the block, a plus sign and the node's number follow.
     #[schemars(length(max = 128))]
     pub uid: String,
 
@@ -310,6 +313,18 @@ pub struct AllocatedBlock {
     #[schemars(length(max = 317))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
+
+    /// UID of the VirtualMachineInstance for which the claim's address was allocated. The address is assigned only to a
+    /// pod that this VirtualMachineInstance controls. Absent: the address is assigned to no pod of a
+    /// VirtualMachineInstance.
+    #[schemars(length(max = 128))]
+    #[serde(default, rename = "vmiUID", skip_serializing_if = "Option::is_none")]
+    pub vmi_uid: Option<String>,
+
+    /// If true, another node is the owner of the block, and traffic for the address goes to that node. This node assigns
+    /// the address all the same, to a pod of the virtual machine.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub standby: bool,
 
     /// The block of another node of which this block is a part, if this node has borrowed it. Its network address,
     /// gateway and broadcast address are those of the pool's CIDR, not those of the part.
@@ -497,7 +512,7 @@ pub struct BlockStatus {
     #[schemars(length(max = 43))]
     pub cidr: String,
 
-    /// UID of the block's IPAMBlock.
+    /// UID of the block, as the spec lists it.
     #[schemars(length(max = 128))]
     pub uid: String,
 

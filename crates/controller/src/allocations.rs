@@ -219,7 +219,9 @@ impl AllocationState {
 
     /// Returns whether the address lies in a block or podCIDR of the node.
     pub(crate) fn is_in_range_of(&self, node: &Node, addr: Addr) -> bool {
-        let blocks = self.blocks.of(&node.uid).map(|entry| &entry.cidr);
+        let blocks = self.blocks.of(&node.uid);
+        let blocks = blocks.chain(self.blocks.on_standby(&node.uid));
+        let blocks = blocks.map(|entry| &entry.cidr);
         let mut ranges = blocks.chain(self.pod_cidrs(node));
         ranges.any(|range| range.contains_addr(addr))
     }

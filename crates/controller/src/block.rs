@@ -226,10 +226,8 @@ impl BlockLoop {
                 continue;
             }
             self.kept.remove(&cidr);
-            if let Some(entry) = cx.allocations.blocks.get_mut(&cidr) {
-                entry.step = Step::Delete;
-                self.queue.add(cidr);
-            }
+            cx.allocations.owner_left(&cidr, cx.now);
+            self.queue.add(cidr);
         }
     }
 

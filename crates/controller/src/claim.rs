@@ -23,6 +23,7 @@
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
+mod migrate;
 mod place;
 mod retention;
 mod status;

@@ -129,6 +129,8 @@ pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
         uid: cidr.to_owned(),
         pool: "p".to_owned(),
         claim: None,
+        vmi_uid: None,
+        standby: false,
         parent: None,
         recall: None,
         reserved: Vec::new(),
@@ -186,6 +188,10 @@ pub(crate) fn block(text: &str, owner: Owner) -> Block {
             parent: None,
             since: NOW.wall,
             until: None,
+            vmi: None,
+            number: 0,
+            standby: Vec::new(),
+            last_number: 0,
         }),
     }
 }
@@ -244,6 +250,7 @@ pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
             node: node.map(NodeName::from),
             created: 0,
             source: ClaimSource::User,
+            machine: None,
         })),
         ..pod(1, &[])
     }

@@ -287,7 +287,7 @@ impl Leader {
         for name in &noted.nodes {
             noted
                 .blocks
-                .extend(self.allocations.released_blocks(name, cache));
+                .extend(self.allocations.released_blocks(name, cache, now));
         }
         self.follow_up(noted, cache);
         let mut cx = Context::new(cache, &mut self.allocations, reports, now);

@@ -280,6 +280,18 @@ mutations! {
     ClaimDeletedInUse,
     /// The address of a claim is assigned to every pod that asks for it.
     ClaimServesEveryPod,
+    /// The address of a claim that one virtual machine uses is assigned to the pods of every virtual machine.
+    ClaimServesEveryVmi,
+    /// Any pod of the claim on another node makes this node a standby, whichever virtual machine the pod belongs to.
+    StandbyForEveryVmi,
+    /// The NodeSubnet of a standby lists the block before the block's object names the standby.
+    StandbyListedBeforeStored,
+    /// The block of a claim ends with the release by its owner, although standbys may have the address.
+    StandbyForgotten,
+    /// A standby is dropped although its agent has not released the block.
+    StandbyDroppedUnreleased,
+    /// A node that becomes a standby again gets the number that it had.
+    StandbyNumberReused,
     /// The address of a claim is taken from the block of a node before the agent has withdrawn it.
     ClaimedBeforeWithdrawn,
     /// The address of a claim is taken from the block of a node before the NodeSubnet records the claim.

@@ -58,7 +58,7 @@ pub struct Block {
 #[serde(rename_all = "camelCase")]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct PoolTerms {
-    /// Name of the IPPool; for the pool of a claim, the claim's `NAMESPACE/NAME`
+    /// Name of the IPPool; for the pool of a claim, see [`pool_of_claim`]
     pub name: String,
     /// Whether a pod that names no pool may get addresses of this pool, regardless of the pod's labels
     pub automatic: bool,
@@ -167,10 +167,26 @@ impl Dns {
     }
 }
 
-/// Returns whether a pool consists of the addresses of one IPClaim. The name of such a pool is the claim's
-/// `NAMESPACE/NAME`, and no IPPool has a slash in its name.
+/// Returns whether a pool consists of the addresses of one IPClaim ([`pool_of_claim`]). No IPPool has a slash in its
+/// name.
 pub fn is_claim(pool: &str) -> bool {
     pool.contains('/')
+}
+
+/// Returns the name of the pool that consists of the addresses of an IPClaim. `claim` is the claim's `NAMESPACE/NAME`,
+/// and `vmi` the UID of the VirtualMachineInstance whose pods may use the addresses. So the pods of two virtual machines,
+/// and pods of no virtual machine, never share a pool.
+pub fn pool_of_claim(claim: &str, vmi: Option<&str>) -> String {
+    match vmi {
+        Some(vmi) if !Mutation::ClaimServesEveryVmi.is_on() => format!("{claim}/{vmi}"),
+        _ => claim.to_owned(),
+    }
+}
+
+/// Returns the `NAMESPACE/NAME` of the claim whose addresses are a pool.
+pub fn claim_of_pool(pool: &str) -> &str {
+    let slashes = pool.match_indices('/');
+    slashes.map(|it| it.0).nth(1).map_or(pool, |at| &pool[..at])
 }
 
 impl PoolTerms {

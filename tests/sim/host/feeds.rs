@@ -132,6 +132,10 @@ fn seen_pod(pod: &ApiPod) -> Pod {
             .claim
             .as_ref()
             .is_some_and(|it| matches!(it.source, ClaimSource::Sticky(_))),
+        vmi: {
+            let claim = pod.claim.as_ref();
+            claim.and_then(|it| it.vmi()).map(ToString::to_string)
+        },
         ..Pod::default()
     }
 }

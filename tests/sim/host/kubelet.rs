@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadastre_agent::cri::Sandbox as Listed;
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::Text;
-use cadastre_core::node_allocation::is_claim;
+use cadastre_core::node_allocation::{is_claim, pool_of_claim};
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::{Add, Attachment, Op, OpError, OpOutcome, PodRef, PoolCount, Snapshot};
 
@@ -114,6 +114,12 @@ impl Kubelet {
     /// Returns the id of the live sandbox that has the address and was set up under that Node.
     pub fn holder(&self, addr: Addr, node: &ObjectUid) -> Option<&str> {
         self.sandbox_in(&Cidr::host(addr), node)
+    }
+
+    /// Returns the UID of the pod that the sandbox is of.
+    pub fn pod_of(&self, container: &str) -> Option<ObjectUid> {
+        let sandbox = self.sandboxes.get(container)?;
+        Some(sandbox.pod.uid.as_str().into())
     }
 
     /// The live sandbox that has an address in the range and was set up under the Node with this UID.
@@ -376,7 +382,11 @@ impl Sim {
             let node = node(other).filter(|_| !host.is_off);
             let Some(node) = node else { continue };
             let holder = host.kubelet.holder(addr, &node);
-            if let Some(theirs) = holder.filter(|it| other != id || *it != container) {
+            let is_two = |it: &&str| {
+                (other != id || *it != container)
+                    && !self.is_migration((id, container), (other, it))
+            };
+            if let Some(theirs) = holder.filter(is_two) {
                 let name = &self.machines.hosts[id].name;
                 let text = format!(
                     "{addr} goes to sandbox {container} on {name}, and {theirs} on {} has it",
@@ -387,6 +397,13 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Whether the sandbox of a pod may have the address that another sandbox has: both are of one virtual machine.
+    fn is_migration(&self, (id, container): (usize, &str), (other, theirs): (usize, &str)) -> bool {
+        let pod = |id: usize, container: &str| self.machines.hosts[id].kubelet.pod_of(container);
+        let pods = pod(id, container).zip(pod(other, theirs));
+        pods.is_some_and(|(pod, their)| id != other && self.migrations.are_one(&pod, &their))
     }
 
     /// Checks that no cooldown of the address runs any more, whichever node released it.
@@ -487,10 +504,14 @@ impl Sim {
         }
         for uid in waiting {
             // A pod that names a claim gets the claim's addresses only, and no other pod gets them.
-            let claim = self.claims.claim_of(&uid.as_str().into());
+            let pod: ObjectUid = uid.as_str().into();
+            let claim = self.claims.claim_of(&pod);
+            let vmi = self.migrations.vmi_of(&pod);
+            let claim = claim.map(|it| pool_of_claim(it, vmi.map(|it| &**it)));
+            self.check_migration_comes(&pod, &name)?;
             self.check_claim_comes(&uid.as_str().into(), &name)?;
-            let serves = |pool: &&PoolCount| match claim {
-                Some(claim) => pool.terms.name == **claim,
+            let serves = |pool: &&PoolCount| match &claim {
+                Some(claim) => pool.terms.name == *claim,
                 None => !is_claim(&pool.terms.name),
             };
             let mut pools = snapshot.pools.iter().filter(serves);

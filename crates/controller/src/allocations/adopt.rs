@@ -29,7 +29,7 @@ use crate::cluster::cache::report_of;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{AgentReport, BlockReport, Node};
 use crate::pools::PoolState;
-use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS};
+use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS, object_uid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
@@ -102,8 +102,9 @@ impl AllocationState {
         for block in &report.blocks {
             let cidr = block.cidr;
             let entry = self.blocks.get(&cidr);
-            let has_it = entry.is_some_and(|it| it.owner.uid == node.uid);
-            let is_same_object = entry.is_some_and(|it| it.uid.as_ref() == Some(&block.uid));
+            let has_it = entry.is_some_and(|it| it.is_at(&node.uid));
+            let object = object_uid(&block.uid).0;
+            let is_same_object = entry.is_some_and(|it| it.uid.as_deref() == Some(object));
             let ignored = Mutation::ForgottenBlockNotAdopted.is_on();
             if !block.is_in_use() || has_it || ignored {
                 continue;
@@ -215,6 +216,8 @@ fn listed_block(block: &BlockReport, pool: &PoolState) -> AllocatedBlock {
         uid: block.uid.to_string(),
         pool: pool.name.to_string(),
         claim: None,
+        vmi_uid: None,
+        standby: false,
         parent: None,
         recall: None,
         reserved: Vec::new(),

@@ -22,18 +22,21 @@ mod entry;
 mod listed;
 mod objects;
 mod owners;
+mod standby;
 #[cfg(test)]
 mod tests;
 
 pub use entry::BlockEntry;
 pub(crate) use listed::machine_in;
 pub(crate) use objects::sound;
+pub use standby::Standby;
 
 /// All blocks of live nodes and all quarantined blocks, by range and by owner.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
+    by_standby: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
     /// Name and UID of each Node that has blocks, live or deleted
     owners: BTreeSet<(NodeName, ObjectUid)>,
     /// Provisional blocks whose objects the watch has shown; each is to be confirmed or deleted next
@@ -80,12 +83,24 @@ impl BlockTable {
         let (name, uid) = (entry.owner.name.clone(), entry.owner.uid.clone());
         self.owners.insert((name, uid.clone()));
         self.by_owner.entry(uid).or_default().insert(entry.cidr);
+        for standby in &entry.standby {
+            let cidrs = self.by_standby.entry(standby.owner.uid.clone());
+            cidrs.or_default().insert(entry.cidr);
+        }
         self.entries.insert(entry.cidr, entry);
     }
 
     fn remove(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         let entry = self.entries.remove(cidr)?;
         self.to_judge.remove(cidr);
+        for standby in &entry.standby {
+            if let Some(cidrs) = self.by_standby.get_mut(&standby.owner.uid) {
+                cidrs.remove(cidr);
+                if cidrs.is_empty() {
+                    self.by_standby.remove(&standby.owner.uid);
+                }
+            }
+        }
         let owner = &entry.owner;
         if let Some(cidrs) = self.by_owner.get_mut(&owner.uid) {
             cidrs.remove(cidr);

@@ -28,7 +28,7 @@ pub struct ClaimTable {
 }
 
 /// The addresses of one claim.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ClaimEntry {
     pub uid: ObjectUid,
     pub pool: PoolName,

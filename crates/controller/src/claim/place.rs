@@ -1,10 +1,12 @@
 //! Decides which node gets the addresses of a claim, and from which node they are recalled.
 
+use super::migrate::{choose_owner, choose_standbys, has_pod};
 use super::{ClaimProblem, IN_USE, WITHDRAWING, joined};
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::allocations::claims::ClaimEntry;
 use crate::allocations::holders::HolderUse;
+use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Claim, Node, Owner, PodClaim};
 use crate::handover::is_handed_over;
 use crate::pools::{PoolPhase, PoolState};
@@ -21,27 +23,29 @@ pub(super) fn place(
     affected: &mut AffectedLoops,
 ) -> Result<(), ClaimProblem> {
     let pods = cx.cache.pods.of_claim(&claim.name);
-    let Some(entry) = cx.allocations.claims.get(&claim.name) else {
+    let Some(entry) = cx.allocations.claims.get(&claim.name).cloned() else {
         return Ok(());
     };
     let (held, missing): (Vec<Cidr>, Vec<Cidr>) = entry
         .cidrs()
         .partition(|cidr| cx.allocations.blocks.get(cidr).is_some());
-    let decided = handed_over(entry, &missing, cx)
-        .and_then(|()| node_to_place_on(claim, entry, &missing, &pods, cx))
-        .map(Option::<&Node>::cloned);
-    let is_kept = |owner: &Owner| decided.is_ok() && first_on(&owner.name, &pods).is_some();
+    choose_owner(&held, &pods, cx, affected);
+    let decided = handed_over(&entry, &missing, cx)
+        .and_then(|()| node_to_place_on(claim, &entry, &missing, &pods, cx))
+        .map(|found| found.map(|(node, vmi)| (node.clone(), vmi)));
+    let is_kept =
+        |it: &BlockEntry| decided.is_ok() && has_pod(&it.owner.name, it.vmi.as_ref(), &pods);
     for cidr in &held {
         if let Some(entry) = cx.allocations.blocks.get_mut(cidr) {
-            let recall = (!is_kept(&entry.owner)).then_some(Recall::Drain);
+            let recall = (!is_kept(entry)).then_some(Recall::Drain);
             set_recall(entry, recall, affected);
         }
     }
-    if let Some(node) = decided? {
-        begin_blocks(claim, &missing, &node, cx);
+    if let Some((node, vmi)) = decided? {
+        begin_blocks(claim, &missing, &node, vmi.as_ref(), cx);
         affected.blocks.extend(missing);
     }
-    Ok(())
+    choose_standbys(&entry, &held, &pods, cx, affected)
 }
 
 /// Returns the problem of a claim with an address in the block of a node that has not handed it over.
@@ -64,24 +68,34 @@ fn handed_over(entry: &ClaimEntry, missing: &[Cidr], cx: &Context) -> Result<(),
     Ok(())
 }
 
-/// Returns the node on which the missing addresses become blocks now; `None` if there is nothing to do.
+/// Returns the node on which the missing addresses become blocks now, and the virtual machine for which. Returns `None`
+/// if there is nothing to do.
 fn node_to_place_on<'a>(
     claim: &Claim,
     entry: &ClaimEntry,
     missing: &[Cidr],
     pods: &[&PodClaim],
     cx: &'a Context,
-) -> Result<Option<&'a Node>, ClaimProblem> {
+) -> Result<Option<(&'a Node, Option<ObjectUid>)>, ClaimProblem> {
     let blocks = entry.cidrs();
     let blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
-    let owners: Vec<&Owner> = blocks.map(|entry| &entry.owner).collect();
-    let owner = owners.first().copied();
+    let owners: Vec<(&Owner, Option<&ObjectUid>)> =
+        blocks.map(|it| (&it.owner, it.vmi.as_ref())).collect();
+    let owner = owners.first().map(|it| it.0);
     let Some(first) = pods.iter().find(|pod| pod.node.is_some()) else {
         return Ok(None);
     };
-    let pod = owner.map_or(Some(*first), |owner| first_on(&owner.name, pods));
+    let of_owner = owners.first();
+    let pod = of_owner.map_or(Some(*first), |(owner, vmi)| {
+        first_on(&owner.name, *vmi, pods)
+    });
+    // Each address of a virtual machine may have another owner for a short time.
+    let is_of_machine = of_owner.is_some_and(|(owner, vmi)| vmi.is_some() && !owner.quarantined);
+    if missing.is_empty() && is_of_machine && pod.is_some() {
+        return Ok(None);
+    }
     let node = pod.and_then(|pod| cx.cache.nodes.get(pod.node.as_ref()?));
-    let is_owner = |node: &&Node| owners.iter().all(|owner| owner.uid == node.uid);
+    let is_owner = |node: &&Node| owners.iter().all(|(owner, _)| owner.uid == node.uid);
     let node = node.map(AsRef::as_ref).filter(is_owner);
     let (pod, node) = match (owner, pod.zip(node)) {
         (_, Some(found)) => found,
@@ -101,12 +115,16 @@ fn node_to_place_on<'a>(
     for cidr in missing {
         may_place(cidr, entry, pod, node, cx)?;
     }
-    Ok(Some(node))
+    Ok(Some((node, pod.vmi().cloned())))
 }
 
-/// Returns the oldest of the pods that are bound to the node.
-fn first_on<'a>(node: &str, pods: &[&'a PodClaim]) -> Option<&'a PodClaim> {
-    let mut pods = pods.iter();
+/// Returns the oldest of the pods of this virtual machine, or of none, that are bound to the node.
+fn first_on<'a>(
+    node: &str,
+    vmi: Option<&ObjectUid>,
+    pods: &[&'a PodClaim],
+) -> Option<&'a PodClaim> {
+    let mut pods = pods.iter().filter(|pod| pod.vmi() == vmi);
     pods.find(|pod| pod.node.as_deref() == Some(node)).copied()
 }
 
@@ -121,7 +139,13 @@ fn set_recall(entry: &mut BlockEntry, recall: Option<Recall>, affected: &mut Aff
     }
 }
 
-fn begin_blocks(claim: &Claim, missing: &[Cidr], node: &Node, cx: &mut Context) {
+fn begin_blocks(
+    claim: &Claim,
+    missing: &[Cidr],
+    node: &Node,
+    vmi: Option<&ObjectUid>,
+    cx: &mut Context,
+) {
     let entry = cx.allocations.claims.get(&claim.name);
     let pool = entry.map(|it| it.pool.clone()).unwrap_or_default();
     let holders = &mut cx.allocations.holders;
@@ -131,6 +155,9 @@ fn begin_blocks(claim: &Claim, missing: &[Cidr], node: &Node, cx: &mut Context) 
         let holding = ledger.record(holder, *cidr, HoldingState::InFlight);
         cx.allocations
             .begin_block(holding, *cidr, &pool, node, cx.now);
+        if let Some(entry) = cx.allocations.blocks.get_mut(cidr) {
+            entry.vmi = vmi.cloned();
+        }
     }
 }
 
@@ -172,13 +199,18 @@ fn may_place(
         return Err(ClaimProblem::new("OutsidePool", text));
     };
     if !state.selects(node) {
-        let text = format!(
-            "pod {} is on node {}, which the nodeSelector of pool \"{pool}\" does not select: schedule the pod to another node",
-            pod.pod, node.name
-        );
-        return Err(ClaimProblem::new("NodeNotSelected", text));
+        return Err(not_selected(pod, node, pool));
     }
     Ok(())
+}
+
+/// Returns the problem of a pod on a node that the pool does not serve.
+pub(super) fn not_selected(pod: &PodClaim, node: &Node, pool: &PoolName) -> ClaimProblem {
+    let text = format!(
+        "pod {} is on node {}, which the nodeSelector of pool \"{pool}\" does not select: schedule the pod to another node",
+        pod.pod, node.name
+    );
+    ClaimProblem::new("NodeNotSelected", text)
 }
 
 /// Returns the problem of a pod that waits until another node has released the addresses.

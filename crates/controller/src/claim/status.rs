@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::{ClaimProblem, WITHDRAWING};
 use crate::Context;
+use crate::allocations::blocks::BlockEntry;
 use crate::allocations::claims::ClaimEntry;
 use crate::allocations::whole_seconds;
 use crate::cluster::objects::{Claim, PodClaim};
@@ -14,10 +15,13 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let entry = cx.allocations.claims.get(&claim.name);
     let blocks = entry.into_iter().flat_map(ClaimEntry::cidrs);
     let mut blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
-    let node = blocks.find(|it| it.confirmed);
-    let node = node.map(|it| it.owner.name.to_string());
+    let block = blocks.find(|it| it.confirmed);
+    let vmi = block.and_then(|it| it.vmi.as_ref());
+    let node = block.map(|it| it.owner.name.to_string());
     let pods = cx.cache.pods.of_claim(&claim.name);
-    let here = |name: &str| pods.iter().find(|pod| pod.node.as_deref() == Some(name));
+    let is_on =
+        |pod: &&&PodClaim, node: &str| pod.node.as_deref() == Some(node) && pod.vmi() == vmi;
+    let here = |name: &str| pods.iter().find(|pod| is_on(pod, name));
     let pod = node.as_deref().and_then(here);
     let is_same_node = claim.status.node.as_deref() == node.as_deref();
     let now = Time(whole_seconds(cx.now.wall));
@@ -38,8 +42,25 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         released_at,
         conditions: Vec::new(),
     };
-    let elsewhere =
-        |it: &&&PodClaim| it.node.is_some() && it.node.as_deref() != status.node.as_deref();
+    let standby = block.into_iter().flat_map(BlockEntry::live_standbys);
+    let standby = standby.filter(|it| it.is_stored).filter_map(|it| {
+        let name = &it.owner.name;
+        let pod = pods.iter().find(|pod| is_on(pod, name))?;
+        Some((pod, name))
+    });
+    let migration = standby.map(|(pod, node)| {
+        format!(
+            "; pod {} on node {node} has them, too, because its virtual machine migrates",
+            pod.pod
+        )
+    });
+    let migration: String = migration.collect();
+    let elsewhere = |it: &&&PodClaim| {
+        let node = it.node.as_deref();
+        let mut standby = block.into_iter().flat_map(BlockEntry::live_standbys);
+        let is_standby = standby.any(|standby| node.is_some_and(|it| *standby.owner.name == *it));
+        node.is_some() && node != status.node.as_deref() && !(is_standby && it.vmi() == vmi)
+    };
     let waiting = pods.iter().find(elsewhere);
     let waiting = waiting.map_or(String::new(), |it| {
         let on = it.node.as_deref().unwrap_or_default();
@@ -61,7 +82,7 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         (None, Some(_), Some(pod), Some(node)) => (
             true,
             "InUse",
-            format!("pod {pod} on node {node} uses the addresses{waiting}"),
+            format!("pod {pod} on node {node} uses the addresses{migration}{waiting}"),
         ),
         (None, Some(_), None, Some(node)) => (
             true,

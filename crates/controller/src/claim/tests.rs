@@ -1,5 +1,6 @@
 mod asked;
 mod bad_input;
+mod migration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 

@@ -124,6 +124,7 @@ impl AddressRequests {
                 is_served: has_addresses,
                 is_by_cni: true,
             })),
+            machine: None,
         }))
     }
 }

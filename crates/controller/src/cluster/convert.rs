@@ -8,18 +8,19 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::agent_report;
-use super::names::{NodeName, PoolName};
+use super::names::{NodeName, ObjectUid, PoolName};
 use super::objects::{
     AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, MachineIdentity,
     Node, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
+    VirtualMachine,
 };
 use super::request::NewClaim;
 use cadastre_api::pod_claim::{self, ClaimOfPod};
 use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
     IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate,
-    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite,
-    QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
+    MIGRATION_READY_ANNOTATION, MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite,
+    NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -116,7 +117,8 @@ pub fn pod(pod: PodLite) -> Pod {
     // A kubelet can create mirror pods in any namespace, so a mirror pod must not get a claim of that namespace.
     let own_name = meta.name.as_deref().unwrap_or_default();
     let uid = meta.uid.as_deref().unwrap_or_default();
-    let owner = sticky::stateful_set(meta.owner_references.as_deref().unwrap_or_default());
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    let (owner, vmi) = (sticky::stateful_set(owners), pod_claim::vmi_of(owners));
     let claim = pod_claim::claim_of(own_name, uid, &annotations, owner.is_some());
     let claim = claim.filter(|_| !is_mirror && !is_host).map(|claim| {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
@@ -126,6 +128,8 @@ pub fn pod(pod: PodLite) -> Pod {
             pools: sticky::pools(&annotations).map(PoolName::from).collect(),
             ttl: sticky::ttl(&annotations),
         };
+        // No other claim outlives its pod or belongs to a virtual machine.
+        let is_annotated = matches!(claim, ClaimOfPod::Annotated(_));
         Box::new(PodClaim {
             claim: format!("{namespace}/{}", claim.name()).into(),
             pod: own_name.into(),
@@ -148,6 +152,12 @@ pub fn pod(pod: PodLite) -> Pod {
                 })),
                 _ => ClaimSource::User,
             },
+            machine: vmi.filter(|_| is_annotated).map(|vmi| {
+                Box::new(VirtualMachine {
+                    vmi: vmi.into(),
+                    is_migrated_to: annotations.contains_key(MIGRATION_READY_ANNOTATION),
+                })
+            }),
         })
     });
     Pod {
@@ -273,47 +283,72 @@ pub fn block(block: IPAMBlockLite) -> Block {
     }
 }
 
+fn owner(owner: BlockOwner) -> Owner {
+    Owner {
+        quarantined: owner.kind == OwnerKind::Quarantine,
+        name: owner.name.into(),
+        uid: owner.uid.into(),
+        machine: MachineIdentity {
+            provider_id: owner.provider_id.map(Text::from),
+            machine_id: owner.machine_id.map(Text::from),
+        },
+    }
+}
+
 fn block_spec(spec: IPAMBlockSpec) -> Result<BlockSpec, String> {
-    let owner = spec.owner;
     Ok(BlockSpec {
         cidr: Cidr::parse_strict(&spec.cidr).map_err(|error| error.to_string())?,
         pool: spec.pool.into(),
-        owner: Owner {
-            quarantined: owner.kind == OwnerKind::Quarantine,
-            name: owner.name.into(),
-            uid: owner.uid.into(),
-            machine: MachineIdentity {
-                provider_id: owner.provider_id.map(Text::from),
-                machine_id: owner.machine_id.map(Text::from),
-            },
-        },
+        number: spec.owner.number,
+        owner: owner(spec.owner),
         parent: spec.parent.as_ref().map(Parent::read).transpose()?,
         since: spec.since.0,
         until: spec.until.map(|until| until.0),
+        vmi: spec.vmi_uid.map(ObjectUid::from),
+        standby: {
+            let standby = spec.standby.into_iter();
+            standby
+                .map(|it| (it.number, owner(it)))
+                .map(|(number, it)| (it, number))
+                .collect()
+        },
+        last_number: spec.last_number,
     })
+}
+
+fn block_owner(owner: &Owner, number: u32) -> BlockOwner {
+    let text = |text: &Text| text.to_string();
+    BlockOwner {
+        kind: if owner.quarantined {
+            OwnerKind::Quarantine
+        } else {
+            OwnerKind::Node
+        },
+        name: owner.name.to_string(),
+        uid: owner.uid.to_string(),
+        provider_id: owner.machine.provider_id.as_ref().map(text),
+        machine_id: owner.machine.machine_id.as_ref().map(text),
+        number,
+    }
 }
 
 /// Builds the IPAMBlock to create or to replace, the inverse of [`block`].
 pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
-    let owner = &spec.owner;
-    let text = |text: &Text| text.to_string();
     let spec = IPAMBlockSpec {
         cidr: spec.cidr.to_string(),
         pool: spec.pool.to_string(),
-        owner: BlockOwner {
-            kind: if owner.quarantined {
-                OwnerKind::Quarantine
-            } else {
-                OwnerKind::Node
-            },
-            name: owner.name.to_string(),
-            uid: owner.uid.to_string(),
-            provider_id: owner.machine.provider_id.as_ref().map(text),
-            machine_id: owner.machine.machine_id.as_ref().map(text),
-        },
+        owner: block_owner(&spec.owner, spec.number),
         parent: spec.parent.as_ref().map(Parent::text),
         since: Time(spec.since),
         until: spec.until.map(Time),
+        vmi_uid: spec.vmi.as_ref().map(ToString::to_string),
+        standby: {
+            let standby = spec.standby.iter();
+            standby
+                .map(|(owner, number)| block_owner(owner, *number))
+                .collect()
+        },
+        last_number: spec.last_number,
     };
     IPAMBlock::new(name, spec)
 }

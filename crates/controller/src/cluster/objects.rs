@@ -309,6 +309,14 @@ pub struct BlockSpec {
     pub since: Timestamp,
     /// Earliest end of the quarantine; `None` unless in quarantine
     pub until: Option<Timestamp>,
+    /// UID of the VirtualMachineInstance that the address is for
+    pub vmi: Option<ObjectUid>,
+    /// The number of the owner
+    pub number: u32,
+    /// The other nodes that may have the block, each with its number
+    pub standby: Vec<(Owner, u32)>,
+    /// The highest number that a node has had
+    pub last_number: u32,
 }
 
 /// A block of which a part is lent.
@@ -558,9 +566,25 @@ pub struct PodClaim {
     pub created: i64,
     /// Who creates the claim
     pub source: ClaimSource,
+    /// The virtual machine of the pod, if it has one
+    pub machine: Option<Box<VirtualMachine>>,
+}
+
+/// The virtual machine that runs in a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualMachine {
+    /// UID of the VirtualMachineInstance that controls the pod
+    pub vmi: ObjectUid,
+    /// Whether the pod is the target of a live migration and the machine runs there
+    pub is_migrated_to: bool,
 }
 
 impl PodClaim {
+    /// Returns the UID of the VirtualMachineInstance that controls the pod.
+    pub fn vmi(&self) -> Option<&ObjectUid> {
+        self.machine.as_ref().map(|it| &it.vmi)
+    }
+
     /// Returns whether the pod asks for addresses, and has addresses already. A running pod keeps what it has.
     pub fn is_served(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)

@@ -9,7 +9,7 @@ use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{Block, Claim, MachineIdentity, Node};
+use crate::cluster::objects::{Block, Claim, MachineIdentity, Node, Owner};
 use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
 use crate::report::{
@@ -41,7 +41,7 @@ impl Leader {
         self.loops.subnets.queue.add(name.clone());
         self.release(name, cache);
         let mut blocks = self.allocations.listed_blocks_changed(name, cache, now);
-        blocks.extend(self.allocations.released_blocks(name, cache));
+        blocks.extend(self.allocations.released_blocks(name, cache, now));
         self.follow_up(
             AffectedLoops {
                 blocks,
@@ -80,6 +80,12 @@ impl Leader {
         let claims = plain.flat_map(|block| self.allocations.claims.inside(&block.cidr));
         for (_, claim, _) in claims {
             self.loops.claims.queue.add(claim.clone());
+        }
+        for block in self.allocations.blocks.on_standby(&node.uid) {
+            let claim = self.allocations.claims.of(&block.cidr);
+            if let Some(name) = claim {
+                self.loops.claims.queue.add(name.clone());
+            }
         }
     }
 
@@ -132,12 +138,20 @@ impl Leader {
     }
 
     fn quarantine_stale(&mut self, cidr: &Cidr, cache: &ClusterCache, now: Now) {
-        let Some(owner) = self.allocations.blocks.get(cidr).map(|entry| &entry.owner) else {
+        let Some(entry) = self.allocations.blocks.get(cidr) else {
             return;
         };
-        let (name, uid) = (owner.name.clone(), owner.uid.clone());
-        let live = cache.nodes.get(&name).is_some_and(|node| node.uid == uid);
-        if !live && !owner.quarantined {
+        let standby = entry.standby.iter().map(|it| &it.owner);
+        let nodes = standby.chain([&entry.owner]).filter(|it| !it.quarantined);
+        let is_live = |it: &&Owner| {
+            cache
+                .nodes
+                .get(&it.name)
+                .is_some_and(|node| node.uid == it.uid)
+        };
+        let stale = nodes.filter(|it| !is_live(it));
+        let stale = stale.map(|it| (it.name.clone(), it.uid.clone()));
+        for (name, uid) in stale.collect::<Vec<_>>() {
             self.quarantine_blocks(&name, &uid, &MachineIdentity::default(), now);
         }
     }

@@ -14,7 +14,7 @@ use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
 use super::tables::Read;
 use super::withdrawals;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::node_allocation::{PoolTerms, is_claim};
+use cadastre_core::node_allocation::{PoolTerms, claim_of_pool, is_claim};
 use cadastre_core::usable::{Usable, above, covering, union};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -310,7 +310,7 @@ fn exactly(
         let why = if is_claim(&pool.name) {
             format!(
                 "it belongs to IPClaim `{}`, which this pod does not name (annotation cadastre.dev/claim): ask for another address, or for none.",
-                pool.name
+                claim_of_pool(&pool.name)
             )
         } else {
             format!(
@@ -372,7 +372,8 @@ fn exactly(
             });
             let advice = match claims::named(add) {
                 Some(claim) => format!(
-                    "it belongs to IPClaim `{claim}`, which one pod at a time can use. Delete that first."
+                    "it belongs to IPClaim `{}`, which one pod at a time can use. Delete that first.",
+                    claim_of_pool(claim)
                 ),
                 None => "ask for another address, or delete that first.".to_owned(),
             };

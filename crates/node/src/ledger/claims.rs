@@ -10,9 +10,9 @@ use super::decide::{families, list};
 use super::kv::{Kv, KvTable};
 use super::tables::Read;
 use cadastre_core::Addr;
-use cadastre_core::node_allocation::is_claim;
+use cadastre_core::node_allocation::{claim_of_pool, is_claim};
 
-/// Returns the claim that the ADD names. Its addresses are the only ones that the pod may get.
+/// Returns the pool of the claim that the ADD names. Its addresses are the only ones that the pod may get.
 pub(crate) fn named(add: &Add) -> Option<&str> {
     let mut pools = add.pools.iter().map(String::as_str);
     pools.find(|it| is_claim(it))
@@ -35,6 +35,7 @@ pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<
     }
     if let Some(other) = asked.iter().find(|addr| !own.contains(addr)) {
         let own = list(&own);
+        let claim = claim_of_pool(claim);
         return Err(refuse(
             OpErrorKind::NotInBlocks,
             format!(
@@ -54,6 +55,7 @@ pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
     let (Some(claim), Stop::Refused(refusal)) = (add.claim_of_addresses(), &refusal) else {
         return refusal;
     };
+    let claim = claim_of_pool(claim);
     let text = format!(
         "{addr} was asked for, and it is not at this node yet: the controller creates IPClaim `{claim}` for it. {}",
         see_why(claim)
@@ -61,7 +63,8 @@ pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
     refuse(refusal.why, text)
 }
 
-fn absent(claim: &str) -> Stop {
+fn absent(pool: &str) -> Stop {
+    let claim = claim_of_pool(pool);
     let text = format!(
         "the address of IPClaim `{claim}` is not at this node yet. {}",
         see_why(claim)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::Standby;
 use crate::Now;
 use crate::allocations::whole_seconds;
 use crate::cluster::names::{ObjectUid, PoolName};
@@ -52,6 +53,14 @@ pub struct BlockEntry {
     pub idle_since: Option<Duration>,
     /// Since when the owner no longer needs the block that it has borrowed, by the monotonic clock
     pub unneeded_since: Option<Duration>,
+    /// UID of the VirtualMachineInstance whose pods may have the address of a claim. It never changes
+    pub vmi: Option<ObjectUid>,
+    /// The number under which the owner's NodeSubnet lists the block
+    pub number: u32,
+    /// Nodes that may have the block besides the owner, the oldest first
+    pub standby: Vec<Standby>,
+    /// The highest number that a node has had
+    pub last_number: u32,
 }
 
 impl BlockEntry {
@@ -82,6 +91,10 @@ impl BlockEntry {
             recalled_at: None,
             idle_since: None,
             unneeded_since: None,
+            vmi: None,
+            number: 0,
+            standby: Vec::new(),
+            last_number: 0,
         }
     }
 
@@ -113,6 +126,13 @@ impl BlockEntry {
             parent: self.parent.clone(),
             since: self.since,
             until: self.until,
+            vmi: self.vmi.clone(),
+            number: self.number,
+            standby: {
+                let all = self.standby.iter();
+                all.map(|it| (it.owner.clone(), it.number)).collect()
+            },
+            last_number: self.last_number,
         }
     }
 
@@ -130,6 +150,6 @@ impl BlockEntry {
     /// or of the block.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
-        report.of_block(&self.cidr, self.uid.as_ref()?)
+        self.reported(report, self.number)
     }
 }

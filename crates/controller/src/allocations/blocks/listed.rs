@@ -10,7 +10,7 @@ use crate::cluster::cache::{ClusterCache, report_of, spec_for};
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, MachineIdentity, Owner, Parent};
 use crate::purpose::Step;
-use cadastre_api::{AllocatedBlock, MOST_RESERVED, Recall};
+use cadastre_api::{AllocatedBlock, MOST_RESERVED, Recall, listed_uid, object_uid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
@@ -40,7 +40,10 @@ impl AllocationState {
                 }
             }
         }
-        let owners = self.blocks.iter().map(|entry| &entry.owner);
+        let owners = self.blocks.iter().flat_map(|entry| {
+            let standby = entry.standby.iter().map(|it| &it.owner);
+            standby.chain([&entry.owner])
+        });
         let owners = owners.filter(|owner| !owner.quarantined);
         let owners: BTreeSet<(NodeName, ObjectUid)> = owners
             .map(|owner| (owner.name.clone(), owner.uid.clone()))
@@ -69,7 +72,19 @@ impl AllocationState {
         let Ok(cidr) = Cidr::parse_strict(&listed.cidr) else {
             return;
         };
+        let (object, number) = object_uid(&listed.uid);
         let entry = self.blocks.get(&cidr);
+        // An object for a virtual machine names the owner rightly: each node that gets the block was named there before.
+        let is_shared = |it: &BlockEntry| {
+            let is_same = it.vmi.is_some() && it.uid.as_deref() == Some(object);
+            is_same && it.owner.uid != *uid && !it.owner.quarantined
+        };
+        if let Some(entry) = entry.filter(|it| it.standby_of(uid).is_some() || is_shared(it)) {
+            if alive && entry.standby_of(uid).is_none() {
+                self.restore_standby(&cidr, Owner::node(name, uid), number);
+            }
+            return;
+        }
         let has_other_owner = match entry {
             Some(entry) => entry.owner.quarantined || entry.owner.uid != *uid,
             None => self.is_held_by_node(&cidr),
@@ -81,7 +96,7 @@ impl AllocationState {
         // restored the list. The other node's object does not count if it is neither quarantined nor listed, because no
         // node ever used it.
         let is_outdated = |entry: &BlockEntry| {
-            let is_other = |uid: &ObjectUid| **uid != *listed.uid;
+            let is_other = |uid: &ObjectUid| **uid != *object;
             let has_other_object = entry.uid.as_ref().is_some_and(is_other);
             let could_be_used = entry.owner.quarantined || is_listed(entry, cache);
             entry.owner.uid != *uid && has_other_object && could_be_used
@@ -94,7 +109,10 @@ impl AllocationState {
             let holder = self.holders.intern(HolderUse::Blocks, name, uid);
             let holding = self.ledger.record(holder, cidr, HoldingState::Allocated);
             self.blocks.insert(BlockEntry {
-                uid: Some(listed.uid.as_str().into()),
+                uid: Some(object.into()),
+                vmi: listed.vmi_uid.as_deref().map(ObjectUid::from),
+                number,
+                last_number: number,
                 confirmed: true,
                 parent: listed.parent.as_ref().and_then(|it| Parent::read(it).ok()),
                 recall: listed.recall,
@@ -145,6 +163,12 @@ impl AllocationState {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
             };
+            let object = object_uid(&block.uid).0;
+            let is_standby = |entry: &BlockEntry| {
+                let is_same = entry.uid.as_deref() == Some(object);
+                entry.vmi.is_some() && is_same && !entry.is_at(&node.uid)
+            };
+            let is_new = |entry: &BlockEntry| is_new(entry) || is_standby(entry);
             let is_new = self.blocks.get(&cidr).is_none_or(is_new);
             if is_new && !is_released && !Mutation::LateListIgnored.is_on() {
                 self.restore_listed(name, &node.uid, block, true, cache, now);
@@ -154,10 +178,15 @@ impl AllocationState {
         restored
     }
 
-    /// Marks for deletion the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns
-    /// them. One version of the NodeSubnet shows both facts, so no write that is based on an older version can list the
+    /// Ends the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns them. Their
+    /// objects are deleted, or a standby becomes the owner. One version of the NodeSubnet shows both facts, so no write that is based on an older version can list the
     /// blocks again.
-    pub(crate) fn released_blocks(&mut self, name: &NodeName, cache: &ClusterCache) -> Vec<Cidr> {
+    pub(crate) fn released_blocks(
+        &mut self,
+        name: &NodeName,
+        cache: &ClusterCache,
+        now: Now,
+    ) -> Vec<Cidr> {
         let Some((node, subnet)) = cache.nodes.get(name).zip(cache.subnets.get(name)) else {
             return Vec::new();
         };
@@ -174,11 +203,11 @@ impl AllocationState {
         let cidrs = released.map(|it| it.cidr).filter(is_unlisted);
         let cidrs: Vec<Cidr> = cidrs.collect();
         for cidr in &cidrs {
-            if let Some(entry) = self.blocks.get_mut(cidr) {
-                entry.step = Step::Delete;
-            }
+            self.owner_left(cidr, now);
         }
-        cidrs
+        let mut all = self.released_standbys(node, report, is_unlisted);
+        all.extend(cidrs);
+        all
     }
 
     /// Returns the blocks that the NodeSubnet should list for a node's UID: those that are confirmed and that the agent
@@ -188,50 +217,69 @@ impl AllocationState {
         uid: &ObjectUid,
         report: Option<&AgentReport>,
     ) -> Vec<AllocatedBlock> {
-        let own = self.blocks.of(uid);
-        let stays = |entry: &BlockEntry| {
-            entry.owner.uid == *uid && entry.is_held() && !entry.is_released(report)
-        };
-        let listed = own.filter(|entry| stays(entry)).filter_map(|entry| {
-            if let Some(claim) = self.claims.of(&entry.cidr) {
-                // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a
-                // draining block is listed even alone: the agent assigns nothing from it, and can release only a listed
-                // block.
-                let mut all = self.claims.get(claim)?.cidrs();
-                let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
-                let drains = entry.recall == Some(Recall::Drain);
-                return (is_whole || drains).then(|| Self::listed_claim(entry, claim))?;
-            }
-            let pool = self.pools.get(&entry.pool);
-            let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
-            let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
-            Some(AllocatedBlock {
-                cidr: entry.cidr.to_string(),
-                uid: entry.uid.as_ref()?.to_string(),
-                pool: entry.pool.to_string(),
-                claim: None,
-                parent: entry.parent.as_ref().map(Parent::text),
-                recall: entry.recall,
-                reserved: within(
-                    &entry.cidr,
-                    reserved.iter().chain(&self.never_of_parent(entry)),
-                ),
-                on_request: within(&entry.cidr, on_request),
-            })
-        });
+        let all = self.blocks.of(uid).chain(self.blocks.on_standby(uid));
+        let mut all: Vec<&BlockEntry> = all.collect();
+        all.sort_unstable_by_key(|entry| entry.cidr);
+        let stays = |entry: &BlockEntry| entry.is_to_list(uid, report);
+        let listed = all
+            .into_iter()
+            .filter(|entry| stays(entry))
+            .filter_map(|entry| {
+                if let Some(claim) = self.claims.of(&entry.cidr) {
+                    // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a
+                    // draining block is listed even alone: the agent assigns nothing from it, and can release only a listed
+                    // block.
+                    let mut all = self.claims.get(claim)?.cidrs();
+                    let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
+                    let drains = entry.share_of(uid).1 == Some(Recall::Drain);
+                    let others = self.claims.get(claim)?.cidrs();
+                    let others = others.map(|cidr| self.blocks.get(&cidr));
+                    let is_alone = !is_whole && !drains && entry.is_listed_alone(uid, others);
+                    let mut listed = Self::listed_claim(entry, claim, uid)?;
+                    if is_alone {
+                        listed.recall = Some(Recall::Drain);
+                    }
+                    return (is_whole || drains || is_alone).then_some(listed);
+                }
+                let pool = self.pools.get(&entry.pool);
+                let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
+                let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
+                Some(AllocatedBlock {
+                    cidr: entry.cidr.to_string(),
+                    uid: entry.uid.as_ref()?.to_string(),
+                    pool: entry.pool.to_string(),
+                    claim: None,
+                    vmi_uid: None,
+                    standby: false,
+                    parent: entry.parent.as_ref().map(Parent::text),
+                    recall: entry.recall,
+                    reserved: within(
+                        &entry.cidr,
+                        reserved.iter().chain(&self.never_of_parent(entry)),
+                    ),
+                    on_request: within(&entry.cidr, on_request),
+                })
+            });
         listed.collect()
     }
 
     /// Returns the block of a claim as a NodeSubnet lists it. The block's address is listed as reserved, so that an
     /// agent too old to know claims does not assign it. Agents that know claims ignore this reservation.
-    fn listed_claim(entry: &BlockEntry, claim: &ClaimName) -> Option<AllocatedBlock> {
+    fn listed_claim(
+        entry: &BlockEntry,
+        claim: &ClaimName,
+        node: &ObjectUid,
+    ) -> Option<AllocatedBlock> {
+        let (number, recall) = entry.share_of(node);
         Some(AllocatedBlock {
             cidr: entry.cidr.to_string(),
-            uid: entry.uid.as_ref()?.to_string(),
+            uid: listed_uid(entry.uid.as_ref()?, number),
             pool: entry.pool.to_string(),
             claim: Some(claim.to_string()),
+            vmi_uid: entry.vmi.as_ref().map(ToString::to_string),
+            standby: entry.owner.uid != *node,
             parent: None,
-            recall: entry.recall,
+            recall,
             reserved: vec![entry.cidr.first().to_string()],
             on_request: Vec::new(),
         })
@@ -278,7 +326,9 @@ fn within<'a>(cidr: &Cidr, spans: impl IntoIterator<Item = &'a IpRange>) -> Vec<
 /// Returns whether the NodeSubnet of the block's owner lists the block with the UID of its known object.
 fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
     let cidr = entry.cidr.to_string();
-    let is_same = |it: &AllocatedBlock| it.cidr == cidr && entry.uid.as_deref() == Some(&*it.uid);
+    let is_same = |it: &AllocatedBlock| {
+        it.cidr == cidr && entry.uid.as_deref() == Some(object_uid(&it.uid).0)
+    };
     let spec = spec_for(cache, &entry.owner.name, &entry.owner.uid);
     spec.is_some_and(|spec| spec.blocks.iter().any(is_same))
 }

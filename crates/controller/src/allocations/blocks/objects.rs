@@ -1,7 +1,7 @@
 //! Updates the ledger when the watch shows changes of IPAMBlocks, and decides which of two overlapping blocks stays.
 
 use super::owners::quarantine_of;
-use super::{AffectedLoops, BlockEntry};
+use super::{AffectedLoops, BlockEntry, Standby};
 use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, left_of};
@@ -45,6 +45,15 @@ impl AllocationState {
         affected
             .nodes
             .extend(entry.parent.iter().map(|it| it.node.clone()));
+        for standby in &mut entry.standby {
+            let mut named = spec.standby.iter().map(|(owner, _)| owner);
+            let is_named = spec.owner.uid == standby.owner.uid
+                || named.any(|owner| owner.uid == standby.owner.uid);
+            if is_named && !standby.is_stored {
+                standby.is_stored = true;
+                affected.nodes.push(standby.owner.name.clone());
+            }
+        }
         if entry.step != Step::Delete {
             // The object of a provisional block is not written: a write would change its resourceVersion, which shows
             // its age.
@@ -146,6 +155,15 @@ impl AllocationState {
             // The controller marks an object as quarantined only if the block was confirmed before.
             confirmed: owner.quarantined,
             step: Step::Settled,
+            vmi: spec.vmi.clone(),
+            number: spec.number,
+            standby: {
+                let standby = spec.standby.iter().cloned();
+                standby
+                    .map(|(owner, number)| Standby::stored(owner, number))
+                    .collect()
+            },
+            last_number: spec.last_number,
             ..BlockEntry::new(spec.cidr, spec.pool.clone(), owner.clone(), holding, now)
         };
         self.ledger.set_state(holding, entry.state());

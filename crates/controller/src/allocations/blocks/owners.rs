@@ -38,7 +38,7 @@ impl AllocationState {
     }
 
     /// Quarantines the blocks of a node whose UID is gone. Blocks whose creation was never requested are dropped
-    /// instead. Returns all blocks that the UID had.
+    /// instead. If a block has a live standby, that node becomes the owner instead. Returns all blocks that the UID had.
     pub(crate) fn quarantine_blocks(
         &mut self,
         name: &NodeName,
@@ -46,6 +46,7 @@ impl AllocationState {
         machine: &MachineIdentity,
         now: Now,
     ) -> Vec<Cidr> {
+        let mut all = self.quarantine_standbys(uid, machine);
         let cidrs: Vec<Cidr> = self.blocks.of(uid).map(|entry| entry.cidr).collect();
         for cidr in &cidrs {
             let Some(entry) = self.blocks.get(cidr) else {
@@ -60,6 +61,12 @@ impl AllocationState {
                     continue;
                 }
                 self.drop_block(cidr);
+                continue;
+            }
+            let next = entry.live_standbys().next();
+            if let Some(next) = next.map(|it| it.owner.uid.clone()) {
+                self.make_owner(cidr, &next);
+                self.quarantine_standbys(uid, machine);
                 continue;
             }
             let owner = Owner {
@@ -77,7 +84,8 @@ impl AllocationState {
                 entry.step = Step::Replace;
             }
         }
-        cidrs
+        all.extend(cidrs);
+        all
     }
 
     /// Drops the blocks for which no request was sent yet and that overlap ranges of a foreign allocator. Returns the

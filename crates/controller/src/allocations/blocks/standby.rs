@@ -1,0 +1,290 @@
+//! Standbys: nodes that may have a block besides its owner, because a virtual machine migrates.
+//!
+//! During a live migration of KubeVirt, two pods of one virtual machine run on two nodes, and both need the address of
+//! the machine's claim. The block stays with one owner, to which traffic is routed. The other node is a standby: its
+//! NodeSubnet lists the block, too. When the machine runs on the other node, owner and standby change places, by one
+//! write of the block's object.
+//!
+//! # Guarantees
+//! - Only nodes with a pod of the same VirtualMachineInstance become standbys. The VirtualMachineInstance of a block
+//!   never changes, and agents assign the address to no pod of another one. So two virtual machines never have an
+//!   address at the same time, whatever the order in which agents and API server see the writes.
+//! - A NodeSubnet lists the block for a standby only after the API server has stored the standby in the block's object.
+//! - A node is removed from the standbys, or replaced as owner, only when its agent has released the block and its
+//!   NodeSubnet no longer lists the block. A deleted node is removed after a quarantine.
+//! - The block ends only when it has no standby.
+
+use super::{BlockEntry, BlockTable};
+use crate::Now;
+use crate::allocations::AllocationState;
+use crate::cluster::names::ObjectUid;
+use crate::cluster::objects::{AgentReport, BlockReport, MachineIdentity, Node, Owner};
+use crate::purpose::Step;
+use cadastre_api::{MOST_STANDBY, Recall, listed_uid};
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
+
+/// A node that may have a block besides the owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// The node, live or deleted
+    pub owner: Owner,
+    /// The number under which the node's NodeSubnet lists the block
+    pub number: u32,
+    /// Whether the API server has stored the node in the block's object
+    pub is_stored: bool,
+    /// How the controller recalls the block from this node
+    pub recall: Option<Recall>,
+}
+
+impl Standby {
+    /// Returns a standby that the block's object names.
+    pub(super) fn stored(owner: Owner, number: u32) -> Self {
+        Standby {
+            owner,
+            number,
+            is_stored: true,
+            recall: None,
+        }
+    }
+
+    /// Returns whether the NodeSubnet of the node lists the block, unless the agent has released it.
+    fn is_listed(&self) -> bool {
+        let is_stored = self.is_stored || Mutation::StandbyListedBeforeStored.is_on();
+        is_stored && !self.owner.quarantined
+    }
+}
+
+impl BlockEntry {
+    /// Returns the standby with this UID.
+    pub(crate) fn standby_of(&self, uid: &ObjectUid) -> Option<&Standby> {
+        self.standby.iter().find(|it| it.owner.uid == *uid)
+    }
+
+    /// Returns the standbys that are live nodes.
+    pub(crate) fn live_standbys(&self) -> impl Iterator<Item = &Standby> {
+        self.standby.iter().filter(|it| !it.owner.quarantined)
+    }
+
+    /// Returns whether the node with this UID may have the block, as owner or as standby.
+    pub(crate) fn is_at(&self, uid: &ObjectUid) -> bool {
+        self.owner.uid == *uid || self.standby_of(uid).is_some()
+    }
+
+    /// Returns whether the NodeSubnet of the node with this UID lists the block, given what the node's agent reports.
+    pub(super) fn is_to_list(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
+        if self.owner.uid == *uid {
+            return self.is_held() && !self.is_released(report);
+        }
+        let standby = self.standby_of(uid).filter(|it| it.is_listed());
+        standby.is_some_and(|it| self.is_held() && !self.is_released_by(it, report))
+    }
+
+    /// Returns the number of the node with this UID, and how the block is recalled from it.
+    pub(super) fn share_of(&self, uid: &ObjectUid) -> (u32, Option<Recall>) {
+        let standby = self.standby_of(uid);
+        standby.map_or((self.number, self.recall), |it| (it.number, it.recall))
+    }
+
+    /// Returns whether the agent of the node with this UID has released the block, of which the node is owner or standby.
+    pub(crate) fn is_released_at(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
+        let standby = self.standby_of(uid);
+        standby.map_or_else(
+            || self.is_released(report),
+            |it| self.is_released_by(it, report),
+        )
+    }
+
+    /// Returns whether the block of a claim must stay in the list of a node that lacks other addresses of the claim. Such
+    /// a block is listed as draining, so that the node assigns the address to no pod and can release it.
+    pub(super) fn is_listed_alone<'a>(
+        &self,
+        uid: &ObjectUid,
+        others: impl IntoIterator<Item = Option<&'a BlockEntry>>,
+    ) -> bool {
+        // Blocks without standbys become whole together, and are listed for the first time then.
+        if self.last_number == 0 {
+            return false;
+        }
+        // A node becomes a standby of all blocks at once, and is listed for none before all of them are stored.
+        let is_new = |it: &BlockEntry| it.standby_of(uid).is_some_and(|it| !it.is_stored);
+        let is_standby = self.standby_of(uid).is_some();
+        let mut others = others.into_iter().flatten();
+        !(is_standby && others.any(is_new))
+    }
+
+    /// Returns whether the agent of a standby has released the block.
+    fn is_released_by(&self, standby: &Standby, report: Option<&AgentReport>) -> bool {
+        let report = report.filter(|it| it.node_uid == standby.owner.uid);
+        let reported = report.and_then(|it| self.reported(it, standby.number));
+        reported.is_some_and(|it| it.released)
+    }
+
+    /// Returns what an agent reports of the block under a number.
+    pub(super) fn reported<'a>(
+        &self,
+        report: &'a AgentReport,
+        number: u32,
+    ) -> Option<&'a BlockReport> {
+        let uid = self.uid.as_ref()?;
+        match number {
+            0 => report.of_block(&self.cidr, uid),
+            _ => report.of_block(&self.cidr, &listed_uid(uid, number).into()),
+        }
+    }
+}
+
+impl BlockTable {
+    /// Returns the blocks for which the node with this UID is a standby, in address order.
+    pub(crate) fn on_standby<'a>(
+        &'a self,
+        uid: &ObjectUid,
+    ) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
+        let cidrs = self.by_standby.get(uid).into_iter().flatten();
+        cidrs.filter_map(|cidr| self.entries.get(cidr))
+    }
+
+    /// Changes the standbys of a block.
+    fn change_standbys(&mut self, cidr: &Cidr, change: impl FnOnce(&mut BlockEntry)) {
+        let to_judge = self.to_judge.contains(cidr);
+        if let Some(mut entry) = self.remove(cidr) {
+            change(&mut entry);
+            entry.must_be_stored();
+            self.insert(entry);
+        }
+        if to_judge {
+            self.to_judge.insert(*cidr);
+        }
+    }
+}
+
+impl BlockEntry {
+    /// Has the object written, because owner or standbys have changed.
+    fn must_be_stored(&mut self) {
+        if self.confirmed && self.step == Step::Settled {
+            self.step = Step::Replace;
+        }
+    }
+}
+
+impl AllocationState {
+    /// Adds a node to the standbys of a block, unless there are too many. Its NodeSubnet lists the block when the API
+    /// server has stored that.
+    pub(crate) fn add_standby(&mut self, cidr: &Cidr, node: &Node) {
+        let has_room = |it: &BlockEntry| it.standby.len() < MOST_STANDBY;
+        if !self.blocks.get(cidr).is_some_and(has_room) {
+            return;
+        }
+        self.blocks.change_standbys(cidr, |entry| {
+            if !Mutation::StandbyNumberReused.is_on() || entry.last_number == 0 {
+                entry.last_number += 1;
+            }
+            entry.standby.push(Standby {
+                owner: Owner::node(&node.name, &node.uid),
+                number: entry.last_number,
+                is_stored: false,
+                recall: None,
+            });
+        });
+    }
+
+    /// Records a standby that a NodeSubnet lists, although the block's object does not name it: an earlier leader has
+    /// listed the block.
+    pub(super) fn restore_standby(&mut self, cidr: &Cidr, owner: Owner, number: u32) {
+        self.blocks.change_standbys(cidr, |entry| {
+            entry.last_number = entry.last_number.max(number);
+            entry.standby.push(Standby::stored(owner, number));
+        });
+    }
+
+    /// Makes a standby the owner. The owner becomes a standby.
+    pub(crate) fn make_owner(&mut self, cidr: &Cidr, uid: &ObjectUid) {
+        let mut found = None;
+        self.blocks.change_standbys(cidr, |entry| {
+            let at = entry.standby.iter().position(|it| it.owner.uid == *uid);
+            let Some(at) = at else { return };
+            let before = Standby {
+                owner: entry.owner.clone(),
+                number: entry.number,
+                is_stored: true,
+                recall: entry.recall,
+            };
+            let next = std::mem::replace(&mut entry.standby[at], before);
+            (entry.number, entry.recall) = (next.number, next.recall);
+            (entry.until, entry.quarantined_until) = (None, None);
+            found = Some(next.owner);
+        });
+        if let Some(owner) = found {
+            self.reassign_block(cidr, owner);
+        }
+    }
+
+    /// Removes a node that no longer has the block from its standbys.
+    fn drop_standby(&mut self, cidr: &Cidr, uid: &ObjectUid) {
+        let drop = |entry: &mut BlockEntry| entry.standby.retain(|it| it.owner.uid != *uid);
+        self.blocks.change_standbys(cidr, drop);
+    }
+
+    /// Ends the block for its owner, which no longer has it. A standby becomes the owner, a live one if there is any. If
+    /// there is none, the object is deleted. If all standbys are deleted nodes, the block is quarantined once more.
+    pub(crate) fn owner_left(&mut self, cidr: &Cidr, now: Now) {
+        let Some(entry) = self.blocks.get_mut(cidr) else {
+            return;
+        };
+        let owner = entry.owner.uid.clone();
+        let next = entry.live_standbys().next().or(entry.standby.first());
+        let next = next.map(|it| (it.owner.uid.clone(), it.owner.quarantined));
+        let Some((uid, is_gone)) = next.filter(|_| !Mutation::StandbyForgotten.is_on()) else {
+            entry.step = Step::Delete;
+            return;
+        };
+        self.make_owner(cidr, &uid);
+        self.drop_standby(cidr, &owner);
+        if is_gone {
+            self.set_quarantine(cidr, now);
+        }
+    }
+
+    /// Drops the standbys on a node that its agent has released and its NodeSubnet no longer lists. Returns their
+    /// blocks.
+    pub(super) fn released_standbys(
+        &mut self,
+        node: &Node,
+        report: Option<&AgentReport>,
+        is_unlisted: impl Fn(&Cidr) -> bool,
+    ) -> Vec<Cidr> {
+        let ended = |entry: &&BlockEntry| {
+            let standby = entry.standby_of(&node.uid);
+            let is_forgotten =
+                |it: &Standby| it.recall.is_some() && Mutation::StandbyDroppedUnreleased.is_on();
+            let is_released =
+                |it: &Standby| entry.is_released_by(it, report) && is_unlisted(&entry.cidr);
+            standby.is_some_and(|it| is_released(it) || is_forgotten(it))
+        };
+        let all = self.blocks.on_standby(&node.uid).filter(ended);
+        let cidrs: Vec<Cidr> = all.map(|entry| entry.cidr).collect();
+        for cidr in &cidrs {
+            self.drop_standby(cidr, &node.uid);
+        }
+        cidrs
+    }
+
+    /// Records that a node that is a standby was deleted. Returns the blocks.
+    pub(super) fn quarantine_standbys(
+        &mut self,
+        uid: &ObjectUid,
+        machine: &MachineIdentity,
+    ) -> Vec<Cidr> {
+        let cidrs: Vec<Cidr> = self.blocks.on_standby(uid).map(|it| it.cidr).collect();
+        for cidr in &cidrs {
+            self.blocks.change_standbys(cidr, |entry| {
+                let of_node = entry.standby.iter_mut().filter(|it| it.owner.uid == *uid);
+                for standby in of_node.filter(|it| !it.owner.quarantined) {
+                    standby.owner.quarantined = true;
+                    standby.owner.machine = machine.clone();
+                }
+            });
+        }
+        cidrs
+    }
+}
