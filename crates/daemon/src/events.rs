@@ -1,7 +1,8 @@
 //! Kubernetes events. They are written in the background, so that nothing else waits for them.
 //!
-//! Each [`EventNote`] becomes an Event of its own. A note reports a change of state, so notes are not aggregated: users
-//! should read each of two notes about the same object, for example about its overlaps with two other objects.
+//! Each [`EventNote`] becomes an Event of its own. A note reports a change of state, so two notes about the same object
+//! are not aggregated into one Event. For example, if an object overlaps two others, users see an Event for each
+//! overlap.
 
 use std::time::Duration;
 

@@ -9,9 +9,9 @@
 //! # Guarantees
 //! Silence of the API server is always detected: [`SilenceTimeouts`] limits every wait for it. A watch requests
 //! bookmarks, which API servers send about once a minute even if nothing changes. So if a watch delivers nothing for
-//! much longer, it does not work, even if its connection looks intact. It is replaced by a new watch at the same
-//! version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], everything is
-//! listed again.
+//! much longer than a minute, it does not work, even if its connection looks intact. The task then starts a new watch
+//! at the same version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], the
+//! task lists everything again.
 
 mod event;
 mod heard;
@@ -39,7 +39,8 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have. A 404 for this kind also shows that the API server answers.
+/// A kind that older API servers do not have. From such an API server the answer 404 is normal, and shows that the API
+/// server responds.
 const OPTIONAL: &str = "servicecidrs";
 
 /// The kind of the Lease of leader election. Its watch only saves requests, so a process also works without the watch.
