@@ -1,8 +1,8 @@
-//! Which parts of blocks nodes lend, when a pool is exhausted: a pure decision.
+//! Decides which parts of blocks nodes lend when a pool is exhausted. The decision depends only on the arguments.
 //!
-//! The node that can spare the most addresses lends first, and of its blocks the largest aligned part in which nothing
-//! is known to be in use. A node never lends a whole block: an empty block is recalled instead. It keeps the addresses
-//! that it uses, and as many as it wants to have ready.
+//! The node that can spare the most addresses lends first. It lends the largest aligned part of its blocks in which no
+//! address is known to be in use. A node never lends a whole block: an empty block is recalled instead. A node keeps
+//! the addresses that it uses, and the free addresses that it wants to have ready.
 
 use std::collections::BinaryHeap;
 
@@ -45,8 +45,9 @@ pub(crate) struct Part<N> {
     pub addresses: u64,
 }
 
-/// Chooses parts until they have `lacking` addresses, and at most `most` parts. `is_refused` says that the node of the
-/// part has just refused it, so that only smaller parts of it are considered. The parts are taken from `lenders`.
+/// Chooses parts until they have `lacking` addresses, and at most `most` parts. If `is_refused` returns true for a
+/// part, only smaller parts inside of it are considered. The chosen parts are removed from `lenders`, so that the next
+/// call does not choose them again.
 pub(crate) fn choose<N: Clone>(
     lenders: &mut [Lender<N>],
     lacking: u64,
@@ -59,7 +60,7 @@ pub(crate) fn choose<N: Clone>(
         let able = lenders
             .iter_mut()
             .filter(|it| it.spare > 0 && it.asks < MOST_OF_NODE);
-        // Of equally rich nodes, the first one lends.
+        // If several nodes can spare equally many addresses, the first one lends.
         let Some(richest) = able.rev().max_by_key(|it| it.spare) else {
             break;
         };
@@ -125,7 +126,8 @@ impl LenderBlock {
     }
 }
 
-/// Orders parts: larger ones are greater; of equally large ones the higher one is.
+/// Returns a key to compare parts: a larger part is greater; of two equally large parts, the one with the higher
+/// addresses is greater.
 fn rank(part: Cidr) -> (u8, Addr) {
     (u8::MAX - part.len(), part.first())
 }

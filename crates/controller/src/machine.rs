@@ -356,7 +356,7 @@ impl Controller {
         }
     }
 
-    /// Queues the claims of pods whose requests of addresses have changed.
+    /// Queues the claims of pods for which CNI now requests other addresses, or none.
     fn requests_changed(&mut self) {
         let claims = self.cache.pods.take_claims();
         if let Some(leader) = &mut self.leader {

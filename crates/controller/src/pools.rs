@@ -288,9 +288,9 @@ impl PoolStates {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Returns the oldest pool with the same selectors and priority as this one, and the family that this one lacks in
-    /// comparison. Because of that older pool, only pods that name this pool use it (see [`choose`]). Returns `None` if
-    /// no family is lacking or this pool does not allocate.
+    /// Returns the oldest pool with the same selectors and priority as this one, and the family that the older pool has
+    /// and this one lacks. Because of the older pool, only pods that ask for this pool by name use it (see [`choose`]).
+    /// Returns `None` if no family is lacking or this pool does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()

@@ -36,7 +36,7 @@ pub struct ControllerView {
     pub rejected_writes: BTreeMap<ObjectKind, usize>,
     /// Number of invalid entries in the agents' statuses
     pub refused: u64,
-    /// Of the blocks that are kept in quarantine beyond its end, the longest time since that end
+    /// The longest time for which a block has stayed in quarantine beyond the end of its quarantine
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,

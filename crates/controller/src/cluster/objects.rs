@@ -321,7 +321,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Parses the form in which objects of the API have it.
+    /// Parses the field `parent` of an IPAMBlock or of a NodeSubnet's entry. The error says what is invalid.
     pub fn read(parent: &ParentBlock) -> Result<Self, String> {
         Ok(Parent {
             cidr: Cidr::parse_strict(&parent.cidr).map_err(|error| format!("parent: {error}"))?,
@@ -329,7 +329,7 @@ impl Parent {
         })
     }
 
-    /// Returns the form in which objects of the API have it.
+    /// Returns the value for the field `parent` of an IPAMBlock or of a NodeSubnet's entry.
     pub fn text(&self) -> ParentBlock {
         ParentBlock {
             cidr: self.cidr.to_string(),
@@ -413,7 +413,8 @@ impl Claim {
         }
     }
 
-    /// Returns the request of the pod for which the controller has created the claim.
+    /// Returns what the claim asks for, as a request of its only pod. Returns `None` if the controller has not created
+    /// the claim for a pod's addresses, or the spec is invalid.
     pub(crate) fn request(&self) -> Option<AddressRequest> {
         let pod = self.only_pod.as_ref()?;
         let (namespace, _) = self.name.split_once('/')?;
@@ -502,7 +503,7 @@ fn digest(status: &IPClaimStatus) -> u64 {
 pub struct ClaimSpec {
     /// The pool from which the claim gets addresses; `None` if `addresses` decide the pool
     pub pool: Option<PoolName>,
-    /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
+    /// The addresses that the claim asks for, at most one per family; if empty, any addresses of the pool will do
     pub addresses: Vec<Addr>,
     /// For how many seconds the claim stays after its last use; `None` if it stays until somebody deletes it
     pub ttl: Option<u32>,
@@ -561,7 +562,8 @@ pub struct PodClaim {
 }
 
 impl PodClaim {
-    /// Returns whether the pod asks for addresses, and has addresses already. A running pod keeps what it has.
+    /// Returns whether the pod asks for addresses, and has addresses already. Such a pod needs no claim any more,
+    /// because a running pod keeps its addresses.
     pub fn is_served(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)
     }

@@ -52,7 +52,7 @@ impl Demand {
         let own = cx.allocations.plain_blocks(&node.uid);
         let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
         let mut entries: Vec<BlockEntry> = own.cloned().collect();
-        // What is borrowed goes back first.
+        // Borrowed blocks come first, so they are the first ones to be recalled.
         entries.sort_by_key(|entry| entry.parent.is_none());
         let has_borrowed = entries.first().is_some_and(|entry| entry.parent.is_some());
         if has_borrowed {
@@ -182,8 +182,9 @@ impl Demand {
         changed
     }
 
-    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks from
-    /// the nodes with the most free addresses first, then takes the last blocks of nodes that use none.
+    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks first
+    /// from the nodes with the most free addresses. Then takes the last blocks of nodes that have used no address of
+    /// the pool for a while.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
@@ -250,7 +251,7 @@ impl Demand {
             let after = match need {
                 NodeNeed::First | NodeNeed::Pods => idle.min(UNUSED),
                 NodeNeed::Reserve => idle,
-                // No need is less urgent than this one, so no node has to give up its last blocks for it.
+                // This is the least urgent need. So no node has to give up its last blocks for this node.
                 NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {

@@ -95,7 +95,8 @@ impl Fixture {
         self.allocations.block_seen(&object, at(1));
     }
 
-    /// Returns whether the borrowed block is confirmed, or `None` if there is none that stays.
+    /// Returns whether the borrowed block is confirmed. Returns `None` if there is no such block, or it is about to be
+    /// deleted.
     fn is_confirmed(&mut self) -> Option<bool> {
         self.allocations.judge_blocks(&self.cache);
         let entry = self.borrowed().filter(|it| !it.is_leaving());
