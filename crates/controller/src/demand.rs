@@ -170,7 +170,7 @@ impl Demand {
     }
 
     /// Queues all waiting nodes: the most urgent need first, then the longest wait. They go before the nodes that were
-    /// queued already, because one of those may have just released the block that became free.
+    /// queued already, because one of the latter may have just released the block that became free.
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());

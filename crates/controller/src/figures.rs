@@ -77,7 +77,7 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    // A lent part is counted with its parent.
+    // A lent part is no holding of its own in these counts: it counts as a part of its parent block.
     let is_lent = |it: &Holding| {
         let entry = allocations.blocks.get(&it.cidr);
         entry.is_some_and(|entry| allocations.parent_of(entry).is_some())

@@ -59,8 +59,8 @@ pub(crate) fn is_listed_as_lent(
     spec.is_some_and(|spec| spec.lent.iter().any(is_same))
 }
 
-/// Returns whether one version of the node's NodeSubnet shows both that the range is wanted back and that the agent has
-/// withdrawn it.
+/// Returns whether one version of the node's NodeSubnet shows both that the controller wants the range back
+/// (`spec.withdraw`) and that the agent has withdrawn the range (`status.withdrawn`).
 pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> bool {
     let Some(spec) = spec_for(cache, &node.name, &node.uid) else {
         return false;

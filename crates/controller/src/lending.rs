@@ -199,10 +199,10 @@ mod tests {
             lender("b", 50, "10.0.0.64/26", &["10.0.0.65", "10.0.0.66"]),
         ];
         assert_eq!(chosen(&mut lenders, 1, &[]), ["b 10.0.0.96/27 31"]);
-        // The other node is the richer one now, and can spare only half of its largest part.
+        // Now node `a` can spare more addresses than node `b`, but only a half of its largest free part.
         let parts = ["a 10.0.0.48/28 15", "b 10.0.0.80/28 16"];
         assert_eq!(chosen(&mut lenders, 20, &[]), parts);
-        // Of 58 addresses, 50 could be spared.
+        // Node `b` could spare 50 addresses at first, and has lent parts of 31 and of 16 addresses.
         assert_eq!(lenders[1].spare, 3);
     }
 

@@ -64,7 +64,8 @@ pub struct PoolState {
     pub guarded: bool,
     /// Whether the pool allocates now, or why not
     pub phase: PoolPhase,
-    /// Texts for the status: the service ranges and node addresses in the pool. The pool allocates none of them
+    /// Texts for the status: the service ranges and node addresses in the pool. The pool does not allocate these
+    /// addresses
     pub left_out: Vec<String>,
     /// The monotonic time at which the pool's pause ends. A pool pauses because a foreign allocator writes podCIDRs in
     /// its range
@@ -436,7 +437,7 @@ impl PoolState {
     }
 
     /// Converts the pool to a candidate for the choice of a node's pools. Pools with `assignment: Manual` count as
-    /// automatic here, because the agent may demand blocks of them for pods that name them.
+    /// automatic here, because pods can name such a pool, and the agent may then demand blocks of the pool.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,

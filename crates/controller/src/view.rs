@@ -25,8 +25,8 @@ pub struct ControllerView {
     pub addresses: Vec<(PoolName, Family, Totals)>,
     /// Number of blocks by state: `allocated`, `recalled`, `provisional`, `quarantined` or `overdue`
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Number of addresses without a pod; how long the oldest of them has been without one; number of leak candidates
-    /// that NodeSubnets list
+    /// Number of addresses without a pod; the longest time for which one of these addresses has been without a pod;
+    /// number of leak candidates that NodeSubnets list
     pub leaks: (usize, Duration, usize),
     /// Why the default pool could not be created; `None` if no reason is known or a pool exists
     pub trouble: Option<String>,

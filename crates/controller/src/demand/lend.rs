@@ -37,13 +37,13 @@ use cadastre_api::Recall;
 use cadastre_api::node_allocation::never_assigned;
 use cadastre_core::{Cidr, Family, HoldingState, IpRange};
 
-/// At most this many parts of the blocks of one pool are asked for at once.
+/// At most this many parts per pool are asked for at once.
 const MOST_ASKS: usize = 32;
 /// A node with this many withdrawals lends nothing more.
 const MOST_LENT: usize = 256;
-/// A node that has not answered for this long is not waited for: another node is asked, too.
+/// If a node has not answered for this long, another node is asked, too.
 const SLOW: Duration = Duration::from_secs(1);
-/// A node that has not answered for this long is not asked any more.
+/// If a node has not answered for this long, the request ends, and the node is not asked again for [`REST`].
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A node that has not answered is not asked again for this long. Nor is a part asked for again that its node has
 /// refused, or that was returned to its node.
@@ -67,7 +67,7 @@ pub(super) struct Lending {
     silent: BTreeMap<ObjectUid, Duration>,
 }
 
-/// How a part stands that a node was asked to lend.
+/// The state of a request that a node lends a part of a block.
 enum Fate {
     /// Its node has not answered yet
     Open,

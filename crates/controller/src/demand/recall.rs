@@ -33,8 +33,8 @@ use cadastre_core::{Cidr, Family};
 /// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Until
 /// then, a pod that the blocks were allocated for may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
-/// A borrowed block goes back when the node has not needed it for this long, or for the pool's idle time if that is
-/// longer.
+/// A borrowed block is returned to its lender when the borrower has not needed it for this long, or for the pool's idle
+/// time if that is longer.
 const SUFFICED: Duration = Duration::from_secs(10);
 /// How long an agent has to release a block before a block of another node is recalled, too.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,7 +93,7 @@ impl Demand {
             {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) {
-                // A borrowed block that goes back is kept only if the node waits again.
+                // A borrowed block that the node is to give back stays only if the node waits for addresses again.
                 let waits = self.waiting.get(&entry.pool);
                 let is_waiting = waits.is_some_and(|waits| waits.contains_key(&node.name));
                 recall = recall.filter(|_| is_borrowed && !is_waiting);
@@ -211,7 +211,7 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            // If pods wait on a node that has lent a part, the part goes back first.
+            // If pods wait on a node that has lent a part of a block, this part is recalled first.
             let is_of_waiting = |entry: &&BlockEntry| {
                 let lender = entry.parent.as_ref().map(|it| &it.node);
                 let wait = lender.and_then(|it| waits.get(it));

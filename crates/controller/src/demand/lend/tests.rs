@@ -9,7 +9,7 @@ use cadastre_daemon::watch::ObjectEvent;
 
 /// Block of the node `rich`.
 const BLOCK: &str = "10.0.0.0/28";
-/// The larger half of what `rich` can spare.
+/// The largest part of [`BLOCK`] that `rich` can spare.
 const PART: &str = "10.0.0.8/29";
 
 /// A pool with one block, which `rich` has and hardly uses, while pods wait on `dry`.
