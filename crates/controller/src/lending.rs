@@ -31,7 +31,7 @@ pub(crate) struct LenderBlock {
     pub cidr: Cidr,
     /// Ranges of which no address may be lent, because somebody uses them or may use them
     pub taken: Vec<IpRange>,
-    /// Ranges whose addresses nobody assigns
+    /// Ranges whose addresses are never assigned to pods, such as network and gateway addresses
     pub never: Vec<IpRange>,
 }
 

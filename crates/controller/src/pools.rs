@@ -64,8 +64,7 @@ pub struct PoolState {
     pub guarded: bool,
     /// Whether the pool allocates now, or why not
     pub phase: PoolPhase,
-    /// Texts for the status: the service ranges and node addresses in the pool. The pool does not allocate these
-    /// addresses
+    /// Texts for the status: the service ranges and node addresses in the pool, which the pool does not allocate
     pub left_out: Vec<String>,
     /// The monotonic time at which the pool's pause ends. A pool pauses because a foreign allocator writes podCIDRs in
     /// its range

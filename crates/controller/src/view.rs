@@ -48,7 +48,7 @@ pub struct ControllerView {
     pub oldest_wait: Duration,
     /// When each pool will be exhausted, according to the forecast in the pool's status
     pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
-    /// Number of pairs of overlapping ranges of different nodes, of which at least one is a podCIDR
+    /// Number of pairs of ranges of different nodes that overlap; at least one range of each pair is a podCIDR
     pub overlaps: usize,
     /// Number of podCIDRs that overlap pools but do not count, because they are wider than any range that a node could
     /// get

@@ -19,7 +19,7 @@ use super::dual::Dual;
 use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All holdings of both families.
+/// All holdings of both families. They are only in memory: the caller rebuilds them from the API objects.
 #[derive(Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,

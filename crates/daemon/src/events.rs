@@ -18,7 +18,7 @@ use tracing::debug;
 /// The maximum time to write one event.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The content of an event.
+/// A change of an object's state, which the task that [`spawn`] starts writes as a Kubernetes Event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventNote {
     /// The object that the event is about

@@ -53,13 +53,13 @@ const SHORT: Duration = Duration::from_secs(1);
 pub struct WatchSource<K> {
     /// The plural of the kind, for messages and metrics
     pub kind: &'static str,
-    /// The API in which the objects are
+    /// The client for the kind, in one namespace or in all
     pub api: Api<K>,
     /// Field selector; if absent, all objects are watched
     pub fields: Option<String>,
     /// Maximum number of objects in a page of a list; if absent, a list is one page
     pub page: Option<u32>,
-    /// The pauses after errors
+    /// How long to pause after an error
     pub pauses: Pauses,
     /// Whether to list everything again after the server could not be reached at all. The server may have been restored
     /// to an older state meanwhile, and a watch that continues at the last version would never show that

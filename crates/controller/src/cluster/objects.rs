@@ -19,7 +19,7 @@ pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
-    /// The type of the object's name.
+    /// The type of the name, such as [`NodeName`]. If it has a namespace, the name is `namespace/name`.
     type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
@@ -445,7 +445,7 @@ pub struct ClaimStatus {
     pub since: Option<Timestamp>,
     /// `status.releasedAt`
     pub released_at: Option<Timestamp>,
-    /// The condition `Ready`
+    /// The condition `Ready`, without its message
     pub ready: Option<ReadyCondition>,
     /// Hash of the whole status
     digest: u64,

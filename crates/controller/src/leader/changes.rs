@@ -23,7 +23,7 @@ use cadastre_core::{Addr, Cidr};
 pub(crate) struct SubnetDiff {
     /// Whether the agent's report has changed
     pub reported: bool,
-    /// Whether an annotation has changed by which users request something
+    /// Whether one of the annotations has changed by which users request withdrawals, releases and the like
     pub requested: bool,
 }
 
