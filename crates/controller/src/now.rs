@@ -6,9 +6,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     /// Monotonic time since an arbitrary start. Deadlines use it, so that a jump of the wall clock moves no deadline.
-    /// An exception is a claim's time after its last use.
+    /// The exceptions are a claim's cooldown and the time for which a claim stays after its last use.
     pub mono: Duration,
     /// Wall time, for timestamps that users and other processes read. A new leader computes from such timestamps how
-    /// long a quarantine, or a claim after its last use, still lasts.
+    /// much of a quarantine, or of a claim's cooldown, is left.
     pub wall: jiff::Timestamp,
 }

@@ -279,7 +279,7 @@ impl Elector {
         (CallKind::Acquire, call)
     }
 
-    /// Returns how a term would begin that begins now, or `None` while another process may lead.
+    /// Returns how the term would begin if this process took over now, or `None` while another process may lead.
     fn possible_takeover(&self, now: Mono) -> Option<Takeover> {
         if self.may_acquire_at()? > now {
             return None;

@@ -45,8 +45,8 @@ const MOST_LENT: usize = 256;
 const SLOW: Duration = Duration::from_secs(1);
 /// If a node has not answered for this long, the request ends, and the node is not asked again for [`REST`].
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A node that has not answered is not asked again for this long. Nor is a part asked for again that its node has
-/// refused, or that was returned to its node.
+/// A node that has not answered is not asked again for this long. The same holds for a part that its node has refused,
+/// or that was returned to its node.
 const REST: Duration = Duration::from_secs(30);
 /// If an empty block was recalled less than this long ago, nothing is borrowed yet: the recalled block may become free.
 const RECALLING: Duration = Duration::from_secs(2);

@@ -23,7 +23,7 @@ use cadastre_core::{Addr, Cidr};
 pub(crate) struct SubnetDiff {
     /// Whether the agent's report has changed
     pub reported: bool,
-    /// Whether one of the annotations has changed by which users request withdrawals, releases and the like
+    /// Whether an annotation has changed that contains requests of users, for example to withdraw a range
     pub requested: bool,
 }
 
