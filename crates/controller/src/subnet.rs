@@ -269,7 +269,7 @@ impl Subnets {
     }
 }
 
-/// Returns the conditions that a NodeSubnet has.
+/// Returns the conditions that a NodeSubnet has now; none if it has no status.
 fn present(subnet: &Subnet) -> &[SubnetCondition] {
     let report = subnet.report.as_ref();
     report.map_or(&[], |it| &it.conditions)

@@ -23,7 +23,8 @@ pub struct ControllerView {
     pub pools: Vec<(PoolName, Family, FamilyCounts)>,
     /// Numbers of addresses by state, for each pool and family that has blocks
     pub addresses: Vec<(PoolName, Family, Totals)>,
-    /// Number of blocks by state: `allocated`, `recalled`, `provisional`, `quarantined` or `overdue`
+    /// Number of blocks by state: `allocated`, `recalled`, `provisional` (not confirmed yet), `quarantined`, or
+    /// `overdue` (in quarantine beyond its end)
     pub blocks: BTreeMap<&'static str, usize>,
     /// Number of addresses without a pod; the longest time for which one of these addresses has been without a pod;
     /// number of leak candidates that NodeSubnets list

@@ -540,7 +540,7 @@ pub struct Pod {
     pub mirror_of: Option<NodeName>,
     /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot
     pub node: Option<NodeName>,
-    /// The claim that the pod's annotations name, if the pod can use one
+    /// The claim that the pod uses because of its annotations; `None` if there is no such claim
     pub claim: Option<Box<PodClaim>>,
 }
 

@@ -265,7 +265,8 @@ impl Demand {
     }
 }
 
-/// Returns whether a borrowed block has to go back because its parent is drained. Only then can the parent be released.
+/// Returns whether a borrowed block has to be returned because its parent is drained. The parent cannot be released
+/// before.
 fn is_parent_leaving(entry: &BlockEntry, cx: &Context) -> bool {
     let parent = cx.allocations.parent_of(entry);
     parent.is_some_and(|it| !it.owner.quarantined && it.recall == Some(Recall::Drain))
