@@ -72,7 +72,7 @@ pub struct AllocationState {
     pub lending: LendingTable,
     /// Leak candidates that NodeSubnets list for their agents to check, by the UID of the Node
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
-    /// Blocks that agents use but that no node can get back now
+    /// Blocks that agents use although the API has lost them, and that cannot be adopted now
     pub unadopted: UnadoptedBlocks,
     /// Whether the agent grace still runs: agents have time to report blocks that the API has lost, and no block is
     /// allocated

@@ -2,8 +2,8 @@
 //!
 //! The entry of each block contains the next step for its object ([`crate::purpose::Step`]). This loop sends the
 //! request for that step. At most one request per block is in flight, and after each answer the loop decides anew. The
-//! block of a deleted node is deleted once its quarantine is over and no pod has an address in it. Both the cached pods
-//! and a consistent list of the pods that are bound to the node's name must show that.
+//! block of a deleted node is deleted once its quarantine is over and no pod has an address in it. To prove that no pod
+//! has one, the loop looks at the cached pods, and at a consistent list of the pods that are bound to the node's name.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,
-    /// Blocks whose quarantine lasts longer than planned and for which an event has said so
+    /// Blocks that stay in quarantine beyond its planned end, and for which an event has reported this
     kept: BTreeSet<Cidr>,
 }
 
@@ -330,8 +330,8 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to a block: it lies in the block, and in no block inside of it that a claim has or
-/// another node has borrowed.
+/// Returns whether an address belongs to a block: it lies in the block, and in no block inside of it that a claim has
+/// or another node has borrowed.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }

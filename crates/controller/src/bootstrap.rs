@@ -13,7 +13,7 @@
 //!
 //! # Caveats
 //! - If the default pool was the only pool and is deleted, it is created again. To delete it for good, create another
-//!   pool first. To keep it without allocation, set its field `disabled`.
+//!   pool first. To keep it but allocate nothing from it, set its field `disabled`.
 
 use std::fmt;
 

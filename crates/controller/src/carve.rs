@@ -1,4 +1,5 @@
-//! Allocation of new blocks: whole blocks, or smaller ones if the pool has no whole block left.
+//! Allocation of new blocks: *whole* blocks, which have the pool's `blockSize`, or smaller ones if no whole block is
+//! free.
 
 use super::Context;
 use crate::allocations::holders::HolderUse;
@@ -56,8 +57,8 @@ pub(super) fn carve(
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
-            // Free ranges for smaller blocks count, too, if pods or agents use addresses in them: like whole blocks,
-            // they can be allocated once nothing uses these addresses.
+            // A free range for a smaller block counts as avoided, too, if pods or agents use addresses in it: like a
+            // whole block, it can be allocated once nothing uses these addresses.
             let avoided = full.avoided.max(avoided);
             return Err(PoolExhausted { avoided, ..full });
         }

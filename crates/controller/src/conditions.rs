@@ -197,8 +197,8 @@ impl PoolFacts<'_> {
     }
 }
 
-/// Returns the counts of one family with a forecast. The trend continues the one in the last written status, so it
-/// survives restarts.
+/// Returns the counts of one family with a forecast. The forecast's trend continues the trend in the last written
+/// status, so the trend survives a restart of the controller.
 fn family_status(
     facts: &PoolFacts,
     family: Family,
@@ -333,7 +333,7 @@ fn nearly_exhausted(facts: &PoolFacts) -> Problem {
 fn shrinking(facts: &PoolFacts) -> Problem {
     let totals = facts.counts.totals.iter();
     let outside: usize = totals.map(|(_, it)| it.outside).sum();
-    // If the spec is invalid, its ranges are unknown, so no block is said to lie outside of them.
+    // If the spec is invalid, its ranges are unknown. So it is unknown, too, which blocks lie outside of them.
     if outside == 0 || matches!(facts.state.phase, PoolPhase::Invalid(_)) {
         return None;
     }

@@ -18,7 +18,7 @@ use cadastre_core::Addr;
 /// Interval of checks whether a node has an address yet.
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
-/// When to check next, and what is known for the decision about the default pool.
+/// The loop's next check, and the facts on which the decision about the default pool is based.
 #[derive(Debug, Default)]
 pub struct DefaultPool {
     /// When to check next; the single key stands for the default pool

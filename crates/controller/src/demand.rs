@@ -1,16 +1,17 @@
 //! The demand loop: allocates blocks to nodes that need them, and recalls blocks that nodes do not need.
 //!
 //! The loop is level-triggered: it checks a node whenever the Node, its NodeSubnet, a pool or its blocks have changed.
-//! It computes what the node should have only from what the node has and what its agent demands. Agents report the
-//! total number of addresses that they want, so an outdated report does no harm if it is handled twice.
+//! Each decision depends only on the blocks that the node has and on the demand that its agent reports. The demand is
+//! the total number of addresses that the node wants. So if the loop handles the same report twice, it does not
+//! allocate twice.
 //!
 //! # Guarantees
 //! - A dual-stack pool allocates a block of each family or none.
 //! - If several nodes want blocks, nodes without any come first, and each node gets only a few at a time. A node
 //!   without demand gets its first block of a pool only if no node with demand waits for that pool.
 //!
-//! The module `recall` decides which blocks a node does not need, the module `lend` which parts of blocks a node lends to
-//! another one.
+//! The module `recall` decides which blocks a node does not need, the module `lend` which parts of blocks a node lends
+//! to another one.
 
 mod lend;
 mod recall;
@@ -75,7 +76,7 @@ pub struct Demand {
     /// Recent events about nodes and pools, so that they are not repeated. While pods fail and are created again, the
     /// demand comes and goes every few seconds.
     recent: RecentReports,
-    /// What was asked of nodes that may lend parts of their blocks
+    /// What the loop remembers about its requests that nodes lend parts of their blocks
     lending: Lending,
     /// Monotonic time of the next round of recalls and lending for waiting nodes
     recall_at: Option<Duration>,
@@ -169,7 +170,7 @@ impl Demand {
     }
 
     /// Queues all waiting nodes: the most urgent need first, then the longest wait. They go before the nodes that were
-    /// queued already, because one of those may have just released the block that became free.
+    /// queued already, because one of the latter may have just released the block that became free.
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
@@ -428,8 +429,8 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    /// Ends a node's wait. If the node has got a block, an event reports the end. If only its demand has ended, none
-    /// does.
+    /// Ends a node's wait. If the node has got a block, an event reports this. If the node merely demands no more
+    /// addresses, no event does.
     fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;

@@ -2,8 +2,8 @@
 //!
 //! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
 //! answered. So each call has a back-off of its own. Neither a watch event nor the success of another call shortens the
-//! delay, even if it is about the same object. A call that keeps failing is counted, and reported once. A call that is
-//! no longer repeated is forgotten after a time.
+//! delay, even if it is about the same object. A call that keeps failing is counted. If it is a write, an event reports
+//! it, at most once per [`REPORT_PAUSE`]. A call that is no longer repeated is forgotten after a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +21,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Longest delay that a server can ask for (`Retry-After`).
 const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
-/// After this many failures in a row, a call counts as one that keeps failing. The first number counts rejections and
-/// missing answers, the second conflicts and answers of a busy server.
+/// After this many failures in a row, a call counts as one that keeps failing. The first number applies if the last
+/// failure was a rejection or a missing answer; the second if it was a conflict, a busy server, or a write of which the
+/// server dropped a part.
 const PERSISTENT: (u32, u32) = (3, 6);
 /// If a call was not repeated for this long after the end of its delay, it no longer counts as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
@@ -56,13 +57,13 @@ pub enum ObjectCall {
     WriteClaim(ClaimName),
     /// Read of a claim after a write that conflicted or is indeterminate
     ReadClaim(ClaimName),
-    /// Creation of the claim of a StatefulSet's pod
+    /// Creation of the claim of a pod
     CreateClaim(ClaimName),
 }
 
 impl ObjectCall {
     /// Returns the call that a request makes: the write if `wrote`, else the read after the write. Returns `None` for
-    /// requests without a back-off of this kind.
+    /// requests whose loop has a back-off of its own.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -136,7 +137,7 @@ struct CallFailures {
     reported_at: Option<Duration>,
 }
 
-/// What is to be reported about a call, as an event or in the log.
+/// A report about a call, which becomes an event.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
     /// The call keeps failing, for this reason.

@@ -43,7 +43,7 @@ use cadastre_core::mutation::Mutation;
 /// After this many failures in a row, the touch of a node counts as one that keeps failing.
 const PERSISTENT: u32 = 3;
 
-/// The steps of one takeover that are done, and those that are left.
+/// The state of one takeover: which lists and touches it still needs.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,

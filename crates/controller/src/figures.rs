@@ -77,7 +77,7 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    // A lent part is counted with its parent.
+    // A lent part is no holding of its own in these counts: it counts as a part of its parent block.
     let is_lent = |it: &Holding| {
         let entry = allocations.blocks.get(&it.cidr);
         entry.is_some_and(|entry| allocations.parent_of(entry).is_some())
@@ -94,9 +94,9 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
 }
 
 /// Returns whether a pool that is being deleted may lose its finalizer. No block may be left that was allocated from
-/// the pool, even outside its present ranges. Every allocated range in the pool must have another pool that guards it
+/// the pool, even outside its present ranges. Another pool must guard every range in the pool that is not free
 /// ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` is true guards nothing, because its
-/// own finalizer may go at any time.
+/// own finalizer may be removed at any time.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,

@@ -26,7 +26,6 @@ pub(crate) const NOW: Now = Now {
     wall: jiff::Timestamp::UNIX_EPOCH,
 };
 
-/// Parses an address.
 pub(crate) fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }

@@ -29,7 +29,7 @@ use cadastre_api::TrendStatus;
 pub(crate) const SAMPLE_MINUTES: i64 = 10;
 /// Time after which the weight of a sample has fallen to 1/e.
 pub(crate) const MEMORY_HOURS: f64 = 6.0;
-/// Longest time between two samples while the trend is not zero. After a longer time the trend starts anew.
+/// Longest time between two samples while the trend is not zero. After a longer time, a new trend starts.
 pub(crate) const GAP_HOURS: i64 = 48;
 /// Exhaustion that is further ahead than this, one year, is not forecast.
 pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;

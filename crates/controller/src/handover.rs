@@ -1,4 +1,4 @@
-//! What one version of a NodeSubnet shows about ranges that its node has handed over ([`crate::withdrawals`]).
+//! Reads from one version of a NodeSubnet which ranges its node has handed over ([`crate::withdrawals`]).
 
 use crate::cluster::cache::{ClusterCache, report_of, spec_for};
 use crate::cluster::names::ObjectUid;
@@ -7,8 +7,8 @@ use cadastre_api::{ClaimedAddress, LentRange};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Returns whether the address of a claim was handed over by the node in whose block it lies, and still is withdrawn
-/// there.
+/// Returns whether `node`, in whose block the address of a claim lies, has handed the address over to the claim, and
+/// still has it withdrawn.
 pub(crate) fn is_handed_over(
     node: &Node,
     address: &Cidr,
@@ -20,8 +20,8 @@ pub(crate) fn is_handed_over(
     is_claimed && is_withdrawn(node, address, cache)
 }
 
-/// Returns whether a part of a node's block was handed over by the node for the block with this UID, and still is
-/// withdrawn there.
+/// Returns whether `node` has handed a part of its block over to the borrowed block with this UID, and still has the
+/// part withdrawn.
 pub(crate) fn is_lent(node: &Node, part: &Cidr, block: &ObjectUid, cache: &ClusterCache) -> bool {
     let is_listed = is_listed_as_lent(node, part, block, cache);
     let is_listed = is_listed || Mutation::LentBeforeRecorded.is_on();
@@ -59,8 +59,8 @@ pub(crate) fn is_listed_as_lent(
     spec.is_some_and(|spec| spec.lent.iter().any(is_same))
 }
 
-/// Returns whether one version of the node's NodeSubnet shows both that the range is wanted back and that the agent has
-/// withdrawn it.
+/// Returns whether one version of the node's NodeSubnet shows both that the controller wants the range back
+/// (`spec.withdraw`) and that the agent has withdrawn the range (`status.withdrawn`).
 pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> bool {
     let Some(spec) = spec_for(cache, &node.name, &node.uid) else {
         return false;
@@ -72,7 +72,7 @@ pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> b
     is_asked && is_answered
 }
 
-/// Returns whether one of the texts is the range.
+/// Returns whether one of the texts is the range in canonical form.
 pub(crate) fn lists(texts: &[String], range: &Cidr) -> bool {
     !texts.is_empty() && texts.contains(&range.to_string())
 }

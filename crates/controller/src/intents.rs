@@ -53,7 +53,8 @@ pub(crate) struct IntentBook {
 /// Whether this leader knows the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InheritedIntents {
-    /// This process does not lead: a read-only caller computes what a leader would do. So no write has to be named.
+    /// This process does not lead. It only computes what a leader would do, and sends no writes. So none has to be
+    /// named.
     #[default]
     Irrelevant,
     /// Earlier leaders may have any write in flight.
@@ -82,8 +83,8 @@ impl IntentBook {
             } else {
                 InheritedIntents::Unknown
             },
-            // This requests a Lease write, from which the next leader can see that the Lease names everything in
-            // flight.
+            // This requests a Lease write. Once it has succeeded, the next leader can see that the Lease names all
+            // allocations in flight.
             is_wanted: known,
             ..IntentBook::default()
         }

@@ -1,8 +1,8 @@
 //! The leader's state: the allocations and the loops. The leader applies events and answers, and gets requests from the
 //! loops.
 //!
-//! A [`Leader`] exists only while this process leads. It is dropped at the end of its term, and built anew from the
-//! cache when the next term begins.
+//! A [`Leader`] exists only while this process leads. It is dropped at the end of its term. If this process leads
+//! again, a new [`Leader`] is built from the cache.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,7 +37,7 @@ use loops::Loops;
 /// Which kinds of requests may be sent now, given how many are in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendBudget {
-    /// Whether critical requests may be sent: those about podCIDRs and blocks, and those that must precede them
+    /// Whether critical requests may be sent: requests about podCIDRs and blocks, and requests that must precede these
     pub critical: bool,
     /// Whether all other requests may be sent
     pub background: bool,

@@ -123,7 +123,8 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and the monotonic time since when the first of them has had none.
+    /// Returns the number of addresses without a pod, and the monotonic time since when the first of these addresses
+    /// has been without a pod.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
         let oldest = self.since.values().flat_map(BTreeMap::values).min();

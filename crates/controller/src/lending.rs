@@ -1,8 +1,8 @@
-//! Which parts of blocks nodes lend, when a pool is exhausted: a pure decision.
+//! Decides which parts of blocks nodes lend when a pool is exhausted. The decision depends only on the arguments.
 //!
-//! The node that can spare the most addresses lends first, and of its blocks the largest aligned part in which nothing
-//! is known to be in use. A node never lends a whole block: an empty block is recalled instead. It keeps the addresses
-//! that it uses, and as many as it wants to have ready.
+//! The node that can spare the most addresses lends first. It lends the largest aligned part of its blocks in which no
+//! address is known to be in use. A node never lends a whole block: an empty block is recalled instead. A node keeps
+//! the addresses that it uses, and the free addresses that it wants to have ready.
 
 use std::collections::BinaryHeap;
 
@@ -31,7 +31,7 @@ pub(crate) struct LenderBlock {
     pub cidr: Cidr,
     /// Ranges of which no address may be lent, because somebody uses them or may use them
     pub taken: Vec<IpRange>,
-    /// Ranges whose addresses nobody assigns
+    /// Ranges whose addresses are never assigned to pods, such as network and gateway addresses
     pub never: Vec<IpRange>,
 }
 
@@ -45,8 +45,9 @@ pub(crate) struct Part<N> {
     pub addresses: u64,
 }
 
-/// Chooses parts until they have `lacking` addresses, and at most `most` parts. `is_refused` says that the node of the
-/// part has just refused it, so that only smaller parts of it are considered. The parts are taken from `lenders`.
+/// Chooses parts until they have `lacking` addresses, and at most `most` parts. If `is_refused` returns true for a
+/// part, only smaller parts inside of it are considered. The chosen parts are removed from `lenders`, so that the next
+/// call does not choose them again.
 pub(crate) fn choose<N: Clone>(
     lenders: &mut [Lender<N>],
     lacking: u64,
@@ -59,7 +60,7 @@ pub(crate) fn choose<N: Clone>(
         let able = lenders
             .iter_mut()
             .filter(|it| it.spare > 0 && it.asks < MOST_OF_NODE);
-        // Of equally rich nodes, the first one lends.
+        // If several nodes can spare equally many addresses, the first one lends.
         let Some(richest) = able.rev().max_by_key(|it| it.spare) else {
             break;
         };
@@ -125,7 +126,8 @@ impl LenderBlock {
     }
 }
 
-/// Orders parts: larger ones are greater; of equally large ones the higher one is.
+/// Returns a key to compare parts: a larger part is greater; of two equally large parts, the one with the higher
+/// addresses is greater.
 fn rank(part: Cidr) -> (u8, Addr) {
     (u8::MAX - part.len(), part.first())
 }
@@ -197,10 +199,10 @@ mod tests {
             lender("b", 50, "10.0.0.64/26", &["10.0.0.65", "10.0.0.66"]),
         ];
         assert_eq!(chosen(&mut lenders, 1, &[]), ["b 10.0.0.96/27 31"]);
-        // The other node is the richer one now, and can spare only half of its largest part.
+        // Now node `a` can spare more addresses than node `b`, but only a half of its largest free part.
         let parts = ["a 10.0.0.48/28 15", "b 10.0.0.80/28 16"];
         assert_eq!(chosen(&mut lenders, 20, &[]), parts);
-        // Of 58 addresses, 50 could be spared.
+        // Node `b` could spare 50 addresses at first, and has lent parts of 31 and of 16 addresses.
         assert_eq!(lenders[1].spare, 3);
     }
 

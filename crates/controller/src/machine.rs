@@ -3,8 +3,8 @@
 //! # Guarantees
 //! - Nothing is allocated until this process holds the lease, the fence has its lists, and the first lists of all
 //!   watched kinds are complete. podCIDRs are not allocated before the fence is done.
-//! - Critical requests have precedence: requests about podCIDRs and new blocks, and those that must precede them. Other
-//!   requests are sent only if no critical request is ready and at most two are in flight.
+//! - Critical requests have precedence: requests about podCIDRs and new blocks, and requests that must precede these.
+//!   Other requests are sent only if no critical request is ready and at most two critical requests are in flight.
 //! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
 //!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
 
@@ -356,7 +356,7 @@ impl Controller {
         }
     }
 
-    /// Queues the claims of pods whose requests of addresses have changed.
+    /// Queues the claims of pods for which CNI now requests other addresses, or none.
     fn requests_changed(&mut self) {
         let claims = self.cache.pods.take_claims();
         if let Some(leader) = &mut self.leader {

@@ -220,7 +220,7 @@ pub(super) fn unused_since(
 }
 
 /// Returns the empty block that a node can best spare for another node with this need. Returns `None` if the node can
-/// spare none. The node keeps at least one block per family.
+/// spare none, or its agent has not reported. The node keeps at least one block per family.
 ///
 /// The tuple has the node's free addresses in the family of the block, the block, and the node's name and UID. The
 /// caller takes the greatest tuple, so it takes a block of the node with the most free addresses.

@@ -72,7 +72,7 @@ pub enum WaitReason {
     /// These pools select the node but do not allocate now, so the node gets nothing. Either no other pool selects the
     /// node, or these pools are about to allocate and have precedence over the others.
     Barred { pools: Vec<PoolName> },
-    /// All pools that select the node and may allocate are exhausted. These are the pools.
+    /// All pools that select the node and may allocate are exhausted. `pools` names them.
     Full { pools: Vec<PoolName> },
 }
 
@@ -87,7 +87,7 @@ impl WaitReason {
     }
 }
 
-/// What the loop decides to do for a node.
+/// The loop's decision about a node that may need podCIDRs.
 enum PodCidrDecision {
     /// Do nothing until the node changes or an answer arrives.
     Leave,
@@ -234,8 +234,7 @@ impl PodCidrs {
                 notes.push(note.clone());
                 continue;
             }
-            // All better choices are exhausted. But a pool that is about to allocate may rank between those and this
-            // one.
+            // All better choices are exhausted. But a pool that is about to allocate may rank before this pool.
             if let Some(wait) = wait_for(&allocations.pools, Some(name)) {
                 return wait;
             }

@@ -1,9 +1,9 @@
 //! The pool loop: finalizer, conditions and counts of every IPPool.
 //!
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
-//! and another pool guards all other ranges in it that are not free (see [`may_go`]). Counts are computed from the
-//! ledger each time. A changed status is written, but at most once in [`STATUS_PAUSE`] per pool. A changed condition
-//! causes an event; a restart of the controller causes no event.
+//! and another pool that keeps its finalizer covers each range of the pool that is not free (see [`may_go`]). Counts
+//! are computed from the ledger each time. A changed status is written, but at most once in [`STATUS_PAUSE`] per pool.
+//! A changed condition causes an event; a restart of the controller causes no event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

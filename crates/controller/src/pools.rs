@@ -64,7 +64,7 @@ pub struct PoolState {
     pub guarded: bool,
     /// Whether the pool allocates now, or why not
     pub phase: PoolPhase,
-    /// Texts for the status: the service ranges and node addresses in the pool. The pool allocates none of them
+    /// Texts for the status: the service ranges and node addresses in the pool, which the pool does not allocate
     pub left_out: Vec<String>,
     /// The monotonic time at which the pool's pause ends. A pool pauses because a foreign allocator writes podCIDRs in
     /// its range
@@ -288,9 +288,9 @@ impl PoolStates {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Returns the oldest pool with the same selectors and priority as this one, and the family that this one lacks in
-    /// comparison. Because of that older pool, only pods that name this pool use it (see [`choose`]). Returns `None` if
-    /// no family is lacking or this pool does not allocate.
+    /// Returns the oldest pool with the same selectors and priority as this one, and the family that the older pool has
+    /// and this one lacks. Because of the older pool, only pods that ask for this pool by name use it (see [`choose`]).
+    /// Returns `None` if no family is lacking or this pool does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -436,7 +436,7 @@ impl PoolState {
     }
 
     /// Converts the pool to a candidate for the choice of a node's pools. Pools with `assignment: Manual` count as
-    /// automatic here, because the agent may demand blocks of them for pods that name them.
+    /// automatic here, because pods can name such a pool, and the agent may then demand blocks of the pool.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,

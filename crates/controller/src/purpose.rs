@@ -34,7 +34,7 @@ pub enum Purpose {
     /// A list of all objects of one kind, read from etcd and not from a cache, for the fence
     Relist(ObjectKind),
     /// The list of NodeSubnets at the end of the agent grace. It is read from etcd, so it contains the reports of all
-    /// agents. No block is allocated before it
+    /// agents. No block is allocated before this list is in the cache
     Listening,
     /// The fence's touch of a node, or the read of the node after a touch that was rejected or is indeterminate
     Touch { name: NodeName, uid: ObjectUid },
@@ -60,8 +60,8 @@ pub enum Purpose {
     LeakPods { name: NodeName, uid: ObjectUid },
     /// The read of kubeadm's configuration for the ranges of the default pool, or the creation of that pool
     DefaultPool,
-    /// A write of the conditions in a NodeSubnet's status, which among other things report invalid entries of the
-    /// status
+    /// A write of the controller's conditions in a NodeSubnet's status. For example, one of them reports invalid
+    /// entries of the status
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },

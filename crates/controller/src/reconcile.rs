@@ -34,7 +34,7 @@ pub trait Loop {
 /// The answer to a request, for the loop that sent the request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAnswer<'a> {
-    /// What the loop sent the request for, with the key of the object
+    /// The purpose with which the loop returned the request. It contains the key of the object
     pub purpose: &'a Purpose,
     /// Whether the request was a write; if not, it was a read or a list
     pub wrote: bool,

@@ -1,5 +1,5 @@
-//! Reports that become Kubernetes events. A report is made once when a state begins and once when it ends, but not
-//! while it lasts.
+//! Reports that become Kubernetes events. A state is reported once when it begins, and once when it ends. Only writes
+//! that keep failing, and nodes that go on to borrow or lend, are reported again after [`REPORT_PAUSE`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

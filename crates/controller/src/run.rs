@@ -91,9 +91,10 @@ pub async fn run(
         allocating: false,
         trouble: None,
     };
-    // The watches begin only after the first result of the election. This has two reasons. If this process leads by
-    // then, the lists of the watches can replace those of the fence. And the Lease was read before these lists: if the
-    // API server is restored later, the Lease shows it.
+    // The watches begin only after the first result of the election. This has two reasons. First, if this process
+    // leads by then, the lists of the watches can replace those of the fence. Second, the Lease is then read before
+    // these lists. If the API server is restored later, the Lease goes back to an older version, and the election
+    // notices this.
     let mut stop = shell.stop.clone();
     tokio::select! {
         _ = shell.parts.leadership.changed() => {}

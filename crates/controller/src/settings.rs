@@ -8,7 +8,7 @@ use cadastre_core::Cidr;
 /// Settings of the controller. None of them changes while the process runs.
 #[derive(Clone, Debug)]
 pub struct ControllerSettings {
-    /// Service ranges in addition to those of ServiceCIDR objects, which older API servers do not have
+    /// Service ranges in addition to the ranges in ServiceCIDR objects. Older API servers have no ServiceCIDR objects
     pub service_cidrs: Vec<Cidr>,
     /// Maximum number of critical requests in flight (see [`crate::machine`])
     pub critical_in_flight: usize,

@@ -53,7 +53,8 @@ pub struct Subnets {
     requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
     /// Nodes (by UID) whose NodeSubnet has no room for all pools that select them, with the reported text
     left_out: BTreeMap<ObjectUid, String>,
-    /// Names of nodes for which, in this term, a write has succeeded or has failed often enough to count as lasting
+    /// Names of nodes for which, in this term, a write has succeeded, or has failed so often that it counts as one that
+    /// keeps failing
     with_outcome: BTreeSet<NodeName>,
     /// Names of nodes with podCIDRs that their agents must not use, because other nodes use addresses in them
     withheld: BTreeSet<NodeName>,
@@ -104,8 +105,8 @@ impl Subnets {
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// Queues the NodeSubnets with withheld podCIDRs, because a range became free, so that perhaps these podCIDRs need
-    /// not be withheld any more.
+    /// Queues the NodeSubnets with withheld podCIDRs. The caller has seen a range become free, so perhaps the agents
+    /// may use these podCIDRs now.
     pub fn requeue(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
@@ -164,8 +165,8 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        // The use of a withdrawn range may end by an event of another object, such as a pod. So this NodeSubnet is
-        // checked again later.
+        // When nobody uses a withdrawn range any more, it can be returned. Perhaps only an event of another object,
+        // such as a pod, shows this. So this NodeSubnet is checked again later.
         let withdrawn = is
             .and_then(|is| is.report.as_ref())
             .map_or(&[][..], |it| &it.withdrawn);
@@ -218,8 +219,8 @@ impl Subnets {
         self.with_outcome.remove(&node.name);
     }
 
-    /// Records that a write for the node has succeeded, or has failed often enough to count as lasting. So the
-    /// NodeSubnet's condition about rejected writes can be set.
+    /// Records that a write for the node has succeeded, or has failed so often that it counts as one that keeps
+    /// failing. From then on, the NodeSubnet's condition about rejected writes can be set.
     pub(crate) fn note_outcome(&mut self, name: NodeName) {
         if self.with_outcome.insert(name.clone()) {
             self.queue.add(name);
@@ -268,7 +269,7 @@ impl Subnets {
     }
 }
 
-/// Returns the conditions that a NodeSubnet has.
+/// Returns the conditions that a NodeSubnet has now; none if it has no status.
 fn present(subnet: &Subnet) -> &[SubnetCondition] {
     let report = subnet.report.as_ref();
     report.map_or(&[], |it| &it.conditions)

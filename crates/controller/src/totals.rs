@@ -15,7 +15,7 @@ use cadastre_core::Family;
 pub struct Totals {
     /// Addresses in confirmed blocks of live nodes, without reserved addresses
     pub held: u128,
-    /// Those of them that other nodes have borrowed
+    /// The part of `held` that other nodes have borrowed
     pub borrowed: u128,
     /// Addresses in use, as agents report them; in blocks that no agent reports, as pods report them
     pub used: u128,

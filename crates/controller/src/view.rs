@@ -23,10 +23,11 @@ pub struct ControllerView {
     pub pools: Vec<(PoolName, Family, FamilyCounts)>,
     /// Numbers of addresses by state, for each pool and family that has blocks
     pub addresses: Vec<(PoolName, Family, Totals)>,
-    /// Number of blocks by state: `allocated`, `recalled`, `provisional`, `quarantined` or `overdue`
+    /// Number of blocks by state: `allocated`, `recalled`, `provisional` (not confirmed yet), `quarantined`, or
+    /// `overdue` (in quarantine beyond its end)
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Number of addresses without a pod; how long the oldest of them has been without one; number of leak candidates
-    /// that NodeSubnets list
+    /// Number of addresses without a pod; the longest time for which one of these addresses has been without a pod;
+    /// number of leak candidates that NodeSubnets list
     pub leaks: (usize, Duration, usize),
     /// Why the default pool could not be created; `None` if no reason is known or a pool exists
     pub trouble: Option<String>,
@@ -36,7 +37,7 @@ pub struct ControllerView {
     pub rejected_writes: BTreeMap<ObjectKind, usize>,
     /// Number of invalid entries in the agents' statuses
     pub refused: u64,
-    /// Of the blocks that are kept in quarantine beyond its end, the longest time since that end
+    /// The longest time for which a block has stayed in quarantine beyond the end of its quarantine
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
@@ -48,7 +49,7 @@ pub struct ControllerView {
     pub oldest_wait: Duration,
     /// When each pool will be exhausted, according to the forecast in the pool's status
     pub exhausts: Vec<(PoolName, Family, jiff::Timestamp)>,
-    /// Number of pairs of overlapping ranges of different nodes, of which at least one is a podCIDR
+    /// Number of pairs of ranges of different nodes that overlap; at least one range of each pair is a podCIDR
     pub overlaps: usize,
     /// Number of podCIDRs that overlap pools but do not count, because they are wider than any range that a node could
     /// get

@@ -1,9 +1,9 @@
 //! Allocation of blocks: choosing the next free block of each family of a pool, and recording it as a holding.
 //!
 //! The search alternates between two sorted structures. The space finds the next block that no holding covers. The pool
-//! says whether that block may be allocated and, if not, at which address to continue. How full the pool is does not
-//! slow the search. It takes one step for each free block that is excluded, by the argument `avoid` or by a blocked
-//! span of the pool.
+//! says whether that block may be allocated and, if not, at which address to continue. The duration of a search does
+//! not depend on how full the pool is. The search takes one step for each free block that is excluded by the argument
+//! `avoid` or by a blocked span of the pool.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -49,8 +49,8 @@ impl RangeLedger {
     /// state [`HoldingState::InFlight`]. If one family has no free block, nothing is allocated in the other family
     /// either. A pool without families yields neither a block nor an error.
     ///
-    /// `avoid` returns an address in the block that is already in use, for example by a node or a pod, if it knows one.
-    /// Such a block is skipped.
+    /// `avoid` is called for each free block. If it returns an address, for example of a node or a pod, the address is
+    /// already in use and the block is skipped.
     pub fn carve(
         &mut self,
         pool: &mut Pool,

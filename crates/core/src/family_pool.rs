@@ -2,7 +2,8 @@
 //!
 //! A blocked span (addresses that must not be allocated) *closes* the blocks in it. An *opening* is a run of
 //! consecutive blocks of a CIDR that no blocked span closes. The search works on openings, so its cost does not depend
-//! on how many blocks an opening contains.
+//! on how many blocks an opening contains. The *order* of a block is the number of its host bits: a block of order `n`
+//! has `2^n` addresses.
 
 use super::cidr::{Cidr, Family, ones};
 use super::ip_range::IpRange;
@@ -85,7 +86,7 @@ impl FamilyPool {
     }
 
     /// Returns the address at which a search starts: the last address of the highest block of `order` that ends at or
-    /// below the cursor.
+    /// below the cursor. `None` if no such block ends there, because the cursor is too near to address 0.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);

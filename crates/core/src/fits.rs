@@ -10,7 +10,7 @@
 pub(super) struct FreeOrders(u32);
 
 impl FreeOrders {
-    /// The numbers of a node whose four slots of `order` are all free.
+    /// The value for a node whose four slots are all free. `order` is the order of each slot.
     pub(crate) fn all_free(order: u8) -> Self {
         Self(u32::from_le_bytes([order + 1; 4]))
     }

@@ -5,9 +5,9 @@
 //! valid one. An address is free only if no holding covers it; the state of the holding does not matter. Only
 //! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and it never allocates a range that overlaps a holding.
 //!
-//! Two CIDRs are disjoint, or one contains the other. So the space of a family stores only the outermost holdings,
-//! which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are stored in a separate
-//! sorted set, which is empty as long as no holdings overlap.
+//! Two CIDRs are disjoint, or one contains the other. The *space* of a family (`space.rs`, a trie) stores only the
+//! outermost holdings, which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are
+//! stored in a separate sorted set, which is empty as long as no holdings overlap.
 //!
 //! The caller decides which state a holding has. The ledger is not persistent: it is rebuilt from the API objects.
 
@@ -19,7 +19,7 @@ use super::dual::Dual;
 use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All holdings of both families.
+/// All holdings of both families. They are only in memory: the caller rebuilds them from the API objects.
 #[derive(Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,

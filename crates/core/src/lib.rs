@@ -1,7 +1,7 @@
 //! The core of Cadastre: address arithmetic, pools, and the ledger that records which range has which holder.
 //!
-//! The function names `carve` and the comments about it use *to carve* for: choose the next free block of a pool and
-//! record a holding on it.
+//! In function names and comments, *to carve* means: choose the next free block of a pool, and record a holding on this
+//! block.
 //!
 //! | file | subject |
 //! |---|---|

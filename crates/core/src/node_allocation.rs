@@ -53,7 +53,7 @@ pub struct Block {
     pub on_request: Vec<IpRange>,
 }
 
-/// The terms on which addresses of a pool are assigned.
+/// The terms of a pool: which pods may get its addresses, its cooldown and warm marks, and what CNI results contain.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
@@ -69,11 +69,11 @@ pub struct PoolTerms {
     /// Whether pods that the agent does not know yet may get addresses
     #[serde(default)]
     pub serves_unknown: bool,
-    /// Whether nobody may ask for a certain address
+    /// Whether a pod that asks for a certain address of the pool is refused (`explicitAddresses: Deny`)
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub denies_explicit: bool,
-    /// Whether an address must be probed before it is given for the first time since it was free, and is set aside if
-    /// another host answers
+    /// Whether a free address must be probed before it is assigned (`conflictProbe: BeforeUse`). If another host
+    /// answers for the address, it is not assigned
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probes_conflicts: bool,
     /// How long a released address waits before it is assigned again
@@ -98,7 +98,7 @@ pub struct PoolTerms {
     pub prefix: Prefix,
 }
 
-/// One address family of a pool.
+/// The ranges and the gateway of one address family of a pool.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyTerms {

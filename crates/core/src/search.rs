@@ -1,8 +1,9 @@
 //! The search for free blocks in a [`Space`].
 //!
-//! A search walks down the path to the start address. It remembers the last node on the path that has a fitting free
-//! block in a slot below the path. If the walk ends without a free block, that slot certainly contains one. So a search
-//! walks down the trie at most twice, however full the space is.
+//! A search looks for the highest free block at or below a start address, and walks down the path to this address. On
+//! the way, it remembers the last slot that lies at lower addresses than the path and has a large enough free block. If
+//! the walk ends without a free block, the search walks down from the remembered slot, and certainly finds a block. So
+//! a search walks down the trie at most twice, however full the space is.
 
 use super::cidr::ones;
 use super::space::{CHILD, FREE, Slot, Space, slot_of};

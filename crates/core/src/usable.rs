@@ -11,8 +11,8 @@
 //! the second can be assigned. A block of one address has no gateway, and its address can be assigned. With prefix
 //! `Pool` the network and broadcast addresses of the pool's range are excluded, whichever gateway the pool has.
 //!
-//! A part of a block, which a node has borrowed or an IPClaim has, has the gateway of the block at the start of the
-//! pool's range ([`PoolTerms::of_part`]).
+//! A range can be a part of a block: a borrowed block, or the address of an IPClaim. If the first address of each block
+//! is the gateway, the gateway of a part is the first usable address of the pool's range ([`PoolTerms::of_part`]).
 //!
 //! Reserved addresses ([`Block::reserved`], [`Block::on_request`]) are not considered by [`usable`].
 
@@ -72,9 +72,9 @@ pub fn usable(block: Cidr, pool: Option<&PoolTerms>) -> Usable {
 }
 
 impl FamilyTerms {
-    /// Returns the terms of addresses that are only a part of a block. If the first address of each block is the
-    /// gateway, a part has none, or would waste an address on it. But main plugins such as ptp need one. So the gateway
-    /// is the first usable address of the pool's range, which is the gateway of the block at the start of the range.
+    /// Returns the terms for addresses that are only a part of a block. With [`Gateway::FirstOfBlock`], a part of one
+    /// address would have no gateway, and a larger part would use up one of its few addresses for a gateway. But main
+    /// plugins such as ptp need a gateway. So the gateway of a part is the first usable address of the pool's range.
     #[must_use]
     pub fn of_part(&self, part: Cidr) -> Self {
         let mut terms = self.clone();
@@ -88,8 +88,8 @@ impl FamilyTerms {
 }
 
 impl Prefix {
-    /// Returns the prefix of addresses that are only a part of a block: the prefix of the part would leave the gateway
-    /// unreachable.
+    /// Returns the prefix for addresses that are only a part of a block. [`Prefix::Block`] becomes [`Prefix::Pool`]:
+    /// if pods had the prefix length of the part, the gateway would lie outside of their subnet.
     #[must_use]
     pub fn of_part(self) -> Self {
         match self {
@@ -100,7 +100,7 @@ impl Prefix {
 }
 
 impl PoolTerms {
-    /// Returns the terms of addresses that are only a part of a block: of an IPClaim, or borrowed from another node.
+    /// Returns the terms for addresses that are only a part of a block: the address of an IPClaim, or a borrowed block.
     #[must_use]
     pub fn of_part(&self, part: Cidr) -> Self {
         let of_part = |it: &FamilyTerms| it.of_part(part);
@@ -113,14 +113,16 @@ impl PoolTerms {
     }
 }
 
-/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block.
+/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block: a
+/// borrowed block, or the address of an IPClaim.
 pub fn usable_in(range: Cidr, is_part: bool, pool: Option<&PoolTerms>) -> Usable {
     let of_part = pool.filter(|_| is_part).map(|it| it.of_part(range));
     usable(range, of_part.as_ref().or(pool))
 }
 
 impl Block {
-    /// Returns which addresses of the block can be assigned. `pool` are the terms of its pool.
+    /// Returns which addresses of the block can be assigned. `pool` has the terms of the block's pool; if it is `None`,
+    /// the default gateway and prefix apply.
     pub fn usable(&self, pool: Option<&PoolTerms>) -> Usable {
         usable_in(self.cidr, self.borrowed, pool)
     }

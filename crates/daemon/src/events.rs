@@ -1,7 +1,8 @@
 //! Kubernetes events. They are written in the background, so that nothing else waits for them.
 //!
-//! Each [`EventNote`] becomes an Event of its own. A note reports a change of state, so notes are not aggregated: users
-//! should read each of two notes about the same object, for example about its overlaps with two other objects.
+//! Each [`EventNote`] becomes an Event of its own. A note reports a change of state, so two notes about the same object
+//! are not aggregated into one Event. For example, if an object overlaps two others, users see an Event for each
+//! overlap.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tracing::debug;
 /// The maximum time to write one event.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The content of an event.
+/// A change of an object's state, which the task that [`spawn`] starts writes as a Kubernetes Event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventNote {
     /// The object that the event is about

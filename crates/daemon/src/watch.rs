@@ -9,9 +9,9 @@
 //! # Guarantees
 //! Silence of the API server is always detected: [`SilenceTimeouts`] limits every wait for it. A watch requests
 //! bookmarks, which API servers send about once a minute even if nothing changes. So if a watch delivers nothing for
-//! much longer, it does not work, even if its connection looks intact. It is replaced by a new watch at the same
-//! version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], everything is
-//! listed again.
+//! much longer than a minute, it does not work, even if its connection looks intact. The task then starts a new watch
+//! at the same version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], the
+//! task lists everything again.
 
 mod event;
 mod heard;
@@ -39,7 +39,8 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have. A 404 for this kind also shows that the API server answers.
+/// A kind that older API servers do not have. From such an API server the answer 404 is normal, and shows that the API
+/// server responds.
 const OPTIONAL: &str = "servicecidrs";
 
 /// The kind of the Lease of leader election. Its watch only saves requests, so a process also works without the watch.
@@ -52,13 +53,13 @@ const SHORT: Duration = Duration::from_secs(1);
 pub struct WatchSource<K> {
     /// The plural of the kind, for messages and metrics
     pub kind: &'static str,
-    /// The API in which the objects are
+    /// The client for the kind, in one namespace or in all
     pub api: Api<K>,
     /// Field selector; if absent, all objects are watched
     pub fields: Option<String>,
     /// Maximum number of objects in a page of a list; if absent, a list is one page
     pub page: Option<u32>,
-    /// The pauses after errors
+    /// How long to pause after an error
     pub pauses: Pauses,
     /// Whether to list everything again after the server could not be reached at all. The server may have been restored
     /// to an older state meanwhile, and a watch that continues at the last version would never show that

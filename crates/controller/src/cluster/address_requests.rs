@@ -1,11 +1,11 @@
-//! Requests of addresses that the CNI configuration or the runtime makes for pods.
+//! Addresses that the CNI configuration or the runtime requests for pods.
 //!
 //! Only the agent of the pod's node sees such a request. It reports the request while the pod waits, and the controller
 //! creates the claim of this pod. From then on the claim itself shows the request, for as long as the pod exists.
 //!
-//! A node may report anything. So a request counts only if the pod of this UID has this namespace and name, can use a
-//! claim, and, if an agent reports the request, is bound to the agent's node. Otherwise a node could create claims in any
-//! namespace.
+//! A node may report anything, and must not cause claims in any namespace. So a request counts only if the pod of this
+//! UID has this namespace and name, and can use a claim. If an agent reports the request, the pod must also be bound to
+//! the agent's node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,7 +15,8 @@ use super::objects::{AddressRequest, AskedAddresses, ClaimSource, PodClaim, PodU
 use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_core::mutation::Mutation;
 
-/// Who shows a request. If both do, the claim counts, because its addresses cannot change.
+/// Where a request was found. If a claim and an agent both have a request for the same pod, that of the claim counts,
+/// because the addresses of a claim cannot change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RequestSource {
     /// The claim that was created for the request
@@ -34,17 +35,19 @@ pub(crate) struct AddressRequests {
     nodes: BTreeMap<NodeName, usize>,
 }
 
-/// What has to be known of every pod that can use a claim, in few bytes.
+/// The facts about a pod with which requests are compared. Every pod that can use a claim has such a record, so it is
+/// small.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RequestedPod {
     /// The node to which the pod is bound
     node: NodeName,
-    /// A hash of namespace and name, which are several times as long
+    /// A hash of namespace and name, because the texts would take several times as many bytes
     name: u64,
 }
 
 impl AddressRequests {
-    /// Returns the facts about a pod, `namespace/name`. [`AddressRequests::forget`] has to be called when they are dropped.
+    /// Returns the facts about the pod `name`, which is `namespace/name`. When the caller drops the facts, it must call
+    /// [`AddressRequests::forget`].
     pub(crate) fn pod(&mut self, name: &str, node: NodeName) -> RequestedPod {
         let node = match self.nodes.get_key_value(&node) {
             Some((known, _)) => known.clone(),

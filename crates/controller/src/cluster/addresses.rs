@@ -24,7 +24,7 @@ impl Addresses {
         }
     }
 
-    /// Counts one reporter less of each address.
+    /// Removes one reporter of each address. An address without a reporter leaves the set.
     pub fn remove(&mut self, addresses: &[Addr]) {
         for addr in addresses {
             if let Some(count) = self.counts.get_mut(addr) {

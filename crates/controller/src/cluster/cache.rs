@@ -93,7 +93,7 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the requests of addresses after a change of one NodeSubnet.
+    /// Updates the addresses that CNI requests for pods, after a change of one NodeSubnet.
     pub fn note_subnet(&mut self, delta: &ObjectUpdate<Subnet>) {
         fn requests(subnet: Option<&Arc<Subnet>>) -> &[AddressRequest] {
             let report = subnet.and_then(|it| it.report.as_deref());
@@ -107,7 +107,7 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the requests of addresses after a change of one claim.
+    /// Updates the addresses that CNI requests for pods, after a change of one claim.
     pub fn note_claim(&mut self, delta: &ObjectUpdate<Claim>) {
         let request = |claim: Option<&Arc<Claim>>| claim.and_then(|it| it.request());
         let (before, after) = (delta.before.as_ref(), delta.after.as_ref());

@@ -237,8 +237,8 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
             keep_entries::<AllocatedRange>(holder, "podCIDRs");
-            // The end of the quarantine is unknown, so the quarantine begins anew: [`LATE`] is later shortened to the
-            // pool's full quarantine.
+            // The end of the quarantine is unknown, so the quarantine starts again from its beginning: [`LATE`] is
+            // later shortened to the pool's full quarantine.
             if holder
                 .get("until")
                 .is_none_or(|it| Time::deserialize(it).is_err())

@@ -36,13 +36,13 @@ pub struct WriteIntents {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SeenVersions {
-    /// The highest version of a Node, which has podCIDRs
+    /// The highest version of any Node; Nodes record podCIDRs
     pub nodes: u64,
-    /// The highest version of a NodeSubnet, which lists blocks and quarantined ranges
+    /// The highest version of any NodeSubnet; NodeSubnets list blocks and quarantined ranges
     pub subnets: u64,
-    /// The highest version of an IPAMBlock, each of which allocates one block
+    /// The highest version of any IPAMBlock; each records one block
     pub blocks: u64,
-    /// The highest version of an IPClaim, whose status has addresses
+    /// The highest version of any IPClaim; their statuses record addresses
     pub claims: u64,
 }
 

@@ -279,7 +279,7 @@ impl Elector {
         (CallKind::Acquire, call)
     }
 
-    /// Returns what kind of takeover is possible now, or `None` while another process may lead.
+    /// Returns how the term would begin if this process took over now, or `None` while another process may lead.
     fn possible_takeover(&self, now: Mono) -> Option<Takeover> {
         if self.may_acquire_at()? > now {
             return None;
@@ -339,7 +339,7 @@ impl Elector {
         record
     }
 
-    /// Handles the answer to the last call. Ignores an answer if no call is unanswered.
+    /// Handles the answer to the last call. An answer is ignored if the last call is answered already.
     pub fn answer(&mut self, answer: LeaseAnswer, now: Mono) {
         let Some((kind, at)) = self.outstanding.take() else {
             return;

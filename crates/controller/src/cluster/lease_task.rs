@@ -86,10 +86,10 @@ pub struct Election {
 }
 
 impl Election {
-    /// Runs until leadership is released. The value in `release` says whether all writes were settled. The first result
-    /// is published once the Lease was read, or is known to be missing. Returns an error if the API server may have
-    /// been restored to an older state. Then this process must be restarted, because its caches may contain objects
-    /// that the restore has removed.
+    /// Runs until leadership is released. The value in `release` says whether the outcome of every write was known. The
+    /// first result is published once the Lease was read, or is known to be missing. Returns an error if the API server
+    /// may have been restored to an older state. Then this process must be restarted, because its caches may contain
+    /// objects that the restore has removed.
     pub async fn run(
         mut self,
         clock: Clock,

@@ -255,7 +255,7 @@ impl<T: Object> ObjectCache<T> {
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<T::Name> = objects.iter().map(|o| o.name().clone()).collect();
-        // Objects missing in the list are gone, except those that are newer than the list.
+        // An object that is missing in the list is gone, unless the cached object is newer than the list.
         let gone: Vec<(T::Name, ObjectUid)> = self
             .objects
             .values()

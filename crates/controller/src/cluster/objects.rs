@@ -19,7 +19,7 @@ pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
-    /// The type of the object's name.
+    /// The type of the name, such as [`NodeName`]. If it has a namespace, the name is `namespace/name`.
     type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
@@ -329,7 +329,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Parses the form in which objects of the API have it.
+    /// Parses the field `parent` of an IPAMBlock or of a NodeSubnet's entry. The error says what is invalid.
     pub fn read(parent: &ParentBlock) -> Result<Self, String> {
         Ok(Parent {
             cidr: Cidr::parse_strict(&parent.cidr).map_err(|error| format!("parent: {error}"))?,
@@ -337,7 +337,7 @@ impl Parent {
         })
     }
 
-    /// Returns the form in which objects of the API have it.
+    /// Returns the value for the field `parent` of an IPAMBlock or of a NodeSubnet's entry.
     pub fn text(&self) -> ParentBlock {
         ParentBlock {
             cidr: self.cidr.to_string(),
@@ -421,7 +421,8 @@ impl Claim {
         }
     }
 
-    /// Returns the request of the pod for which the controller has created the claim.
+    /// Returns what the claim asks for, as a request of its only pod. Returns `None` if the controller has not created
+    /// the claim for a pod's addresses, or the spec is invalid.
     pub(crate) fn request(&self) -> Option<AddressRequest> {
         let pod = self.only_pod.as_ref()?;
         let (namespace, _) = self.name.split_once('/')?;
@@ -452,7 +453,7 @@ pub struct ClaimStatus {
     pub since: Option<Timestamp>,
     /// `status.releasedAt`
     pub released_at: Option<Timestamp>,
-    /// The condition `Ready`
+    /// The condition `Ready`, without its message
     pub ready: Option<ReadyCondition>,
     /// Hash of the whole status
     digest: u64,
@@ -510,7 +511,7 @@ fn digest(status: &IPClaimStatus) -> u64 {
 pub struct ClaimSpec {
     /// The pool from which the claim gets addresses; `None` if `addresses` decide the pool
     pub pool: Option<PoolName>,
-    /// The addresses that the claim asks for, at most one per family; if empty, any of the pool
+    /// The addresses that the claim asks for, at most one per family; if empty, any addresses of the pool will do
     pub addresses: Vec<Addr>,
     /// For how many seconds the claim stays after its last use; `None` if it stays until somebody deletes it
     pub ttl: Option<u32>,
@@ -547,7 +548,7 @@ pub struct Pod {
     pub mirror_of: Option<NodeName>,
     /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot
     pub node: Option<NodeName>,
-    /// The claim that the pod's annotations name, if the pod can use one
+    /// The claim that the pod uses because of its annotations; `None` if there is no such claim
     pub claim: Option<Box<PodClaim>>,
 }
 
@@ -585,7 +586,8 @@ impl PodClaim {
         self.machine.as_ref().map(|it| &it.vmi)
     }
 
-    /// Returns whether the pod asks for addresses, and has addresses already. A running pod keeps what it has.
+    /// Returns whether the pod asks for addresses, and has addresses already. Such a pod needs no claim any more,
+    /// because a running pod keeps its addresses.
     pub fn is_served(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)
     }

@@ -3,9 +3,9 @@
 //! The cache answers two questions: does any pod report an address in this range, and does the pod of this UID still
 //! exist? Each pod takes a few dozen bytes.
 //!
-//! Which claim a pod uses follows from its annotations. Other pods use a claim if CNI requests addresses for them: then
-//! their node's agent reports the request, or the claim that was created for it shows the request
-//! ([`address_requests`](super::address_requests)).
+//! If a pod's annotations name or require a claim, the pod uses this claim. A pod without such annotations uses a claim
+//! if CNI requests addresses for the pod. The agent of the pod's node reports such a request, and the claim that is
+//! created for the request records it, too ([`address_requests`](super::address_requests)).
 //!
 //! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
 //! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
@@ -32,7 +32,7 @@ pub struct PodIndex {
     reported: Addresses,
     /// Addresses of mirror pods, by node
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
-    /// Requests of addresses that are not in annotations of pods
+    /// Addresses that CNI requests for pods, and that no annotation of the pod names
     requests: AddressRequests,
     /// Pods that use a claim, by the claim
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
@@ -160,7 +160,8 @@ impl PodIndex {
         self.claiming.keys()
     }
 
-    /// Replaces the requests from a source. If one of them was not in `before`, its pod may now use a claim.
+    /// Replaces the requests `before` from a source by the requests `after`. Finds out again which claims the affected
+    /// pods use.
     pub(crate) fn change_requests(
         &mut self,
         source: &RequestSource,

@@ -28,7 +28,8 @@ struct State {
 pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
-    /// The steps that remain before allocation starts, or before it covers all nodes
+    /// The steps that the fence still has to do; `None` if there are none. If `allocating` is true, blocks are
+    /// allocated meanwhile
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,

@@ -310,7 +310,8 @@ pub enum Rejection {
     /// The request was never sent, because this process no longer leads or is shutting down.
     NotSent,
 }
-/// A request that the state machine wants to send, with what the writer checks before it sends a write.
+/// A request that the state machine wants to send, with the term and number that the writer checks before it sends a
+/// write.
 #[derive(Clone, Debug)]
 pub struct OutgoingRequest {
     /// Number by which the answer is matched to the request

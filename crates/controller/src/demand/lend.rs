@@ -7,13 +7,13 @@
 //!                                        another part                  a block of the node that waited
 //! ```
 //!
-//! A part that was asked for and is not needed any more is returned to its node, like every withdrawn range that nobody
-//! wants.
+//! If a part was asked for and is no longer needed, it is returned to its node, like every withdrawn range that nobody
+//! needs.
 //!
 //! # Guarantees
 //! - Nodes borrow only if the pool says so, and only if no range is free.
-//! - No part becomes a block before its node has withdrawn it, and no such block is confirmed before the node has handed
-//!   the part over to it (see [`crate::withdrawals`]).
+//! - No part becomes a block of the borrower before the lender has withdrawn the part. No such block is confirmed
+//!   before the lender's NodeSubnet lists the part as lent to this block (see [`crate::withdrawals`]).
 //! - A node that does not answer delays others by at most [`SLOW`], and is not asked again for [`REST`].
 //! - Parts of borrowed blocks are not lent.
 
@@ -37,18 +37,18 @@ use cadastre_api::Recall;
 use cadastre_api::node_allocation::never_assigned;
 use cadastre_core::{Cidr, Family, HoldingState, IpRange};
 
-/// At most this many parts of the blocks of one pool are asked for at once.
+/// At most this many parts per pool are asked for at once.
 const MOST_ASKS: usize = 32;
 /// A node with this many withdrawals lends nothing more.
 const MOST_LENT: usize = 256;
-/// A node that has not answered for this long is not waited for: another node is asked, too.
+/// If a node has not answered for this long, another node is asked, too.
 const SLOW: Duration = Duration::from_secs(1);
-/// A node that has not answered for this long is not asked any more.
+/// If a node has not answered for this long, the request ends, and the node is not asked again for [`REST`].
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a node that has not answered is not asked again, nor a part that its node has refused or that has just come
-/// back.
+/// A node that has not answered is not asked again for this long. The same holds for a part that its node has refused,
+/// or that was returned to its node.
 const REST: Duration = Duration::from_secs(30);
-/// While an empty block that was recalled this recently may become free, nothing is borrowed instead.
+/// If an empty block was recalled less than this long ago, nothing is borrowed yet: the recalled block may become free.
 const RECALLING: Duration = Duration::from_secs(2);
 
 /// Waiting nodes by pool.
@@ -56,10 +56,10 @@ type Waits = BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>;
 /// Name and UID of a node.
 type NodeKey = (NodeName, ObjectUid);
 
-/// What the loop remembers of nodes and parts that were asked for.
+/// What the loop remembers about its requests for parts, apart from the requests that are open.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
-    /// Whether the NodeSubnet of a node has changed since the asks were last looked at
+    /// Whether a NodeSubnet has changed since [`Demand::look_at_asks`] last ran
     changed: bool,
     /// Parts that are not asked for again until this time
     resting: BTreeMap<Cidr, Duration>,
@@ -67,28 +67,28 @@ pub(super) struct Lending {
     silent: BTreeMap<ObjectUid, Duration>,
 }
 
-/// What becomes of a part that was asked for.
+/// The state of a request that a node lends a part of a block.
 enum Fate {
     /// Its node has not answered yet
     Open,
     /// Its node has withdrawn it
     Withdrawn,
-    /// It is not needed any more, or its node cannot lend it any more
+    /// Nobody needs it any more, or its node cannot lend it any more
     Over,
     /// Some of its addresses are in use or cooling
     Refused,
-    /// Its node has not answered
+    /// Its node has not answered for [`PATIENCE`]
     Silent,
 }
 
 impl Demand {
-    /// Notes that a NodeSubnet has changed, whose node may have handed over a part.
+    /// Records that a NodeSubnet has changed: its agent may have withdrawn a part that was asked for.
     pub(crate) fn subnet_changed(&mut self) {
         self.lending.changed = true;
     }
 
-    /// Looks at the parts that were asked for: those that are withdrawn become blocks, and others are not asked for
-    /// any more.
+    /// Looks at the parts that nodes were asked to lend. A part that its node has withdrawn becomes a block. A part
+    /// that is refused, unanswered or no longer needed is not asked for any more.
     pub(super) fn look_at_asks(
         &mut self,
         is_due: bool,

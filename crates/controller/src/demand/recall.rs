@@ -33,8 +33,8 @@ use cadastre_core::{Cidr, Family};
 /// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Until
 /// then, a pod that the blocks were allocated for may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
-/// A borrowed block goes back when the node has not needed it for this long, or for the pool's idle time if that is
-/// longer.
+/// A borrowed block is returned to its lender when the borrower has not needed it for this long, or for the pool's idle
+/// time if that is longer.
 const SUFFICED: Duration = Duration::from_secs(10);
 /// How long an agent has to release a block before a block of another node is recalled, too.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl Demand {
         let own = cx.allocations.plain_blocks(&node.uid);
         let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
         let mut entries: Vec<BlockEntry> = own.cloned().collect();
-        // What is borrowed goes back first.
+        // Borrowed blocks come first, so they are the first ones to be recalled.
         entries.sort_by_key(|entry| entry.parent.is_none());
         let has_borrowed = entries.first().is_some_and(|entry| entry.parent.is_some());
         if has_borrowed {
@@ -93,7 +93,7 @@ impl Demand {
             {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) {
-                // A borrowed block that goes back is kept only if the node waits again.
+                // A borrowed block that the node is to give back stays only if the node waits for addresses again.
                 let waits = self.waiting.get(&entry.pool);
                 let is_waiting = waits.is_some_and(|waits| waits.contains_key(&node.name));
                 recall = recall.filter(|_| is_borrowed && !is_waiting);
@@ -182,8 +182,9 @@ impl Demand {
         changed
     }
 
-    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks from
-    /// the nodes with the most free addresses first, then takes the last blocks of nodes that use none.
+    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks first
+    /// from the nodes with the most free addresses. Then takes the last blocks of nodes that have used no address of
+    /// the pool for a while.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
@@ -210,7 +211,7 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            // If pods wait on a node that has lent a part, the part goes back first.
+            // If pods wait on a node that has lent a part of a block, this part is recalled first.
             let is_of_waiting = |entry: &&BlockEntry| {
                 let lender = entry.parent.as_ref().map(|it| &it.node);
                 let wait = lender.and_then(|it| waits.get(it));
@@ -250,7 +251,7 @@ impl Demand {
             let after = match need {
                 NodeNeed::First | NodeNeed::Pods => idle.min(UNUSED),
                 NodeNeed::Reserve => idle,
-                // No need is less urgent than this one, so no node has to give up its last blocks for it.
+                // This is the least urgent need. So no node has to give up its last blocks for this node.
                 NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
@@ -264,7 +265,8 @@ impl Demand {
     }
 }
 
-/// Returns whether a borrowed block has to go back because its parent is drained. Only then can the parent be released.
+/// Returns whether a borrowed block has to be returned because its parent is drained. The parent cannot be released
+/// before.
 fn is_parent_leaving(entry: &BlockEntry, cx: &Context) -> bool {
     let parent = cx.allocations.parent_of(entry);
     parent.is_some_and(|it| !it.owner.quarantined && it.recall == Some(Recall::Drain))

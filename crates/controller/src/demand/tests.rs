@@ -1,4 +1,4 @@
-//! Tests of the times when there are too few blocks: which nodes get one, and from which nodes blocks are recalled.
+//! Tests with too few blocks for all nodes: which nodes get a block, and from which nodes blocks are recalled.
 
 use serde_json::json;
 

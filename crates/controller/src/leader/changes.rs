@@ -23,7 +23,7 @@ use cadastre_core::{Addr, Cidr};
 pub(crate) struct SubnetDiff {
     /// Whether the agent's report has changed
     pub reported: bool,
-    /// Whether the users' requests have changed, which are annotations
+    /// Whether an annotation has changed that contains requests of users, for example to withdraw a range
     pub requested: bool,
 }
 

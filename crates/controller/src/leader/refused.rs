@@ -102,8 +102,8 @@ impl Leader {
     }
 
     /// Returns the object to which the event about a failing call is attached, and a description of the written object.
-    /// Returns `None` for calls whose failures no event reports. For example, a condition reports those of a pool's
-    /// finalizers.
+    /// Returns `None` for calls whose failures no event reports. For example, if a pool's finalizers cannot be written,
+    /// a condition reports this.
     fn subject(
         &self,
         call: &ObjectCall,

@@ -107,8 +107,8 @@ impl Script {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
-    /// Returns the request that fulfils `kind`, which must be the only one among all requests that the controller wants
-    /// to send now.
+    /// Returns the request for which `kind` returns true. Panics unless the controller wants to send exactly one such
+    /// request now.
     pub(super) fn poll_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> OutgoingRequest {
         let out = self.poll();
         let texts = format!("{out:?}");

@@ -38,8 +38,8 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Checks that nobody else leads before `until`, at most until which this process leads. `until` is a time of the
-    /// simulation, not of a clock.
+    /// Records that this process leads at most until `until`, in true time. Checks that no other process leads before
+    /// then.
     pub fn leads(
         &mut self,
         facts: &LeaderFacts,

@@ -287,7 +287,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Compares the results of all queries.
+    /// Compares the results of all queries of the ledger with those of the model.
     pub fn compare_all(&self) -> Checked {
         let all = &self.holdings.0;
         for id in &self.ids {

@@ -25,9 +25,9 @@ pub struct Metric {
     pub name: String,
     /// `counter`, `gauge` or `histogram`
     pub kind: &'static str,
-    /// Names of the labels
+    /// Names of the labels that each series of the metric has
     pub labels: Vec<String>,
-    /// The meaning of the value
+    /// The help text, which says what the value means
     pub help: String,
 }
 

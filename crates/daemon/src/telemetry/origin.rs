@@ -1,7 +1,8 @@
 //! Checks whether a request comes from this host, and whether a web page in a browser sent it.
 //!
 //! A web page can make a browser on this host, or behind `kubectl port-forward`, send almost any request. A hostile
-//! page can reach this port under its own host name, which it makes resolve to a loopback address (DNS rebinding).
+//! page can reach the admin port under the host name of its own site, if the site's DNS server answers with a loopback
+//! address (DNS rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -21,7 +21,7 @@ const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
 /// Longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The response to a request.
+/// What the test server does with a request.
 enum Answer {
     /// No response
     Nothing,

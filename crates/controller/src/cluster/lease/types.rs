@@ -138,8 +138,8 @@ pub struct LeadershipTerm {
     pub takeover: Takeover,
     /// From this time on the leader may write nothing, unless a renewal postpones the time
     pub valid_until: Mono,
-    /// How long no leader had renewed the Lease before, by wall clocks. After a long time the API server may have been
-    /// restored to an older state. The election does not depend on this field
+    /// For how long before this term no leader had renewed the Lease, by wall clocks. If this time is long, the API
+    /// server may have been restored to an older state. The election does not depend on this field
     pub vacant: Duration,
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if they are
     /// unknown

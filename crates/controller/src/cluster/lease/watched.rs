@@ -42,7 +42,8 @@ impl Elector {
         true
     }
 
-    /// Handles a watch event that the Lease was deleted. The next read decides what the deletion means.
+    /// Handles a watch event that the Lease was deleted. The event only causes a read: if the read finds no Lease, the
+    /// candidate acts on that.
     pub fn watch_deleted(&mut self, record: &LeaseRecord, now: Mono) {
         if self.is_new(record) {
             self.read_soon(now);

@@ -9,7 +9,7 @@ use cadastre_daemon::watch::ObjectEvent;
 
 /// Block of the node `rich`.
 const BLOCK: &str = "10.0.0.0/28";
-/// The larger half of what `rich` can spare.
+/// The largest part of [`BLOCK`] that `rich` can spare.
 const PART: &str = "10.0.0.8/29";
 
 /// A pool with one block, which `rich` has and hardly uses, while pods wait on `dry`.
@@ -95,7 +95,8 @@ impl Fixture {
         self.allocations.block_seen(&object, at(1));
     }
 
-    /// Returns whether the borrowed block is confirmed, or `None` if there is none that stays.
+    /// Returns whether the borrowed block is confirmed. Returns `None` if there is no such block, or it is about to be
+    /// deleted.
     fn is_confirmed(&mut self) -> Option<bool> {
         self.allocations.judge_blocks(&self.cache);
         let entry = self.borrowed().filter(|it| !it.is_leaving());
