@@ -142,7 +142,7 @@ impl LeakClaims<'static> {
 /// A leak candidate whose grace period is over, so that its leak can be proven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
-    /// What the store has about the attachment
+    /// The store's record of the attachment
     pub record: AttachmentRecord,
     /// Why the attachment is a candidate
     pub reason: LeakReason,

@@ -1,10 +1,10 @@
 //! Masquerading: packets that pods send out of the cluster leave with the node's address. Packets between pods keep the
 //! pod's address.
 //!
-//! The main CNI plugins exempt only the prefix of one address from masquerading. Only the agent knows the ranges of all
-//! pools, including pools that serve other nodes, and learns of their changes. So the agent writes the rule, into the
-//! nftables tables `ip cadastre` and `ip6 cadastre`. Each table is replaced as a whole. The agent neither reads nor
-//! writes other tables.
+//! A main CNI plugin such as `ptp` exempts only destinations in the prefix of the pod's own address from masquerading.
+//! Only the agent knows the ranges of all pools, including pools that serve other nodes, and learns of their changes.
+//! So the agent writes the rule, into the nftables tables `ip cadastre` and `ip6 cadastre`. Each table is replaced as a
+//! whole. The agent neither reads nor writes other tables.
 //!
 //! ```text
 //! table ip cadastre {

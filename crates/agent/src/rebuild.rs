@@ -111,9 +111,9 @@ pub(crate) fn known(
     known
 }
 
-/// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. It may be
-/// the address of another network. But if the Node was deleted and registers again, the node can get back a range whose
-/// addresses its pods have used all the time.
+/// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. Such an
+/// address may belong to another network. But if the Node was deleted and registers again, the node can get back a
+/// range whose addresses its pods have used all the time.
 pub(crate) fn has_addresses_outside(
     holding: &NodeAllocation,
     sandboxes: &[Sandbox],

@@ -136,8 +136,9 @@ impl Service {
         }
     }
 
-    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes has ended meanwhile,
-    /// it may have probed enough for this ADD, too.
+    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this one
+    /// waits for its turn, probes nothing: the other round may have probed enough for this ADD, so the caller should ask
+    /// the store again first.
     async fn probe_for(&self, add: Add) -> Result<(), String> {
         let before = self.prober.rounds();
         let turn = self.prober.turn().await;

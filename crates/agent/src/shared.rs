@@ -48,7 +48,7 @@ pub struct WatchState {
     pub automatic: BTreeSet<String>,
     /// Whether any pool in both `askable` and `automatic` allocates a block to this node before a pod needs it
     pub gives_unasked: bool,
-    /// Pools of which the node already has as many blocks of a family as its limit allows, each with that limit
+    /// The pools whose limit (`maxBlocksPerNode`) the node has reached in one of the families, each with the limit
     pub at_limit: BTreeMap<String, u32>,
     /// Pools with blocks on this node that still assign addresses
     pub allocating_pools: BTreeSet<String>,
