@@ -285,8 +285,8 @@ impl Carrier {
     }
 }
 
-/// Returns the snapshot together with the network namespaces of its attachments that are gone. Called right after the
-/// snapshot was taken.
+/// Returns the snapshot together with the paths of network namespaces that are gone, for attachments without a pod.
+/// Called right after the snapshot was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut state = service.shared.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());

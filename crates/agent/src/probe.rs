@@ -26,7 +26,8 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Returns how many rounds have ended.
+    /// Returns how many rounds have ended since the agent started. A round that could not probe its addresses is not
+    /// counted.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Acquire)
     }
@@ -36,7 +37,7 @@ impl Prober {
         self.turn.lock().await
     }
 
-    /// Counts a round whose answers are recorded.
+    /// Counts a round that has probed its addresses, even if the answers could not be recorded.
     pub(crate) fn ended(&self) {
         self.rounds.fetch_add(1, Ordering::Release);
     }

@@ -1,6 +1,8 @@
-//! Finds the addresses in use from sources other than the store. This is needed to replace a lost store, and for a
-//! podCIDR from which another program has assigned addresses before. The same is needed for a block that the node gets
-//! after its store was lost, if pods used addresses outside of the node's ranges when the new store was created.
+//! Finds the addresses in use from sources other than the store. This is needed
+//! - to replace a lost store;
+//! - for a podCIDR from which another program has assigned addresses before;
+//! - for a block that the node gets after its store was replaced, if at the time of the replacement pods used addresses
+//!   outside of the node's ranges.
 //!
 //! | source | contains | may lack |
 //! |---|---|---|

@@ -86,7 +86,7 @@ pub(super) struct Releasing {
     then: Phase,
 }
 
-/// What the cycle does next.
+/// The next step of the cycle.
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
