@@ -123,7 +123,8 @@ impl Template {
         })
     }
 
-    /// Returns the name of the network. It comes from the sample rendering, in which `{{NODE}}` is `node`.
+    /// Returns the name of the network, from the rendering with sample values. So if the name contains `{{NODE}}`, the
+    /// result contains `node` instead.
     pub fn network(&self) -> &str {
         &self.network
     }

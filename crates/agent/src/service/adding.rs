@@ -806,7 +806,7 @@ mod tests {
         bench.answer(Err(refused(OpErrorKind::NotFree)), Duration::ZERO);
         let is_done = matches!(bench.step, AddStep::Done(Err(_)));
         assert!(is_done, "{:?}", bench.step);
-        // The controller sees the annotation itself.
+        // The controller reads the annotation itself, so the agent reports no request.
         assert!(bench.reported(Duration::ZERO).is_empty());
     }
 
