@@ -78,7 +78,8 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
         .collect()
 }
 
-/// Returns the empty blocks to release, each with its UID: draining blocks, recalled blocks and surplus blocks.
+/// Returns the empty blocks to release, each with its UID: blocks that assign no new address (such as draining blocks),
+/// recalled blocks and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
     pending: &PendingAdds,
