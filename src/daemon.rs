@@ -30,7 +30,8 @@ pub(super) fn hostname() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-// Flags that protect the admin port. This is not a doc comment, because clap would use that as the text of the command.
+// Flags that protect the admin port. This is not a doc comment, because clap would show a doc comment as the
+// description of the whole command.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Guard {
     /// File with the certificate of the admin port and its chain, in PEM; the port then speaks HTTPS. A replaced file
@@ -59,7 +60,8 @@ pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Decides who may read /metrics. It can decide only after it has got a client (`AccessReview::set_client`).
+    /// Decides who may read /metrics; `None` without `--metrics-auth`. Needs a client of the API server first
+    /// (`AccessReview::set_client`).
     pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }

@@ -1,4 +1,4 @@
-//! The executable `cadastre`.
+//! The executable `cadastre`: parses the command line and runs the subcommand.
 
 use std::process::ExitCode;
 

@@ -24,8 +24,8 @@ struct Entry {
 }
 
 impl AddressRequestBook {
-    /// Records a request. If there are too many, the one that was recorded first makes room: most likely its claim
-    /// exists already.
+    /// Records a request. If there are [`MOST_ADDRESS_REQUESTS`] already, the oldest request is removed first: most
+    /// likely the controller has created its IPClaim by now.
     pub fn add(&mut self, request: AddressRequest, now: Duration) {
         let known = self.0.get(&request.pod_uid);
         let since = known.map_or(now, |it| it.since);
@@ -43,7 +43,7 @@ impl AddressRequestBook {
         self.0.insert(entry.request.pod_uid.clone(), entry);
     }
 
-    /// Removes the request of a pod that has its addresses. Returns whether there was a request.
+    /// Removes the request of a pod that has got its addresses. Returns whether there was a request.
     pub fn remove(&mut self, pod_uid: &str) -> bool {
         self.0.remove(pod_uid).is_some()
     }

@@ -70,7 +70,8 @@ fn entry(record: &AttachmentRecord, superseded: bool) -> AddressEntry {
     }
 }
 
-/// Returns the handle that users give to release an address: `network/containerID`. A network's name has no slash.
+/// Returns the handle by which users release an address: `network/containerID`. A network's name has no slash, so the
+/// first slash ends the name.
 pub fn handle(attachment: &Attachment) -> String {
     format!("{}/{}", attachment.network, attachment.container_id)
 }

@@ -1,4 +1,4 @@
-//! Carries out the effects of the state machine on the store, the runtime, the node's files and the servers.
+//! Carries out the effects that the state machine returns: on the store, the runtime, the node's files and the servers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use cadastre_node::{Op, Snapshot, clock};
 /// The time limit of a DEL for a leaked address.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the main loop uses besides the state machine.
+/// The parts of the agent that the main loop uses besides the state machine.
 pub struct AgentParts {
     /// Connects to the API server
     pub client: Client,
@@ -285,8 +285,8 @@ impl Carrier {
     }
 }
 
-/// Adds to a snapshot which network namespaces are gone. The namespaces are looked up right after the snapshot was
-/// taken.
+/// Returns the snapshot together with the paths of network namespaces that are gone, for attachments without a pod.
+/// Called right after the snapshot was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut state = service.shared.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());

@@ -137,7 +137,8 @@ pub(crate) fn decide(
         let claim = claim_of(pod);
         let decides: Option<(_, &[&str])> = match claim {
             Some(ClaimOfPod::Annotated(_)) => Some((CLAIM, &[POOLS, ADDRESSES])),
-            // The claim of a sticky pod is created from the pools that the pod names.
+            // For a sticky pod, the annotation about pools still counts: the controller takes the claim's addresses
+            // from these pools.
             Some(ClaimOfPod::Sticky(_)) => Some((STICKY, &[ADDRESSES])),
             Some(ClaimOfPod::Addresses { .. }) | None => None,
         };
@@ -174,8 +175,9 @@ pub(crate) fn decide(
             Vec::new()
         }
     };
-    // The pod may use this claim even if its annotations ask for no addresses, because the CNI config or the runtime may.
-    // The controller creates no claim for a mirror pod, which a kubelet can create in any namespace.
+    // The pod may use this claim even if its annotations ask for no addresses, because the CNI config or the runtime
+    // may ask for addresses. The controller creates no claim for a mirror pod, because a kubelet can create mirror pods
+    // in any namespace.
     let claim = pod.filter(|pod| pod.mirrors.is_none()).map(|pod| {
         let name = pod_claim::claim_of_addresses(&pod.name, &pod.uid);
         format!("{}/{name}", pod.namespace)
@@ -207,8 +209,8 @@ fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
     )
 }
 
-/// Returns the choice for a pod that names a claim. Other addresses would be worse for the pod than to wait, so a pod
-/// with a wrong name gets none.
+/// Returns the choice for a pod that asks for the claim `name`. If `name` is not a valid name, the pod gets no address,
+/// because for such a pod a wrong address is worse than none.
 fn by_claim(pod: &Pod, name: &str, errors: &mut Vec<String>) -> PodChoice {
     let mut choice = PodChoice {
         strict: true,

@@ -2,8 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Returns a condition of this type with a status, a reason and a message, without its times. A condition that was never
-/// true is left out: `None` if it is false and `before` does not contain it.
+/// Returns a condition of this type with a status, a reason and a message; [`merged`] sets its times. A condition that
+/// was never true is left out: `None` if it is false and `before` does not contain it.
 pub(crate) fn set(
     type_: &str,
     (is_true, reason, message): (bool, &str, String),
@@ -28,8 +28,8 @@ pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// Returns the conditions `is`, in which those of `wanted` replace conditions of the same types. Other conditions, such
-/// as the controller's, stay. If the status of a condition changes, its transition time is `now`.
+/// Returns the conditions `is`, after each condition of `wanted` has replaced the one of the same type. Other
+/// conditions, such as the controller's, stay. If the status of a condition changes, its transition time is `now`.
 pub(crate) fn merged(
     is: &[Condition],
     wanted: &[Condition],

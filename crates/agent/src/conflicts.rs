@@ -1,4 +1,5 @@
-//! Which addresses are probed ahead of their use, and what is reported about addresses that another host uses.
+//! Which addresses are probed before a pod needs them, and the reports about addresses in conflict: addresses that
+//! another host uses.
 
 use std::collections::BTreeSet;
 
@@ -15,9 +16,9 @@ pub(crate) const REASON: &str = "AddressConflict";
 /// How many addresses the message of the condition names.
 const MOST_NAMED: usize = 8;
 
-/// Returns the addresses to probe now, all on one interface. Each pool that requires probes keeps as many probed
-/// addresses ready as its low mark says, but at most [`MOST_PROBES`] of each family. If there are enough, conflicts
-/// that are due are probed again.
+/// Returns the addresses to probe now, all on one interface. For each pool that requires probes, `warm.low` probed
+/// addresses are kept ready, but at most [`MOST_PROBES`] of each family. If all pools have enough, addresses in
+/// conflict whose next probe is due are probed again.
 pub(crate) fn to_probe(snapshot: &Snapshot) -> Option<ProbeTargets> {
     let lacking = snapshot.probes.iter().find_map(|it| {
         let low = terms(snapshot, &it.pool).map_or(0, |terms| terms.warm.0);

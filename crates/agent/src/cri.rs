@@ -29,12 +29,12 @@ mod v1 {
 
 use v1::runtime_service_client::RuntimeServiceClient;
 
-/// The time limit of a call.
+/// The time limit of each call to the runtime.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The maximum size of an answer in bytes. A node has some hundred sandboxes of a few kilobytes each.
 const MESSAGE: usize = 16 << 20;
 
-/// A pod sandbox and its addresses.
+/// A pod sandbox as the runtime lists it, including one that has ended and is not removed yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sandbox {
     /// The sandbox id, which is the container id of CNI
@@ -45,7 +45,7 @@ pub struct Sandbox {
     pub addresses: Vec<Addr>,
 }
 
-/// The container runtime of this node.
+/// A client of this node's container runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
     socket: PathBuf,

@@ -1,7 +1,7 @@
 //! How many addresses the node wants of each pool, and which empty blocks it can release.
 //!
-//! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark, and one address for each
-//! waiting ADD. Because waiting ADDs count, the controller sees in the demand whether pods wait.
+//! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark (`warm.low`), and one
+//! address for each waiting ADD. Because waiting ADDs count, the controller sees in the demand whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
 //! controller computes a block's size from the agent's figures (used + cooling + free), which leave these addresses out
@@ -9,10 +9,10 @@
 //! gateway.
 //!
 //! # Guarantees
-//! - If the node has no block of a pool, it requests one only while an ADD wants that pool. So it requests nothing of
-//!   pools that serve by name or on demand until a pod needs them.
+//! - If the node has no block of a pool, it requests one only while an ADD wants that pool. So it requests nothing from
+//!   pools with `assignment: Manual` or `firstBlock: OnDemand` until a pod needs them.
 //! - A surplus block that was released is not requested again: a release leaves at least as many addresses free as the
-//!   high mark, and the high mark is never below the low mark.
+//!   high mark (`warm.high`), and the high mark is never below the low mark.
 //! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
 //! - Addresses of claims are never requested: the controller allocates them when it sees the pod.
 
@@ -78,7 +78,8 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
         .collect()
 }
 
-/// Returns the empty blocks to release, each with its UID: draining blocks, recalled blocks and surplus blocks.
+/// Returns the empty blocks to release, each with its UID: blocks that assign no new address (such as draining blocks),
+/// recalled blocks and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
     pending: &PendingAdds,

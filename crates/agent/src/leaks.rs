@@ -5,7 +5,7 @@
 //!
 //! | proof | |
 //! |---|---|
-//! | from the API | a complete list of this node's pods lacks the pod's UID, or the pod has finished, for a grace period; or the controller has named the address, so no further grace period is needed |
+//! | from the API | a complete list of this node's pods lacks the pod's UID, or shows that the pod has finished; and this has been so for a grace period, unless the controller has named the address |
 //! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
 //!
 //! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are released
@@ -142,7 +142,7 @@ impl LeakClaims<'static> {
 /// A leak candidate whose grace period is over, so that its leak can be proven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeakedAttachment {
-    /// What the store has about the attachment
+    /// The store's record of the attachment
     pub record: AttachmentRecord,
     /// Why the attachment is a candidate
     pub reason: LeakReason,
@@ -176,7 +176,7 @@ impl LeakDetector {
         }
     }
 
-    /// Returns all candidates with their reasons.
+    /// Returns all candidates with their reasons, including candidates whose grace period is not over.
     pub(crate) fn reasons(&self) -> Reasons {
         let each =
             |(it, (reason, _)): (&Attachment, &(LeakReason, Duration))| (it.clone(), *reason);
@@ -260,7 +260,7 @@ impl NodeEvidence {
         record.boot != self.boot && !self.boot.is_empty()
     }
 
-    /// Whether the attachment's network namespace is gone.
+    /// Whether the attachment's network namespace is gone. If its path is unknown, returns false.
     fn is_netns_gone(&self, record: &AttachmentRecord) -> bool {
         !record.netns.is_empty() && self.gone.contains(&record.netns)
     }

@@ -40,7 +40,7 @@ pub enum LedgerError {
     /// The store is not open, for this reason.
     #[error("{0}")]
     Closed(String),
-    /// The store cannot be used.
+    /// The store is open but could not run the operation, for example because its file is locked or damaged.
     #[error(transparent)]
     Store(#[from] Arc<StoreError>),
 }

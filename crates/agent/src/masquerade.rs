@@ -1,10 +1,10 @@
 //! Masquerading: packets that pods send out of the cluster leave with the node's address. Packets between pods keep the
 //! pod's address.
 //!
-//! The main CNI plugins exempt only the prefix of one address from masquerading. Only the agent knows the ranges of all
-//! pools, including pools that serve other nodes, and learns of their changes. So the agent writes the rule, into the
-//! nftables tables `ip cadastre` and `ip6 cadastre`. Each table is replaced as a whole. The agent neither reads nor
-//! writes other tables.
+//! A main CNI plugin such as `ptp` exempts only destinations in the prefix of the pod's own address from masquerading.
+//! Only the agent knows the ranges of all pools, including pools that serve other nodes, and learns of their changes.
+//! So the agent writes the rule, into the nftables tables `ip cadastre` and `ip6 cadastre`. Each table is replaced as a
+//! whole. The agent neither reads nor writes other tables.
 //!
 //! ```text
 //! table ip cadastre {
@@ -102,7 +102,7 @@ fn explain(family: Family, error: &io::Error) -> String {
 }
 
 /// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family that has such
-/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast, which is never a source.
+/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast (only ever a destination).
 fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let parse = |it: &str| Cidr::parse_strict(it).ok();
     let of_cluster = pod_ranges.iter().filter_map(|it| parse(it));

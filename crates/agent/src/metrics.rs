@@ -153,7 +153,7 @@ impl AgentMetrics {
         self.connections.with_label_values(&[socket])
     }
 
-    /// Counts an attempt to write the status.
+    /// Counts an attempt to write the status. `result` is the value of the label.
     pub(crate) fn status_written(&self, urgent: bool, result: &str) {
         let urgency = if urgent { "now" } else { "batched" };
         self.writes.with_label_values(&[urgency, result]).inc();
@@ -175,7 +175,6 @@ impl AgentMetrics {
         }
     }
 
-    /// Counts a leaked attachment that was released.
     pub(crate) fn leak_freed(&self, reason: LeakReason) {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }

@@ -1,5 +1,5 @@
-//! The namespaces of this node's pods: the labels by which pools select namespaces, and the pools that a namespace
-//! names.
+//! The namespaces of this node's pods: the labels by which pools select namespaces, and the pools that a namespace's
+//! annotation names.
 //!
 //! A namespace is read when its first pod comes. If another pod comes at least [`FRESH`] later, the namespace is read
 //! again. Agents do not watch namespaces, because the API server would send each change of a namespace to every node.

@@ -1,5 +1,5 @@
-//! The kernel's table of neighbours. The kernel sends the ARP requests and neighbour solicitations, so no raw socket is
-//! needed. The kernel handles a netlink request while it is sent, so no call here waits.
+//! The kernel's table of neighbours (`ip neigh`). The kernel sends the ARP requests and neighbour solicitations, so no
+//! raw socket is needed. The kernel handles a netlink request while the request is sent, so no function here waits.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,8 @@ use rustix::net::{
     socket_with,
 };
 
-/// `/proc/net/if_inet6`: the scope of link-local addresses, and the flags of addresses that cannot be used (yet).
+/// Numbers in `/proc/net/if_inet6`: the scope of link-local addresses, and the flags of addresses that cannot be used
+/// (yet).
 const LINK_SCOPE: u8 = 0x20;
 const DAD_FAILED: u8 = 0x08;
 const TENTATIVE: u8 = 0x40;
@@ -32,7 +33,8 @@ pub(crate) struct Link {
     own: Vec<u8>,
 }
 
-/// Returns an interface. Fails if it does not exist, is down, or has no neighbours.
+/// Looks up the interface with this name. Fails if the interface does not exist, is down, or uses neither ARP nor
+/// neighbour solicitations.
 pub(crate) fn link(name: &str) -> io::Result<Link> {
     let mut question = LinkMessage::default();
     question
@@ -89,7 +91,7 @@ fn can_solicit(if_inet6: &str, name: &str) -> bool {
     })
 }
 
-/// Makes the kernel ask who has an address.
+/// Makes the kernel ask the hosts on the link who has the address. Returns before an answer arrives.
 pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
     match get(link, address)? {
         Some(entry) if is_kept(&entry) => return Ok(()),
@@ -103,8 +105,9 @@ pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the link-layer address of another host that has the address, according to the answers since [`ask`], and
-/// forgets the answer.
+/// Returns the link-layer address of another host that has the address, according to the kernel's table some time after
+/// [`ask`]; `None` if no other host has answered. Then removes the entry from the table, unless somebody has set it by
+/// hand.
 pub(crate) fn answer(link: &Link, address: IpAddr) -> io::Result<Option<String>> {
     let Some(entry) = get(link, address)? else {
         let text = format!("the kernel has dropped {address} from its table of neighbours");
@@ -131,7 +134,7 @@ pub(crate) fn answer(link: &Link, address: IpAddr) -> io::Result<Option<String>>
     }))
 }
 
-/// Whether somebody else has written the entry, so that it must stay.
+/// Whether an administrator or another program has set the entry by hand. Such an entry must stay.
 fn is_kept(entry: &NeighbourMessage) -> bool {
     matches!(
         entry.header.state,

@@ -96,8 +96,8 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Returns a function that asks the kernel whether the peer still has its end open. Because it asks the kernel, its
-/// result is right even if the task of the connection has not run meanwhile.
+/// Returns a function that asks the kernel whether the peer still has its end open. Because the function asks the
+/// kernel, its result is right even if the task of the connection has not run meanwhile.
 fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
     let socket = stream.as_fd().try_clone_to_owned()?;
     Ok(move || {

@@ -17,7 +17,8 @@ use cadastre_node::{ProbeRound, ProbeTargets, clock};
 /// How long a host may take to answer. The kernel asks once in this time.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
-/// Probes addresses, one round after the other, so that no round removes the entries of another.
+/// Probes addresses, one round after the other, so that no round removes another round's entries from the kernel's
+/// table of neighbours.
 #[derive(Default)]
 pub struct Prober {
     turn: Mutex<()>,
@@ -25,7 +26,8 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Returns how many rounds have ended.
+    /// Returns how many rounds have ended since the agent started. A round that could not probe its addresses is not
+    /// counted.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Acquire)
     }
@@ -35,7 +37,7 @@ impl Prober {
         self.turn.lock().await
     }
 
-    /// Counts a round whose answers are recorded.
+    /// Counts a round that has probed its addresses, even if the answers could not be recorded.
     pub(crate) fn ended(&self) {
         self.rounds.fetch_add(1, Ordering::Release);
     }
@@ -73,7 +75,7 @@ pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> 
     })
 }
 
-/// Makes the kernel ask for an address. The interface is looked up once for each family.
+/// Makes the kernel ask the link for an address. The interface is looked up once for each family, and kept in `links`.
 fn ask(interface: &str, addr: Addr, links: &mut BTreeMap<Family, Link>) -> io::Result<()> {
     let link = match links.entry(addr.family) {
         Entry::Occupied(link) => link.into_mut(),
@@ -93,7 +95,8 @@ fn link(interface: &str, family: Family) -> io::Result<Link> {
     neighbours::link(&name)
 }
 
-/// Returns the interface of the node's default route; if the node has none in this family, that of the other family.
+/// Returns the interface of the node's default route of this family. If there is no such route, returns the interface
+/// of the other family's default route.
 fn default_interface(family: Family) -> io::Result<String> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let (v4, v6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
@@ -119,8 +122,8 @@ fn default_v4(routes: &str) -> Option<String> {
     defaults.min().map(|(_, name)| name)
 }
 
-/// Finds the default route with the lowest metric in `/proc/net/ipv6_route`. Routes of the loopback interface reject
-/// packets.
+/// Finds the default route with the lowest metric in `/proc/net/ipv6_route`. Skips default routes of the loopback
+/// interface, because they only reject packets.
 fn default_v6(routes: &str) -> Option<String> {
     let any = format!("{:032x}", u128::from(Ipv6Addr::UNSPECIFIED));
     let defaults = routes.lines().filter_map(|line| {

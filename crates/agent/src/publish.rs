@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, less and less often, down to once in 8 s |
 //! | a block was released, or a block in use is neither listed nor reported | at once; if that happens several times in a row, less and less often, down to once in 8 s |
-//! | an address is requested for another pod | at once; less and less often, as above, until one of the requests ends |
+//! | an address is requested for another pod | at once; if that happens several times in a row, less and less often, as above, until one of the requests ends |
 //! | anything else | once per interval, with jitter (every write contains the whole status) |
 //! | nothing | never |
 //!
@@ -414,8 +414,8 @@ fn unrequested(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether the controller has to learn at once of a release, of a withdrawal, or of a block in use that it does not
-/// list.
+/// Whether the controller has to learn at once of a release, of a withdrawal, or of a block in use that the controller
+/// does not list.
 fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
     let is_release = wanted.blocks.iter().any(|block| {

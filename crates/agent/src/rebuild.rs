@@ -1,6 +1,8 @@
-//! Finds the addresses in use from sources other than the store. This is needed to replace a lost store, and for a
-//! podCIDR from which another program has assigned addresses before. The same is needed for a block that the node gets
-//! after its store was lost, if pods used addresses outside of the node's ranges when the new store was created.
+//! Finds the addresses in use from sources other than the store. This is needed
+//! - to replace a lost store;
+//! - for a podCIDR from which another program has assigned addresses before;
+//! - for a block that the node gets after its store was replaced, if at the time of the replacement pods used addresses
+//!   outside of the node's ranges.
 //!
 //! | source | contains | may lack |
 //! |---|---|---|
@@ -111,9 +113,9 @@ pub(crate) fn known(
     known
 }
 
-/// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. It may be
-/// the address of another network. But if the Node was deleted and registers again, the node can get back a range whose
-/// addresses its pods have used all the time.
+/// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. Such an
+/// address may belong to another network. But if the Node was deleted and registers again, the node can get back a
+/// range whose addresses its pods have used all the time.
 pub(crate) fn has_addresses_outside(
     holding: &NodeAllocation,
     sandboxes: &[Sandbox],

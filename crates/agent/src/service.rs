@@ -136,8 +136,9 @@ impl Service {
         }
     }
 
-    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes has ended meanwhile,
-    /// it may have probed enough for this ADD, too.
+    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this one
+    /// waits for its turn, probes nothing: the other round may have probed enough for this ADD, so the store is asked
+    /// again first.
     async fn probe_for(&self, add: Add) -> Result<(), String> {
         let before = self.prober.rounds();
         let turn = self.prober.turn().await;
@@ -170,8 +171,8 @@ impl Service {
         recorded.map_err(|error| error.to_string())
     }
 
-    /// Runs a step of an ADD. Then emits the events of the step, and wakes the loop if the step has changed the shared
-    /// state.
+    /// Runs a step of an ADD. Then emits the events of the step, and wakes the main loop if the step has changed the
+    /// shared state.
     fn step(&self, step: impl FnOnce(&mut ServiceState, Duration) -> AddStep) -> AddStep {
         let mut state = self.shared.lock();
         let step = step(&mut state, clock::since_boot());
@@ -188,8 +189,8 @@ impl Service {
     }
 }
 
-/// Whether the loop should read the store again after this result. `changes` is whether the operation may change the
-/// store.
+/// Whether the main loop should read the store again after this result. `changes` is whether the operation may change
+/// the store.
 pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,

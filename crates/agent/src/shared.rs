@@ -48,7 +48,7 @@ pub struct WatchState {
     pub automatic: BTreeSet<String>,
     /// Whether any pool in both `askable` and `automatic` allocates a block to this node before a pod needs it
     pub gives_unasked: bool,
-    /// Pools of which the node already has as many blocks of a family as its limit allows, each with that limit
+    /// The pools whose limit (`maxBlocksPerNode`) the node has reached in one of the families, each with the limit
     pub at_limit: BTreeMap<String, u32>,
     /// Pools with blocks on this node that still assign addresses
     pub allocating_pools: BTreeSet<String>,
@@ -56,7 +56,7 @@ pub struct WatchState {
     pub namespaces: Namespaces,
 }
 
-/// What the servers record for the loop while they handle requests.
+/// What the servers record for the main loop while they handle requests.
 #[derive(Debug, Default)]
 pub struct ServiceState {
     /// The pod that was last refused because the agent has no information about the pod
@@ -65,7 +65,7 @@ pub struct ServiceState {
     pub pending_adds: PendingAddBook,
     /// The addresses that CNI requests for waiting pods, and that no range of the node has
     pub address_requests: AddressRequestBook,
-    /// Whether this state has changed in a way that the loop should act on
+    /// Whether this state has changed in a way on which the main loop should act
     pub is_changed: bool,
     /// Events about wrong annotations, which are emitted after the current step of an ADD
     pub notices: Vec<EventNote>,

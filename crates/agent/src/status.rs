@@ -21,8 +21,9 @@ use cadastre_node::{BlockCount, BlockState, Snapshot};
 /// The maximum demand that is reported. A higher demand must be a mistake.
 const MOST_DEMAND: u64 = 1_000_000;
 
-/// Returns the status of the node's NodeSubnet without its conditions, which [`super::served`] decides. `boot` is the
-/// id of the running boot. `orphans` are addresses whose pods are gone or finished, each with the pod's UID, sorted.
+/// Returns the status of the node's NodeSubnet without its conditions and requested addresses, which the caller adds.
+/// `boot` is the id of the running boot. `orphans` are addresses whose pods are gone or finished, each with the pod's
+/// UID, sorted.
 pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,

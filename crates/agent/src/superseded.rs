@@ -1,4 +1,5 @@
-//! Finds superseded attachments: those for which there is a newer one of the same pod, network and interface.
+//! Finds superseded attachments. An attachment is superseded if the same pod has a newer attachment with the same
+//! network and interface.
 //!
 //! If a runtime fails to set up a sandbox, or loses one, it makes another for the same pod. The DEL of the old sandbox
 //! may stop before it reaches Cadastre's CNI plugin. Then the old addresses stay assigned to the pod, which is alive.

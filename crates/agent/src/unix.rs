@@ -40,7 +40,7 @@ pub enum SocketError {
         /// How the other agent was noticed
         what: &'static str,
     },
-    /// An operation on a path failed.
+    /// An operation on the socket's file, the lock file or their directory failed.
     #[error(transparent)]
     Io(#[from] FileError),
 }
@@ -87,7 +87,7 @@ pub struct Socket {
     open: IntGauge,
 }
 
-/// A connection of an accepted peer.
+/// A connection of a process that may use the socket.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub stream: tokio::net::UnixStream,

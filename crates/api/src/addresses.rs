@@ -86,7 +86,8 @@ impl NodeAddressesSpec {
 pub struct AddressEntry {
     /// At least one address, in ascending order
     pub addresses: Vec<Addr>,
-    /// The handle by which users can release the addresses: `network name/container id`. A network name has no slash.
+    /// The handle by which users can release the addresses: `network name/container id`. A network name has no slash,
+    /// so the first slash ends it.
     pub handle: String,
     /// Name of the interface in the pod
     pub interface: String,

@@ -11,7 +11,7 @@
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`requests`] | annotations by which users request the release of addresses and blocks |
 //! | [`terms`] | settings for the assignment of a pool's addresses to pods |
-//! | [`choice`] | which pools assign addresses to a node or pod, and why |
+//! | [`choice`] | which pools serve a node or pod, and why |
 //! | [`node_allocation`] | conversion of a NodeSubnet to the form that a node's store keeps |
 //! | `rules` | CEL rules by which the API server itself rejects invalid objects |
 //! | [`crd`] | the CustomResourceDefinitions of all kinds, as objects and as YAML |

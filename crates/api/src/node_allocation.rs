@@ -185,8 +185,8 @@ pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     covering(&usable(host, Some(&claim)).excluded, address).is_none()
 }
 
-/// Returns the terms of the pool that stands for a claim on the node, without the terms of address families. `real` are
-/// the terms of the IPPool that the claim's addresses are from.
+/// Returns the terms of the pool that a claim forms on the node, without the terms of its address families. `real` are
+/// the terms of the IPPool to which the claim's addresses belong.
 fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),

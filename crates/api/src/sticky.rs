@@ -18,8 +18,8 @@ pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
 /// The maximum number of characters of a wrong annotation that an error quotes.
 const QUOTED: usize = 100;
 
-/// Returns what is wrong with the annotations for sticky addresses of a pod, and what to do about it. These annotations
-/// are ignored.
+/// Returns a message for each wrong annotation about sticky addresses of a pod: what is wrong, and what to do. Wrong
+/// annotations are ignored.
 pub fn sticky_errors(
     annotations: &BTreeMap<String, String>,
     is_of_stateful_set: bool,

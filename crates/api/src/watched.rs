@@ -116,7 +116,7 @@ pub struct PodLiteStatus {
     pub pod_ip: Option<String>,
 }
 
-/// An address of a Pod.
+/// An entry of `status.podIPs`.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct PodIpLite {
     /// The address as text, as the kubelet reported it

@@ -1,4 +1,5 @@
-//! The clock for deadlines. The agent and the CNI plugin send each other times of this clock, so they share this code.
+//! The clock for deadlines. The agent and the CNI plugin send each other times that they have read from this clock, so
+//! they share this code.
 
 use std::time::Duration;
 

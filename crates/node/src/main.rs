@@ -1,4 +1,4 @@
-//! The `cadastre-ipam` CNI plugin.
+//! The executable `cadastre-ipam`: the CNI plugin that the container runtime starts for each call.
 
 use std::process::ExitCode;
 

@@ -88,7 +88,8 @@ pub struct Add {
     /// the network's configuration, and the store's note on the pod can replace them.
     #[serde(skip)]
     pub decided: bool,
-    /// Of the pools that serve only some namespaces, the names of those that serve the pod's namespace
+    /// Names of the pools with a namespace selector that serve the pod, and of the pod's IPClaim: see
+    /// [`PodChoice::bound`](crate::PodChoice::bound)
     #[serde(skip)]
     pub bound: Vec<String>,
 }

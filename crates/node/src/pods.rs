@@ -35,8 +35,9 @@ pub struct PodChoice {
     /// The addresses that the pod asks for and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Names of the pools that are restricted to some namespaces, if the pod's namespace is one of them; and the IPClaim
-    /// of the pod: the one that it names, or the one of its own for addresses that it or the CNI request asks for
+    /// Names of the pools whose namespace selector matches the pod's namespace. Also the pod's IPClaim, as
+    /// `namespace/name`: the IPClaim that the pod uses, or the one that the controller creates if the pod or the CNI
+    /// request asks for certain addresses
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or

@@ -279,7 +279,7 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// What the store thread does, without the thread itself. It reads no clock, and waits only for the file.
+/// Does the work of the store thread, on whichever thread calls it. Reads no clock, and waits only for the file.
 pub struct StoreWorker {
     open: Open,
     store: Option<Store>,

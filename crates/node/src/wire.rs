@@ -10,7 +10,7 @@
 //!
 //! The agent sends its greeting as soon as it accepts the connection. So a CNI plugin can distinguish a working agent
 //! from one that hangs: the kernel accepts connections even for an agent that hangs. If no greeting comes, the CNI
-//! plugin sends no request and uses the store directly. So the agent has no request that it could still do.
+//! plugin sends no request and uses the store directly. So when the agent recovers, no request of this plugin waits.
 //!
 //! `deadlineMs` is a time since boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs`
 //! is the time since boot at which the operation was requested: an ADD is rejected if a DEL of the same attachment was

@@ -123,13 +123,14 @@ impl Template {
         })
     }
 
-    /// Returns the name of the network. It comes from the sample rendering, in which `{{NODE}}` is `node`.
+    /// Returns the name of the network, from the rendering with sample values. So if the name contains `{{NODE}}`, the
+    /// result contains `node` instead.
     pub fn network(&self) -> &str {
         &self.network
     }
 
-    /// Returns the text of the file, or `None` while no range of the node assigns addresses. With `waits_for_pods`, the
-    /// node gets its first range only when a pod needs it. So then the text is returned without a range, too.
+    /// Returns the text of the file, or `None` while no range of the node assigns addresses. If `waits_for_pods` is
+    /// true, the node gets its first range only when a pod needs it, so the text is returned even without a range.
     pub(crate) fn render(
         &self,
         holding: &NodeAllocation,

@@ -4,13 +4,13 @@
 //! network, all new pods of the node would silently move to Cadastre's network. So the other files are classified
 //! first:
 //!
-//! | a file | counts as |
+//! | entry of the directory | counts as |
 //! |---|---|
-//! | that is a directory, or not named `*.conflist`, `*.conf` or `*.json` | nothing, because runtimes skip it as well |
-//! | with `cadastre-ipam` in it; or of Multus, with Cadastre's network as the cluster network | ours: its pods get addresses from Cadastre |
-//! | that has only `loopback`; the network `crio`, `podman` or `containerd-net`; or is one of nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
-//! | that is no CNI configuration | broken: it is no network, but containerd stops at this file (CRI-O uses the next one) |
-//! | any other file, also one that cannot be read | another network |
+//! | a directory, or a file not named `*.conflist`, `*.conf` or `*.json` | nothing, because runtimes skip it as well |
+//! | a file that names the plugin `cadastre-ipam`; or a file of Multus whose cluster network is Cadastre's | ours: pods of this network get addresses from Cadastre |
+//! | a file with no other plugin than `loopback`, or with the network name `crio`, `podman` or `containerd-net`, or written by nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
+//! | a file that is no valid CNI configuration | broken: it defines no network, but containerd stops at this file (CRI-O uses the next one) |
+//! | any other file, including a file that cannot be read | another network |
 //!
 //! A file does not show whether its network is in use or left over. So the administrator has to decide that.
 
@@ -110,8 +110,8 @@ fn is_loaded(name: &OsStr) -> bool {
 
 /// Classifies the file at `path`. `own` is the name of the agent's file, `network` the name of Cadastre's network.
 fn kind(path: &Path, own: &str, network: &str) -> Kind {
-    // A link may lead to a place that only the runtime can read, and reading a pipe would block. So a path that is not
-    // a regular file, or is too long, counts as another network.
+    // A link may lead to a place that only the runtime can read, and reading a pipe would block. So anything that is
+    // not a regular file, and a file that is too large, counts as another network.
     let found = fs::metadata(path);
     if !found.is_ok_and(|it| it.is_file() && it.len() <= LONGEST) {
         return Kind::OtherNetwork;

@@ -16,8 +16,8 @@ use tonic::transport::server::Connected;
 use super::authority::AuthorityDecoder;
 use crate::unix::{Peer, Slot};
 
-/// A connection with its slot. A client that is alive answers the server's pings. So a client that sends nothing for
-/// longer than a ping interval is dead.
+/// A connection, and its slot among the bounded number of connections. A client that is alive answers the server's
+/// pings. So a client that sends nothing for longer than a ping interval is dead.
 pub(super) struct Connection {
     reader: StreamReader<FramedRead<TimedReader, AuthorityDecoder>, Bytes>,
     writer: OwnedWriteHalf,

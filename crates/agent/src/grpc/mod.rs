@@ -65,7 +65,7 @@ const PING: Duration = Duration::from_secs(5);
 /// A peer that sends nothing for this time, not even answers to pings, is disconnected.
 const SILENCE: Duration = Duration::from_secs(12);
 
-/// What the gRPC API needs from the agent.
+/// The parts of the agent that the gRPC API uses.
 pub struct Api {
     /// Handles the operations of clients
     pub service: Arc<Service>,

@@ -219,7 +219,7 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &netns)), ids[..15]);
     // The node has no evidence that a sandbox is gone.
     assert!(ids_of(&evidence(None, &[])).is_empty());
-    // To supersede a sandbox, no list of pods is needed, and the grace period is short.
+    // The leak of a superseded sandbox is proven without a list of pods, after a short grace period.
     let mut leaks = LeakDetector::new(Duration::from_secs(3600));
     let proof = evidence(Some(&[]), &[]);
     let look = leaks.look(&all, &Pods::default(), NONE, &proof, secs(0));

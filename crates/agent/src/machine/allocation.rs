@@ -31,7 +31,7 @@ pub(super) struct PendingAllocation {
     pub target: StatusTarget,
 }
 
-/// To which NodeSubnet statuses are written.
+/// Selects the NodeSubnet whose status the agent writes.
 #[derive(Debug)]
 pub(super) enum StatusTarget {
     /// The same NodeSubnet as before
@@ -193,8 +193,8 @@ impl AgentMachine {
         })
     }
 
-    /// Returns to which NodeSubnet statuses are written. A NodeSubnet of this Node object gets statuses even if its
-    /// spec cannot be parsed.
+    /// Returns the NodeSubnet whose status the agent should write. If the NodeSubnet belongs to this Node object, the
+    /// agent writes its status even if its spec cannot be parsed.
     fn status_target(&mut self) -> StatusTarget {
         match &self.subnet {
             Observed::There(subnet) if self.is_ours(subnet) => StatusTarget::This {
@@ -263,7 +263,7 @@ impl AgentMachine {
     }
 }
 
-/// Returns the pools of which the node already has as many blocks of a family as its limit allows, each with the limit.
+/// Returns the pools whose limit (`maxBlocksPerNode`) the node has reached in one of the families, each with the limit.
 fn at_limit(pools: &[NodePool], blocks: &[Block]) -> BTreeMap<String, u32> {
     let count = |pool: &str, family| {
         let of_pool = blocks.iter().filter(|it| it.pool == pool);

@@ -30,7 +30,8 @@ const PROBE_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause between looks while addresses are in cooldown. No event shows the agent that a cooldown is over.
 const COOLING_PAUSE: Duration = Duration::from_secs(15);
 
-/// A phase of a cycle. A cycle goes through its phases in this order. If the store is open, it begins with `Free`.
+/// A phase of a cycle. A cycle goes through its phases in this order. If the store is open, the cycle begins with
+/// `Free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Open the store, or create it
@@ -73,7 +74,7 @@ pub(super) enum InFlight {
     Note(Box<UnsavedNotes>),
 }
 
-/// The release, one after the other, of the blocks that are not needed according to a look.
+/// The blocks that are not needed according to a look, while they are released one after the other.
 #[derive(Debug)]
 pub(super) struct Releasing {
     /// The ranges and UIDs of the blocks that are still to be released
@@ -85,7 +86,7 @@ pub(super) struct Releasing {
     then: Phase,
 }
 
-/// What the cycle does next.
+/// The next step of the cycle.
 #[derive(Debug)]
 pub(super) enum Next {
     Go(Phase),
@@ -314,7 +315,8 @@ impl AgentMachine {
         self.withdraw(releasing, now, effects)
     }
 
-    /// Withdraws ranges, if any can be withdrawn.
+    /// Withdraws the ranges that the controller takes back, if one of them is empty and the watch of the NodeSubnet is
+    /// established. Then releases blocks.
     fn withdraw(
         &mut self,
         releasing: Releasing,

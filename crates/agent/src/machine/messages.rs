@@ -25,7 +25,7 @@ use cadastre_node::{
     StorageFault,
 };
 
-/// An input of the machine.
+/// An input of the machine: a step of a watch, or the outcome of an effect.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived, and few")]
 pub enum AgentEvent {

@@ -34,7 +34,7 @@ const OTHERS_FIRST: &str = "OthersFirst";
 /// other programs have added or changed, and repeats an earlier write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// If the node has no NodeSubnet, neither the controller nor a user can name addresses to be released.
+/// The addresses that the controller or a user wants to be released, for a node without a NodeSubnet: none.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something outside the agent that is kept in the desired state `T`. Each write of the state ends with a report `R`.
@@ -197,7 +197,7 @@ impl AgentMachine {
         let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // A change can become urgent as time passes. So the next check comes in time for that.
+            // A change can become urgent within `TO_BE_REPORTED`. So the next check comes at the latest then.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);

@@ -449,7 +449,7 @@ fn a_request_of_addresses_is_written_at_once_unless_many_remain_unanswered() {
     assert!(is_urgent(&node.step(secs(100))));
     node.run(101, 110, |_, _| {});
     assert_eq!(node.writes.len(), begun + 1, "it stays the same");
-    // Its claim brings the address, and another pod comes: nothing delays the other request.
+    // The pod gets the address of its claim, and another pod comes. Nothing delays the request for the other pod.
     for (nth, pod) in ["b", "c", "d", "e"].into_iter().enumerate() {
         node.asking = vec![pod.to_owned()];
         let now = secs(120) + Duration::from_millis(100) * u32::try_from(nth).unwrap();

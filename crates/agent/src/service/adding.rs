@@ -32,7 +32,7 @@ const MARGIN: Duration = Duration::from_millis(250);
 /// The reason of the event about an annotation that cannot be parsed.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 
-/// What an ADD needs next.
+/// The next step of an ADD.
 #[derive(Debug)]
 pub enum AddStep {
     /// Run this ADD on the store
@@ -82,12 +82,12 @@ struct Adding {
     deadline: Duration,
     /// The maximum wait for a block
     longest_wait: Duration,
-    /// What to report to the controller if the node does not have the addresses that the ADD asks for. `None` if the
-    /// controller knows of them from the pod itself, or creates no claim
+    /// The request to the controller, which is made if the node does not have the addresses that the ADD asks for.
+    /// `None` if the controller reads the addresses from the pod's annotations itself, or creates no claim for the pod
     request: Option<AddressRequest>,
 }
 
-/// For which addresses the store was asked.
+/// An attempt of an ADD: the addresses for which the store was asked.
 #[derive(Debug)]
 enum Attempt {
     /// An address of the pools that the store's note on the pod names (`notes.rs`)
@@ -341,7 +341,7 @@ impl Adding {
         Ok(choice.pools)
     }
 
-    /// Removes what the ADD, or an earlier ADD of the pod, asks the controller for.
+    /// Removes the requests to the controller that this ADD, or an earlier ADD of the pod, has recorded.
     fn end_requests(&self, state: &mut ServiceState) {
         state.pending_adds.remove(&self.add.attachment);
         if let Some(request) = &self.request
@@ -351,7 +351,7 @@ impl Adding {
         }
     }
 
-    /// Returns what the store is asked in an attempt.
+    /// Returns the ADD with the pools for which the store is asked in this attempt.
     fn asked_for(&self, attempt: &Attempt) -> Add {
         let mut add = self.add.clone();
         if let Attempt::Best(pools, _)
@@ -379,7 +379,8 @@ impl Adding {
         )
     }
 
-    /// Whether the ADD may wait after this answer, because a new block could help: any, or that of the pod's claim.
+    /// Whether the ADD may wait after this answer, because a new block could help: any block of its pools, or the block
+    /// of the pod's claim.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
         let lacks = |why: OpErrorKind| match why {
             OpErrorKind::Exhausted | OpErrorKind::NoBlock => self.add.addresses.is_empty(),
@@ -805,7 +806,7 @@ mod tests {
         bench.answer(Err(refused(OpErrorKind::NotFree)), Duration::ZERO);
         let is_done = matches!(bench.step, AddStep::Done(Err(_)));
         assert!(is_done, "{:?}", bench.step);
-        // The controller sees the annotation itself.
+        // The controller reads the annotation itself, so the agent reports no request.
         assert!(bench.reported(Duration::ZERO).is_empty());
     }
 
@@ -837,7 +838,8 @@ mod tests {
         bench.answer(Ok(OpOutcome::Done), 11 * SECOND);
         assert!(bench.reported(11 * SECOND).is_empty());
 
-        // The claim of a pod is for its own interface, and a claim that the pod names is the only one that it uses.
+        // The controller creates a claim only for addresses of the interface `eth0`. And a pod that names a claim uses
+        // no other claim. So neither ADD is reported.
         let claim: &[(&str, &str)] = &[("cadastre.dev/claim", "db")];
         for (annotations, ifname) in [(&[][..], "net1"), (claim, "eth0")] {
             let mut bench = by_cni(annotations, ifname);

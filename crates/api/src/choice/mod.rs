@@ -39,7 +39,7 @@ use cadastre_core::{Dual, Family};
 /// Key and value of a label. Functions of this module expect labels to be sorted by key.
 pub type Label = (Arc<str>, Arc<str>);
 
-/// A pool that may be chosen.
+/// A pool among which [`choose`] chooses, with the fields on which the choice depends.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolCandidate<'a> {
     /// Name of the pool; unique among the candidates
@@ -131,7 +131,7 @@ pub struct ChosenPool<'a> {
 pub enum PoolRank {
     /// The requester asked for the pool by name.
     Asked,
-    /// The pool was compared with other pools.
+    /// The requester asked for no pool by name, so the pools were compared by these values.
     Ranked {
         /// `priority` of the pool; the highest comes first
         priority: i32,
@@ -142,7 +142,7 @@ pub enum PoolRank {
     },
 }
 
-/// A pool that must not be tried.
+/// A pool, or a requested name, that was not chosen, and the reason.
 #[derive(Clone, Copy, Debug)]
 pub struct PassedOver<'a> {
     /// Index of the pool among the candidates; `None` if the requester named a pool that does not exist

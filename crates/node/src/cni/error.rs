@@ -8,9 +8,9 @@ use crate::{OpError, OpErrorKind};
 pub(super) const INCOMPATIBLE_VERSION: u32 = 1;
 /// An environment variable is missing or has a wrong value.
 pub(super) const INVALID_ENVIRONMENT: u32 = 4;
-/// Reading or writing failed.
+/// The config on standard input, or the store, cannot be read or written.
 pub(super) const IO_FAILURE: u32 = 5;
-/// The config is not JSON.
+/// The config is not JSON, is too long, or has a `cniVersion` that is not text.
 pub(super) const DECODING_FAILURE: u32 = 6;
 /// The config has an invalid value.
 pub(super) const INVALID_CONFIG: u32 = 7;

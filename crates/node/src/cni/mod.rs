@@ -131,7 +131,7 @@ fn about(name: &str, supported: &[&str]) -> String {
     )
 }
 
-/// Returns the text for standard output.
+/// Does one of the commands that need a config, and returns the text for standard output.
 fn answer(
     env: &Env,
     as_host_local: bool,

@@ -19,8 +19,8 @@ use crate::world::{add, attachment};
 /// Number of rounds. Each round kills two processes that act as CNI plugins, or one that acts as an agent.
 const ROUNDS: u64 = 120;
 
-/// The work of a child process until it is killed, not a test. It does nothing unless the environment variables of a
-/// child are set.
+/// Does the work of a child process, until the process is killed. This is not a test: without the environment variables
+/// of a child, it does nothing.
 #[test]
 fn child() {
     let Ok(path) = env::var("CADASTRE_TEST_STORE") else {

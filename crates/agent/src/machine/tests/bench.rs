@@ -20,7 +20,7 @@ pub(crate) struct Bench {
     pub snapshot: Snapshot,
     /// The answer of the runtime
     pub sandboxes: Result<Vec<Sandbox>, String>,
-    /// What the machine hears after each write of the conflist and the other files of the node
+    /// The report that the machine gets after each write of the conflist and the other files of the node
     pub files: FilesReported,
     /// The question that has no answer yet
     pub open: Option<StoreQuestion>,

@@ -2,7 +2,7 @@
 //!
 //! In host-local's format each address has a file that contains the owner. There is no index, so host-local reads every
 //! file. The index of this module is valid as long as no file in the directory has been created, renamed or removed
-//! since the index was written. A *seal* shows whether that is so. Before the index is written, the directory's
+//! since the index was written. A *seal* shows whether this holds. Before the index is written, the directory's
 //! modification time is set to a unique moment in the past; this is the seal, and the index contains the moment. If
 //! host-local or an administrator creates, renames or removes a file, the kernel sets the modification time to the
 //! present, which breaks the seal. Then every file is read again.

@@ -1,4 +1,5 @@
-//! The CNI plugin with addresses of the node: it asks the agent, or uses the store if no agent answers.
+//! Calls that concern addresses of the node's blocks and podCIDRs: the plugin asks the agent, or uses the store if no
+//! agent answers.
 
 mod config;
 
