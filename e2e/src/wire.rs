@@ -63,7 +63,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // An error needs no handling here, because the client notices that its connection failed.
+                    // An error is ignored here, because the client notices by itself that its connection failed.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }

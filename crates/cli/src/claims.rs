@@ -1,4 +1,4 @@
-//! IPClaims as the verbs see them.
+//! The parsed form of IPClaims that all verbs use.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
