@@ -25,7 +25,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(600);
 const SET: &str = "web";
 const NODES: usize = 4;
-/// No node has room for more than half of the pods.
+/// A node has room for the number of replicas divided by this, so for half of the pods.
 const NODE_ROOM: u32 = 2;
 
 struct Lab {

@@ -73,7 +73,7 @@ impl ClaimFact {
         )
     }
 
-    /// The namespace and the name of the claim.
+    /// Returns the namespace and the name; the namespace is empty if `name` has no slash.
     pub(crate) fn split(&self) -> (&str, &str) {
         self.name.split_once('/').unwrap_or(("", &self.name))
     }
