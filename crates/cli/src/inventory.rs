@@ -55,7 +55,7 @@ pub(crate) struct Inventory {
     pods_by_address: BTreeMap<Addr, Vec<usize>>,
     /// Indices of `pods`, by the UIDs of the pods
     pods_by_uid: BTreeMap<PodUid, usize>,
-    /// The claims whose status or spec has an address
+    /// For each address, the claims that have it in their status or ask for it in their spec
     claims_by_address: BTreeMap<Addr, BTreeSet<ClaimName>>,
     in_use: BTreeMap<Addr, Vec<AddressInUse>>,
 }

@@ -105,7 +105,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     assert!(all.contains(&recalled[0]));
     let left = fixtures.listed("rich-1", 3).await?;
     assert!(!left.contains(&recalled[0]));
-    // Both nodes lack free addresses.
+    // Now both nodes want more free addresses than they have, so the pool counts two waiting nodes.
     fixtures.in_use("rich-2", 1).await?;
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
