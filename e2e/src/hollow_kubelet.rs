@@ -1,9 +1,9 @@
 //! Hollow kubelets: they run pods without containers. So tests can have many pods, which a real scheduler binds to
 //! nodes.
 //!
-//! A hollow kubelet does for the pods of its node what a kubelet and a runtime do, as far as addresses are concerned: it
-//! renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container is only a
-//! name.
+//! As far as addresses are concerned, a hollow kubelet does the work of a kubelet and a runtime for the pods of its
+//! node: it renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container
+//! is only a name.
 //!
 //! # Guarantees
 //! [`Kubelets`] know the addresses of all containers of all machines that run. If an agent assigns an address that a
