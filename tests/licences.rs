@@ -21,7 +21,7 @@ const ALLOWED: [&str; 8] = [
 ];
 
 /// Whether the allowed licences satisfy an SPDX expression. Parentheses are ignored, and each part of an AND needs an
-/// allowed alternative. That demands at least as much as the expression.
+/// allowed alternative. This check is never less strict than the expression.
 fn is_allowed(expression: &str) -> bool {
     // Before SPDX expressions, crates wrote "MIT/Apache-2.0" for an OR.
     let plain = expression.replace(['(', ')'], "").replace('/', " OR ");

@@ -19,9 +19,9 @@ use repository::crates;
 /// A source file of a crate, without its tests.
 struct File {
     path: PathBuf,
-    /// The path of its module from the root of the crate
+    /// The path from the root of the crate to the module that the file contains
     module: Vec<String>,
-    /// Its lines with their numbers, without comments and tests
+    /// The lines of the file with their numbers, without comments and tests
     lines: Vec<(usize, String)>,
 }
 

@@ -8,7 +8,8 @@
 //! files pin every source. On two cores the build takes about eight minutes for the five programs of [`CONTROL_PLANE`],
 //! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
-//! A lock file keeps two processes from building at once. An incomplete program has another name than a complete one.
+//! A lock file keeps two processes from building at once. While a program is being built, its file has another name. So
+//! an interrupted build leaves no file under the program's name.
 
 use std::env;
 use std::fs::{self, File};

@@ -67,8 +67,8 @@ impl Default for Options {
     }
 }
 
-/// A running control plane. Fields are dropped in their order: first kube-apiserver, which is a client of etcd, then
-/// etcd, and the folder last.
+/// A running control plane. Fields are dropped in the order in which they are declared: first kube-apiserver, which is
+/// a client of etcd, then etcd, and the folder last.
 #[derive(Debug)]
 pub struct ControlPlane {
     apiserver: Option<Process>,

@@ -64,7 +64,7 @@ impl Daemon {
         &mut self.process
     }
 
-    /// Sends a signal to the process.
+    /// Sends a signal to the process, as [`Process::signal`] does.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.process.signal(signal)
     }

@@ -30,9 +30,9 @@ pub const GROUP: &str = "group";
 /// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
 pub struct Fixtures {
-    /// For kinds that have no field here
+    /// For kinds without a field here, and for requests to the API server that are not about one kind
     pub client: Client,
-    /// For Nodes of the cluster
+    /// For Nodes, which tests create themselves because no kubelet runs
     pub nodes: Api<Node>,
     /// For pods of the namespace `default`
     pub pods: Api<Pod>,

@@ -1,8 +1,9 @@
-//! Hollow kubelets: they run pods without containers, for tests of many pods that a real scheduler binds.
+//! Hollow kubelets: they run pods without containers. So tests can have many pods, which a real scheduler binds to
+//! nodes.
 //!
-//! A hollow kubelet does for the pods of its node what a kubelet and a runtime do, as far as addresses are concerned: it
-//! renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container is only a
-//! name.
+//! As far as addresses are concerned, a hollow kubelet does the work of a kubelet and a runtime for the pods of its
+//! node: it renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container
+//! is only a name.
 //!
 //! # Guarantees
 //! [`Kubelets`] know the addresses of all containers of all machines that run. If an agent assigns an address that a
@@ -31,7 +32,7 @@ use tokio::task::JoinSet;
 use crate::fixtures::Fixtures;
 use crate::node_agent::{Agents, add, pod_ref};
 
-/// How long a kubelet waits before it repeats what failed.
+/// How long a kubelet waits before it repeats a failed call.
 const RETRY: Duration = Duration::from_millis(200);
 /// The interval between two renewals of a node's Lease.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -46,7 +47,7 @@ enum Power {
     Off,
 }
 
-/// What a kubelet knows of one of its pods.
+/// The state of a pod according to the kubelet's watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Running,
@@ -71,7 +72,7 @@ struct Core {
 
 #[derive(Default)]
 struct Containers {
-    /// The running containers: name and node
+    /// The running containers, by address: each container's name and node
     by_address: HashMap<String, (String, String)>,
     by_pod: BTreeMap<String, Vec<Vec<String>>>,
     duplicates: Vec<String>,
@@ -160,7 +161,7 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the kubelet of the node can work. Returns false if it never will.
+    /// Waits until the node's machine is not paused. Returns false if the machine is switched off or does not exist.
     async fn works(&self, node: &str) -> bool {
         let Some(mut power) = lock(&self.machines).get(node).map(watch::Sender::subscribe) else {
             return false;
@@ -185,13 +186,14 @@ impl Core {
                 }),
             };
             let params = PatchParams::apply("kubelet").force();
-            // The next renewal repeats what failed.
+            // An error is ignored, because the next renewal follows in a moment.
             let _ = leases.patch(&node, &params, &Patch::Apply(&lease)).await;
             tokio::time::sleep(HEARTBEAT).await;
         }
     }
 
-    /// Runs every bound pod in a task of its own, and tells the task what becomes of the pod.
+    /// Runs every bound pod in a task of its own. Tells the task when the pod gets a deletion timestamp, and when the
+    /// Pod object is gone.
     async fn follow(self: Arc<Self>) {
         let mut running: HashMap<String, watch::Sender<Wanted>> = HashMap::new();
         let mut listed = BTreeSet::new();
@@ -243,7 +245,8 @@ impl Core {
         }
     }
 
-    /// Runs a pod from its first sight to its end.
+    /// Runs a pod: sends its ADD and writes its status. When the pod is deleted, sends the DEL and removes the Pod
+    /// object.
     async fn run(self: Arc<Self>, pod: Pod, node: String, mut wanted: watch::Receiver<Wanted>) {
         let uid = pod.uid().unwrap_or_default();
         let container = format!("{}-{uid}", pod.name_any());
@@ -263,7 +266,7 @@ impl Core {
             }
             tokio::time::sleep(RETRY).await;
         }
-        // An error means that the kubelets are being dropped.
+        // `wait_for` fails only if the sender is gone, because the kubelets are being dropped.
         if wanted.wait_for(|it| *it != Wanted::Running).await.is_err() {
             return;
         }

@@ -28,7 +28,6 @@ use crate::wait::until;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Flags of [`Agents`]. Agents publish everything within about a second, and an ADD that gets no address ends after a
 /// second.
-/// second.
 const QUICK: [&str; 6] = [
     "--publish-interval",
     "1",
@@ -192,7 +191,7 @@ impl Agents {
         self.lock().remove(node);
     }
 
-    /// Sends a signal to the agent of a node.
+    /// Sends a signal to the agent of a node. Fails if [`Agents::join`] has not started the agent.
     pub fn signal(&self, node: &str, signal: Signal) -> Result<()> {
         let agent = self.agent(node)?;
         let daemon = agent.daemon.as_ref().context("the agent does not run")?;

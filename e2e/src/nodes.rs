@@ -103,8 +103,8 @@ pub fn pod_cidrs(node: &Node) -> &[String] {
         .unwrap_or_default()
 }
 
-/// Returns a call that sets the podCIDRs of node `name`, by a merge patch without preconditions. `pod_cidrs` must not
-/// be empty.
+/// Returns a call that sets the podCIDRs of node `name`, by a merge patch that the API server applies whatever the
+/// node's version is. `pod_cidrs` must not be empty.
 pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()

@@ -4,8 +4,8 @@
 //! is killed and restarted finds its port free, even while its clients try to reconnect. Within one process, [`free`]
 //! returns each port only once, until all have been used.
 //!
-//! Several processes look for ports at the same time. Each reserves its ports until it ends: it listens on a socket with
-//! the port in its name, in the abstract namespace, so nothing is left behind.
+//! Several processes look for ports at the same time. Each process reserves its ports until it ends: for each port, it
+//! listens on a socket in the abstract namespace, whose name contains the port. So nothing is left behind.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

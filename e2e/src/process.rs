@@ -89,7 +89,7 @@ impl Process {
         &self.log
     }
 
-    /// Sends a signal: `TERM`, `KILL`, `STOP`, `CONT`, …
+    /// Sends a signal: `TERM`, `KILL`, `STOP`, `CONT`, … Fails if the process has ended and was waited for.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| anyhow!("{} is no process id", self.pid()))?;

@@ -63,9 +63,9 @@ pub struct Call {
     pub method: Method,
     /// Path and query, with a leading slash.
     pub path: String,
-    /// Content type of `body`.
+    /// The header `Content-Type`: [`MERGE_PATCH`] or [`JSON`].
     pub content_type: &'static str,
-    /// The body, sent as it is.
+    /// The body, usually JSON text; empty for a call without a body.
     pub body: Bytes,
 }
 

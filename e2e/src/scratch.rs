@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 
-/// Retries for about 10 s, because processes that are being killed may still write to the folder for a moment.
+/// The script that removes the folder. It tries for about 10 s, because processes that are being killed may still write
+/// to the folder for a moment.
 const REMOVE: &str = r#"
 tries=0
 until rm -rf -- "$1" || [ "$tries" -ge 100 ]; do tries=$((tries + 1)); sleep 0.1; done

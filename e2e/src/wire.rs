@@ -63,7 +63,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // An error needs no handling here, because the client notices that its connection failed.
+                    // An error is ignored here, because the client notices by itself that its connection failed.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }
@@ -136,7 +136,7 @@ struct Gate {
 
 impl Gate {
     async fn pass(&mut self) -> Result<()> {
-        // Two messages of the client belong to the handshake of TLS.
+        // The client's first two messages are the TLS handshake, so they do not count as requests.
         let is_request = usize::from(self.passed >= 2);
         let next = |left: usize| (left != usize::MAX).then(|| left.saturating_sub(is_request));
         let left = self

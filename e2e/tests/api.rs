@@ -28,7 +28,7 @@ const WAIT: &str = "wait --for=condition=Established --timeout=30s crd/ippools.c
 /// server does not evaluate the CEL rules and adds this message.
 const NOT_CHECKED: &str = "some validation rules were not checked";
 
-/// What the server objects to: the field, and the end of the message.
+/// The cause of a rejection: the rejected field, and the end of the server's message.
 type Cause = (&'static str, &'static str);
 
 pub(crate) struct Lab {

@@ -17,11 +17,12 @@ use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
 use common::{Lab, leads, log_says, wait_leads, wait_ready};
 use rustix::process::Signal;
 
-/// There are so many nodes that a fault happens while podCIDRs are being allocated.
+/// The number of nodes. It is so high that the leader is still allocating podCIDRs when the fault happens.
 const NODES: u32 = 1000;
-/// The fault happens when so many nodes have podCIDRs.
+/// The fault happens when this many nodes have podCIDRs.
 const STRIKE_AT: u32 = 200;
-/// So many nodes are created after the fault: there is work left for the next leader, however late the fault came.
+/// This many nodes are created only after the fault. So the next leader has nodes to serve, however late the fault
+/// happens.
 const LATE: u32 = 200;
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -123,8 +124,9 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     let kubeconfig = wire.kubeconfig(&lab.cluster, ADMIN).unwrap();
     let a = lab.controller_by(&kubeconfig, "a", &[]);
     let (mut a, b) = lab.pair_of(a).await;
-    // The pool comes last, so the Lease names hundreds of assignments at once. Without that, `a` could not send any of
-    // them after the wire has begun to hold the renewals of its Lease.
+    // The pool is created after the nodes, so `a` decides on hundreds of assignments at once, and one renewal of the
+    // Lease names them all. `a` may send only assignments that its Lease names. Later renewals do not arrive, because
+    // the wire holds them.
     create(&lab, 0..NODES).await;
     wire.hold_after(STRIKE_AT as usize);
     lab.pool("default", V4, V6, 60).await;
@@ -135,8 +137,10 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     .unwrap();
     a.process().kill().unwrap();
     let left = lab.history.assigned();
-    // The next leader allocates in another order, so it allocates to the nodes of the delayed writes at any time. A write
-    // that came before that would be no error: the node's range is reserved for it.
+    // The next leader allocates in another order, so it may reach the nodes of the delayed writes early or late. The
+    // delayed writes are released only when all nodes have podCIDRs. An earlier release would prove nothing: a delayed
+    // write may succeed while its node has no podCIDR, because the next leader reserves the range of the write for the
+    // node.
     wait_assigned(&lab, NODES).await;
     let refused = async || {
         let counts = lab.cluster.apiserver_metrics().await.unwrap();

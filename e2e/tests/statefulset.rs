@@ -25,7 +25,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(600);
 const SET: &str = "web";
 const NODES: usize = 4;
-/// No node has room for more than half of the pods.
+/// A node has room for the number of replicas divided by this, so for half of the pods.
 const NODE_ROOM: u32 = 2;
 
 struct Lab {
@@ -76,7 +76,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until all pods of the newest template are ready, then asserts what [`Lab::check`] does.
+    /// Waits until all pods of the newest template are ready, then runs the assertions of [`Lab::check`].
     async fn complete(&self, replicas: usize, step: &str) -> Result<()> {
         let begun = Instant::now();
         let replicas = i32::try_from(replicas)?;
@@ -99,7 +99,7 @@ impl Lab {
                 status.replicas,
                 self.kubelets.duplicates()
             );
-            // The status may be older than a deletion.
+            // The StatefulSet's status may not reflect the latest deletion of a pod yet. So the pods are counted, too.
             let pods = self.fixtures.pods.list(&ListParams::default()).await?.items;
             let running = pods.iter().filter(|it| is_ready(it)).count();
             ensure!(
@@ -175,7 +175,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The machine dies. Its Node and its pods are deleted by hand, the pods by force.
+    /// Switches the machine of a node off. Then deletes its Node and its pods, the pods without grace period.
     async fn dies(&self, node: &str) -> Result<()> {
         let pods = self.pods_on(node).await?;
         self.kubelets.switch_off(node)?;
@@ -189,7 +189,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The machine does nothing until its pods have been evicted, and then goes on.
+    /// Pauses the machine of a node until its pods have been evicted, and then resumes it.
     async fn vanishes_and_returns(&self, node: &str) -> Result<()> {
         self.kubelets.pause(node)?;
         until(

@@ -16,8 +16,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// The number of nodes in a cluster without changes. The takeover must not write any of them.
 const NODES: u32 = 50;
 
-/// Returns the API server's counts of PATCHes of Nodes, and of LISTs of Nodes, NodeSubnets, IPAMBlocks and IPClaims. Failed
-/// requests are counted, too.
+/// Returns the API server's counts of PATCHes of Nodes, and of LISTs of Nodes, NodeSubnets, IPAMBlocks and IPClaims.
+/// Failed requests count, too.
 async fn patches_and_lists(lab: &Lab) -> [f64; 5] {
     let counts = lab.cluster.apiserver_metrics().await.unwrap();
     let asked = [

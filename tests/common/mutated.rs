@@ -1,5 +1,6 @@
-//! Checks that each mutation makes the unit test fail that `proofs` names for it. Every crate with such tests includes
-//! this file.
+//! Checks that tests find mutations. A mutation is a deliberate bug that an environment variable switches on
+//! (docs/mutations.md). For some mutations, `proofs` names a unit test, which must fail with the mutation and pass
+//! without it. Every crate with such tests includes this file.
 #![cfg(debug_assertions)]
 
 use std::process::Command;

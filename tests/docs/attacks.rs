@@ -1,4 +1,4 @@
-//! Checks that the tests which the page on security names exist.
+//! Checks that docs/security.md names only tests that exist.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Checks that commands name Cadastre's kinds with their API group, because other APIs have `ippools`, too.
+//! Checks that kubectl commands name Cadastre's kinds with their API group, as in `ippools.cadastre.dev`. Without the
+//! group, kubectl might choose the `ippools` of another API.
 
 use std::collections::BTreeSet;
 

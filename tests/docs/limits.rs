@@ -1,4 +1,4 @@
-//! Checks that the page on pools has the same limits of lists and maps as the CRD.
+//! Checks that docs/pools.md has the same limits of lists and maps as the CRD.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ mod versions;
 
 use repository::{path, text};
 
-/// Fails with all errors, one on each line.
+/// Panics with all messages in `wrong`, one on each line, unless there are none.
 fn assert_none(wrong: &[String]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }

@@ -1,5 +1,4 @@
-//! Checks that the page on mutations agrees with `tests/sim/proofs.rs`, and that no shipped executable contains
-//! mutations.
+//! Checks that docs/mutations.md agrees with `tests/sim/proofs.rs`, and that no shipped executable contains mutations.
 
 use cadastre_core::mutation::Mutation;
 

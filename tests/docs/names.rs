@@ -89,7 +89,8 @@ fn values_in_sentences_are_of_the_chart() {
     assert!(count > 50, "only {count} values were found");
 }
 
-/// Environment variables that clap reads, and those that files name.
+/// All environment variables that a program may read: those of clap's flags, and all names with the prefix `CADASTRE_`
+/// in `e2e/src`, `hack` and `src`.
 fn variables() -> BTreeSet<String> {
     fn of(command: &Command, all: &mut BTreeSet<String>) {
         let names = command.get_arguments().filter_map(|it| it.get_env());

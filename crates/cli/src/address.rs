@@ -45,13 +45,14 @@ pub(crate) enum AddressState {
     Network,
     /// The address is the IPv4 broadcast address, the highest of its block.
     Broadcast,
-    /// The address is in a block of a node, and was taken out of it: no pod gets it.
+    /// The address is in a block of a node, but a user took it out of the node with `pop`: no pod gets it.
     TakenOut,
-    /// The address is in a block of a node, and set aside because another host answers for it.
+    /// The address is in a block of a node. The node has set the address aside, because another host answered a probe
+    /// for it.
     Conflict,
     /// The address is in a block of a node, and in cooldown.
     Cooling,
-    /// The address is in a block of a node, and free or in cooldown.
+    /// The address is in a block of a node, and no pod uses it. It is free, or perhaps in cooldown.
     Free,
     /// The address is in a node's podCIDR. No agent or pod reports it in use.
     InPodCidr,
@@ -115,7 +116,7 @@ pub(crate) struct AddressReport {
     /// The claim that has the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimUse>,
-    /// The host that answers for the address, if the node has set the address aside
+    /// The other host that uses the address, if the node has set the address aside for that reason
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conflict: Option<ConflictFact>,
     /// Other claims that record the address or ask for it
@@ -130,15 +131,14 @@ pub(crate) struct AddressReport {
     pub nodes: Vec<String>,
 }
 
-/// A host that answers for an address of a node's range.
+/// A conflict: a node has set an address of its ranges aside, because another host answered the node's probe for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConflictFact {
-    /// The address
     pub address: String,
     /// The link-layer address of the host
     pub by: String,
-    /// When the host answered first
+    /// When the host answered a probe for the first time
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
@@ -181,7 +181,7 @@ pub(crate) struct RangeFact {
     pub kind: &'static str,
     /// The node that has the range, or that had it before the quarantine
     pub node: String,
-    /// The claim whose address the block is, as `namespace/name`
+    /// If the block is the address of a claim: this claim, as `namespace/name`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
     /// Whether the range is in quarantine, because its node was deleted
@@ -244,7 +244,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let other_claims = inventory.claims_at(addr).filter(is_other);
     let other_claims = other_claims.map(|it| ClaimUse::of(it, inventory));
     let other_claims: Vec<ClaimUse> = other_claims.collect();
-    // If the address is a part of a larger range of a node, the node may not have handed over the address yet.
+    // A claim can have an address of another node's range. Until that node has handed the address over, the address
+    // still counts as the node's.
     let is_part = own.as_ref().is_some_and(|it| it.cidr != range);
     let is_claimed = claim.is_some() && (!is_part || inventory.is_handed_over(addr));
     let nodes = inventory.cache.nodes.iter();
@@ -340,8 +341,8 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     })
 }
 
-/// Returns the state of an address of a block that an agent may assign, and that nothing uses. The agent reports only
-/// how many addresses of a block are free and how many cool.
+/// Returns the state of an unused address of a block that an agent may assign. The agent reports only how many
+/// addresses of a block are free and how many cool. So the state is `Cooling` only if no address of the block is free.
 fn idle(addr: Addr, range: &RangeFact, inventory: &Inventory) -> AddressState {
     let subnet = inventory.subnets.get(range.node.as_str());
     let mut taken_out = subnet

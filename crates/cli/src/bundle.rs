@@ -37,11 +37,11 @@ pub(crate) struct BundleArgs {
     dir: Option<PathBuf>,
 }
 
-/// The label selector of the workloads of Cadastre itself, as part of a URL.
+/// The query parameter of a list request that selects Cadastre's own Deployments, DaemonSets and pods.
 const OWN_WORKLOADS: &str = "labelSelector=app.kubernetes.io/name%3Dcadastre";
 
-/// A list to collect: the name of the file, the path of the request, the parts of an object to keep, and which objects
-/// to keep.
+/// A list to collect: the file's name, the request's path, a function that returns the parts of an object to keep, and
+/// a function that says whether to keep an object.
 type ListFile = (
     &'static str,
     String,
@@ -152,8 +152,8 @@ impl Bundle<'_> {
         self.metrics().await
     }
 
-    /// Reads the metrics of Cadastre's pods through the API server's proxy. What cannot be read is noted in
-    /// `README.txt`.
+    /// Reads the metrics of Cadastre's pods through the API server's proxy. `README.txt` names the metrics that could
+    /// not be read, with the reasons.
     async fn metrics(&mut self) -> anyhow::Result<()> {
         let path = format!("/api/v1/pods?{OWN_WORKLOADS}");
         let pods = self.pages(&path).await;

@@ -1,4 +1,4 @@
-//! IPClaims as the verbs see them.
+//! The parsed form of IPClaims that all verbs use.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -73,7 +73,7 @@ impl ClaimFact {
         )
     }
 
-    /// The namespace and the name of the claim.
+    /// Returns the namespace and the name; the namespace is empty if `name` has no slash.
     pub(crate) fn split(&self) -> (&str, &str) {
         self.name.split_once('/').unwrap_or(("", &self.name))
     }

@@ -64,7 +64,7 @@ pub(crate) fn next(words: &[String]) -> Completion {
         .map_or(("", words), |(last, all)| (last.as_str(), all));
     let mut at = &root;
     let mut path = Vec::new();
-    // The flag whose value comes next.
+    // `Some` if the last word was a flag that takes a value, so that the next word is this value.
     let mut open: Option<&Arg> = None;
     for word in before {
         if open.take().is_some() {

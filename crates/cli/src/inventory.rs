@@ -37,7 +37,7 @@ use cadastre_daemon::watch::ObjectEvent;
 pub(crate) struct Inventory {
     /// The objects, parsed by the code with which the controller parses watched objects
     pub cache: ClusterCache,
-    /// Which node has each range, and the states of pools, as a controller finds them that has just become leader
+    /// Which node has each range, and the states of pools, computed as by a controller that has just become leader
     pub registry: AllocationState,
     /// Pods of all namespaces; empty if they were not listed
     pub pods: Vec<PodFact>,
@@ -55,7 +55,7 @@ pub(crate) struct Inventory {
     pods_by_address: BTreeMap<Addr, Vec<usize>>,
     /// Indices of `pods`, by the UIDs of the pods
     pods_by_uid: BTreeMap<PodUid, usize>,
-    /// The claims whose status or spec has an address
+    /// For each address, the claims that have it in their status or ask for it in their spec
     claims_by_address: BTreeMap<Addr, BTreeSet<ClaimName>>,
     in_use: BTreeMap<Addr, Vec<AddressInUse>>,
 }
@@ -90,7 +90,8 @@ pub(crate) struct PodFact {
     pub addresses: Vec<Addr>,
     /// The claim that the pod uses, by the same rules as in the controller
     pub claim: Option<ClaimName>,
-    /// The addresses for which the controller creates this claim, unless the ranges of the pod's node have them
+    /// The addresses that the pod asks for. If the ranges of the pod's node do not contain them, the controller creates
+    /// the claim for them
     pub asked: Vec<Addr>,
     /// The pod's labels and annotations
     pub meta: Labelled,
@@ -274,15 +275,16 @@ impl Inventory {
         self.claims.get(name)
     }
 
-    /// Returns whether a claim has the address and a node has withdrawn it from its block for the claim.
+    /// Returns whether a node whose block contains a claim's address has handed the address over: the node's agent
+    /// reports the address as withdrawn.
     pub(crate) fn is_handed_over(&self, addr: Addr) -> bool {
         let host = Cidr::host(addr);
         let is_claimed = self.registry.claims.of(&host).is_some();
         is_claimed && self.subnets.values().any(|it| it.withdrawn.contains(&host))
     }
 
-    /// Returns the claim whose address the block is, as `namespace/name`. If the claim is gone, returns the claim that
-    /// the NodeSubnet names.
+    /// If the block is the address of a claim, returns this claim as `namespace/name`. If the claim is gone, returns
+    /// the claim that the NodeSubnet still names for the block.
     pub(crate) fn claim_of_block(&self, block: &BlockEntry) -> Option<String> {
         if let Some(name) = self.registry.claims.of(&block.cidr) {
             return Some(name.to_string());
@@ -295,7 +297,7 @@ impl Inventory {
         listed.claim.clone()
     }
 
-    /// Returns the blocks that are addresses of the claim.
+    /// Returns the blocks of one address each that nodes have for the claim.
     pub(crate) fn blocks_of_claim(&self, claim: &ClaimFact) -> Vec<&BlockEntry> {
         let claims = &self.registry.claims;
         let hosts = claim.addresses.iter().map(|it| Cidr::host(*it));
@@ -581,7 +583,8 @@ impl PodFact {
         self.meta.annotations.contains_key(MIRROR_ANNOTATION)
     }
 
-    /// Whether the CNI configuration or the runtime requests the addresses in `asked`, and not an annotation of the pod.
+    /// Whether the addresses in `asked` come from the CNI configuration or the runtime, and not from an annotation of
+    /// the pod.
     pub(crate) fn is_by_cni(&self) -> bool {
         let by_annotation = pod_claim::addresses(&self.meta.annotations);
         !self.asked.is_empty() && !matches!(by_annotation, Some(Ok(_)))

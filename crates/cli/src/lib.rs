@@ -1,7 +1,7 @@
 //! `kubectl cadastre`: shows and checks the address space, with nothing but the user's rights in the API.
 //!
-//! No controller and no agent has to run: a verb reads the objects of the API and evaluates them with the controller's
-//! own code.
+//! No controller and no agent has to run: a verb (a subcommand such as `show`) reads the objects of the API and
+//! evaluates them with the controller's own code.
 //!
 //! | file | subject |
 //! |---|---|

@@ -32,7 +32,8 @@ pub(crate) struct ClusterLists {
     pub parts: Readable<Pod>,
 }
 
-/// Objects that are not necessary for a verb. `Err` has the reason why they cannot be read, which the verb reports.
+/// Objects without which a verb still works. `Err` has the reason why they cannot be read. The verb reports this
+/// reason.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
 /// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, IPClaims, Nodes and

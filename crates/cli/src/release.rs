@@ -5,8 +5,9 @@
 //! releases the address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a
 //! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
 //!
-//! For an address that its node has set aside because another host answers for it, the request names the time at which
-//! that began. The node ends this conflict, and probes the address again before it assigns it.
+//! An address can also be in conflict: its node has set it aside, because another host answers for it. Then the request
+//! names the time at which the conflict began. The node ends the conflict, and probes the address before its next
+//! assignment.
 //!
 //! # Guarantees
 //! - Proof from the API is always required. The command refuses an address of the newest sandbox of a living pod, an
@@ -128,7 +129,7 @@ pub(crate) struct Target {
     pub superseded: bool,
     /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
-    /// If nothing uses the address and another host answers for it, when that began, in milliseconds of Unix time
+    /// If the address is in conflict with another host: when the conflict began, in milliseconds of Unix time
     pub conflict: Option<i64>,
 }
 
@@ -216,7 +217,8 @@ pub(crate) fn judge(
     Err(refused(Some(entry), why))
 }
 
-/// Returns what to request for an address that its node has set aside because another host answers for it.
+/// Returns the request that ends the conflict of an address with another host, or `None` if the address is in no
+/// conflict.
 fn in_conflict(addr: Addr, inventory: &Inventory) -> Option<Target> {
     let mut subnets = inventory.subnets.values();
     let found = subnets.find_map(|it| Some((it, it.conflict_at(addr)?)));
@@ -273,8 +275,8 @@ pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
 }
 
 impl Target {
-    /// Whether the node still has the address assigned to the same pod.
-    /// If the target is a conflict: whether the node still has it.
+    /// Whether the node still has the address assigned to the same pod. For an address in conflict: whether the node
+    /// still reports the same conflict.
     fn is_assigned(&self, subnet: &SubnetFact) -> bool {
         if let Some(since) = self.conflict {
             let conflict = subnet.conflict_at(self.addr);

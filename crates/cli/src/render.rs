@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use cadastre_core::inert;
 
-/// The output format.
+/// The output format, which the flag `-o` sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// Table

@@ -84,8 +84,8 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes the cgroups of a node whose processes are dead. A restarted kubelet would wait 3 s for each cgroup that
-    /// is left.
+    /// Removes the cgroups of a node whose processes are dead. Otherwise, a restarted kubelet would wait 3 s for each
+    /// cgroup that is left.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {

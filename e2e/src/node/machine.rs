@@ -80,8 +80,8 @@ pub struct Machine {
     core: std::sync::Arc<Core>,
 }
 
-/// The processes and namespaces that exist while the machine has power. Fields are dropped in their order, so the
-/// holder is dropped last.
+/// The processes and namespaces that exist while the machine has power. Fields are dropped in the order in which they
+/// are declared, so the holder is dropped last.
 #[derive(Debug)]
 struct Power {
     agent: Option<Guest>,

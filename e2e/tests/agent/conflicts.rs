@@ -1,5 +1,6 @@
-//! Pools that require a probe before an address is used, with a real interface whose other end is in a network namespace
-//! of its own: the host that uses an address of the pool.
+//! Pools with `conflictProbe: BeforeUse`: the agent probes an address before it assigns the address. The probes use a
+//! real interface. The other end of this interface is in a network namespace, which plays another host that uses an
+//! address of the pool.
 
 use std::process::{self, Command};
 
@@ -23,8 +24,8 @@ struct Link {
 }
 
 impl Link {
-    /// Returns `None`, and says so, if this host allows no interfaces.
-    /// `nth` distinguishes the links of this process.
+    /// Creates the link. If this host does not allow this, prints that and returns `None`. `nth` distinguishes the
+    /// links of this process.
     fn new(nth: u32) -> Option<Self> {
         if !geteuid().is_root() || !Self::ip(&["link"]) {
             println!("left out: making interfaces needs root and iproute2");
@@ -144,7 +145,7 @@ async fn an_address_that_another_host_uses_is_set_aside_until_an_operator_frees_
         "{shown}"
     );
 
-    // As long as the other host has the address, it stays set aside.
+    // As long as the other host has the address, no container gets the address.
     let refused = Add {
         addresses: vec![crate::addr("10.97.0.2")],
         ..link.add("c2")
@@ -176,7 +177,8 @@ async fn an_ipv6_address_that_another_host_uses_is_set_aside() {
     let spec = json!({"ipv6": ipv6, "conflictProbe": "BeforeUse"});
     api.block_pool("probed6", spec).await.unwrap();
     let machine = Machine::of_group(&cluster.control_plane, &api, "probed6", &[]).await;
-    // The interface has a link-local address once nobody else has answered for that.
+    // The probe needs the interface's link-local address. The kernel enables this address only after duplicate address
+    // detection, so the ADD is repeated.
     let given = eventually("an address is assigned", async || {
         match machine.add_with(link.add("c1")).await {
             Ok(given) => Ok(Some(given)),

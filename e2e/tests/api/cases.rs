@@ -188,7 +188,7 @@ fn ranges() -> Vec<Case> {
             ["127.0.0.0/8", "169.254.0.0/16", "224.1.0.0/16"].map(four),
         ),
         rejected(FIRST6, NOT_UNICAST, ["fe80::/64", "ff02::/16"].map(six)),
-        // Overlap between the CIDRs of one list
+        // CIDRs of one list, which must not overlap
         accepted([v4(&["10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/23"], 24)]),
         rejected(
             "spec.ipv4.cidrs",
@@ -287,7 +287,7 @@ fn reservations() -> Vec<Case> {
             "is not in canonical form: write fd00::1-fd00::2",
             "fd00::1-fd00:0::2",
         ),
-        // Ranges across families, ranges that end before they begin, and duplicates
+        // Invalid ranges: those that span two families, those that end before they begin, and duplicates
         first(across, "10.0.0.1-fd00::1"),
         first(across, "::1-10.0.0.1"),
         first(

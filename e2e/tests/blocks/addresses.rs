@@ -89,7 +89,7 @@ async fn a_pod_gets_the_address_that_it_asks_for_on_any_node() -> Result<()> {
 
     // The node has the address in its own block, so no claim is needed.
     let at_home = run(&fixtures, &agents, ("home", "ask-1"), &nth(&own, 9)?).await?;
-    // The block of another node has the address, or none does.
+    // The address is in a block of another node (`away`), or in no node's block (`new`).
     for (name, address) in [("away", nth(&others, 9)?), ("new", nth(unlisted, 5)?)] {
         let pod = run(&fixtures, &agents, (name, "ask-1"), &address).await?;
         let status = ready(&fixtures, &claim_of(&pod), "InUse").await?;

@@ -141,7 +141,8 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
 #[tokio::test]
 async fn a_status_of_an_earlier_node_of_the_name_is_ignored() -> Result<()> {
     let (_, fixtures, _) = shared().await?;
-    // The nodes here have no agents, because an agent does not publish the status of an earlier node.
+    // The nodes here have no agents, because an agent would not publish the status of an earlier node. So the test
+    // writes the statuses.
     let spec = json!({
         "ipv4": {"cidrs": ["10.71.0.0/24"], "gateway": "None"},
         "quarantineSeconds": 0, "idleSeconds": 86400,

@@ -180,7 +180,7 @@ async fn a_claim_gets_an_address_in_the_block_of_a_node_that_no_pod_uses() -> Re
     };
     let refusal = ask("asks").await?.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::NotInBlocks, "{refusal}");
-    // Otherwise a claim of this pod's own would get the address later.
+    // The pod is deleted. Otherwise, the controller would create a claim for the address that the pod asks for.
     fixtures.delete_pod("asks").await?;
     // In the second round, the claim's pod runs on the node whose own block contains the claim's address.
     for (round, on) in ["wide-2", "wide-1", "wide-2"].into_iter().enumerate() {
@@ -234,7 +234,7 @@ async fn the_api_server_rejects_claims_that_cannot_be_served() -> Result<()> {
     .await;
     assert!(text.contains("ttlSecondsAfterUse"), "{text}");
     create(&fixtures, "kept", json!({"pool": "a"})).await?;
-    // Without a version, because the controller writes the claim, too.
+    // The patch has no resourceVersion, because the controller may write the claim meanwhile.
     let change = Patch::Merge(json!({"spec": {"pool": "b"}}));
     let error = claims(&fixtures)
         .patch("kept", &PatchParams::default(), &change)

@@ -209,12 +209,13 @@ async fn only_the_own_interface_of_a_pod_of_the_node_gets_an_address_from_elsewh
     let unlisted = unlisted("10.79.5", &[&own, &others, &third])?;
     let free = [nth(&unlisted, 3)?, nth(&unlisted, 4)?, nth(&unlisted, 5)?];
 
-    // Another interface belongs to another network.
+    // `net1` belongs to another network, so a requested address must be in the node's own blocks.
     let second = fixtures.pod("cnino-second", "cnino-1", &[]).await?;
     let says = ["no block of this node contains it"];
     is_refused(&agents, ("cnino-1", "net1"), request, &second, &says).await?;
 
-    // The annotation asks for another address.
+    // The pod's annotation asks for another address than the runtime. The ADD is refused, and the error names both
+    // addresses.
     let annotated = fixtures.pod("cnino-annotated", "cnino-1", &[]).await?;
     let annotation = json!({"metadata": {"annotations": {ADDRESSES_ANNOTATION: free[0]}}});
     let annotation: Patch<Value> = Patch::Merge(annotation);
@@ -224,7 +225,8 @@ async fn only_the_own_interface_of_a_pod_of_the_node_gets_an_address_from_elsewh
     let both = [&*address, &*free[0]];
     is_refused(&agents, ("cnino-1", "eth0"), request, &annotated, &both).await?;
 
-    // A node that lies asks for the pod of another node, and for its own pod under another name.
+    // A lying agent requests addresses for a pod of another node, and for its own pod under a wrong namespace. Neither
+    // request has an effect.
     let victim = fixtures.pod("cnino-victim", "cnino-2", &[]).await?;
     let own = fixtures.pod("cnino-own", "cnino-3", &[]).await?;
     let requests: Vec<Value> = [("default", &victim), ("kube-system", &own)]

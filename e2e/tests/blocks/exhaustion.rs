@@ -85,7 +85,8 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     fixtures.block_pool("rich", spec).await?;
     node(&fixtures, &agents, "rich", "rich-1").await?;
     let mut pods: Vec<(Addr, String)> = Vec::new();
-    // One block after the other, because of two blocks that come at once, both may get pods.
+    // The blocks are filled one after the other. If the node got two blocks at once, both might get pods, and then no
+    // block would be empty.
     for filled in 0..3 {
         fixtures.listed("rich-1", filled + 1).await?;
         let names = (0..16).map(|pod| format!("rich-1-{filled}-{pod}"));
@@ -104,7 +105,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     assert!(all.contains(&recalled[0]));
     let left = fixtures.listed("rich-1", 3).await?;
     assert!(!left.contains(&recalled[0]));
-    // Both nodes lack free addresses.
+    // Now both nodes want more free addresses than they have, so the pool counts two waiting nodes.
     fixtures.in_use("rich-2", 1).await?;
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();

@@ -99,7 +99,8 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<
         fixtures
             .status_until(&node_name, what, demands_nothing)
             .await?;
-        // The controller counts the pool's waiting nodes after it has evaluated the node.
+        // The controller counts the pool's waiting nodes only after it has evaluated the node. So once the count is
+        // there, the controller has decided that the node gets no block.
         fixtures
             .pool_until(name, "has counted", |it| {
                 it.status.as_ref().is_some_and(|it| it.waiting == Some(0))

@@ -12,7 +12,7 @@ use crate::{node, shared};
 const NODES: usize = 20;
 /// The addresses of a /26 that pods can have.
 const OF_BLOCK: usize = 61;
-/// How many addresses each node uses that lends.
+/// How many addresses each lending node uses itself.
 const OF_LENDER: usize = 2;
 /// How many containers are added at once.
 const AT_ONCE: usize = 64;
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 64;
 #[tokio::test]
 async fn a_node_borrows_nearly_all_that_other_nodes_have_free_and_gives_it_back() -> Result<()> {
     let (_, fixtures, agents) = shared().await?;
-    // One block for each node, so that the pool is exhausted.
+    // The pool has exactly one block for each node. So the pool is exhausted when each node has its block.
     let cidrs = ["10.77.0.0/22", "10.77.4.0/24"];
     let spec = json!({
         "ipv4": {"cidrs": cidrs, "blockSize": 26},

@@ -160,7 +160,7 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
     forge(own, "forge-1", &uid).await?;
     let listed = fixtures.listed("forge-1", 2).await?;
     assert!(listed.contains(&had[0]) && listed.contains(&own.to_owned()));
-    // A block with the name of an existing one cannot be created.
+    // A second block for the same CIDR would have the name of the existing block, so the API server rejects it.
     assert!(forge(&had[0], "nobody", "no-uid").await.is_err());
     let block = fixtures
         .block_until(&had[0], "is the node's", |_| true)

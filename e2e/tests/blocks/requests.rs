@@ -157,7 +157,7 @@ async fn a_requested_release_ignores_the_grace_period_and_frees_no_address_of_a_
     let all = [
         format!("{}={lives}", address(1)),
         format!("{}={}", address(2), gone(2)),
-        // The request names another pod than the one that uses the address.
+        // This request names a pod that does not use the address, so it has no effect.
         format!("{}={}", address(3), gone(9)),
     ];
     annotate(&fixtures, "let-1", RELEASE_ANNOTATION, json!(all.join(","))).await?;

@@ -117,7 +117,7 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
         })
         .await
     };
-    // The roles are not applied yet, so the controller may not review tokens.
+    // The roles are not applied yet, so the controller has no permission to review tokens.
     let says = "ClusterRole cadastre-metrics-auth";
     answers(&daemon, &first, "/metrics", &scraper, 503, says)
         .await

@@ -1,5 +1,6 @@
-//! The guards of the controller's writer against a real API server. A write succeeds only if the state on which it was
-//! decided still holds when the write arrives.
+//! Tests of guards, with the controller's writer and a real API server. A guard is a precondition of a write, such as
+//! an object's resourceVersion or UID. By its guards, a write succeeds only if the state for which the controller
+//! decided it still holds when the write arrives.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // allowed in helpers as in tests
 

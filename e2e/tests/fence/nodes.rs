@@ -1,4 +1,5 @@
-//! Writes of podCIDRs to nodes, and touches of nodes: the guards that keep two leaders from colliding.
+//! The guards of writes of podCIDRs to nodes, and of touches of nodes. They make writes of an earlier leader fail that
+//! contradict writes of the present leader.
 
 use std::time::Duration;
 

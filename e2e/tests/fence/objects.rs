@@ -1,4 +1,5 @@
-//! The guards of writes to NodeSubnets and pools, and the last list of a deleted node's pods.
+//! The guards of writes to NodeSubnets and pools. Also the list of a deleted node's pods that the controller reads
+//! before the node's ranges become free.
 
 use std::sync::Arc;
 

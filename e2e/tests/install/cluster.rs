@@ -21,7 +21,8 @@ use crate::eventually;
 /// The maximum duration of a wait, long enough for a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// The cluster and its machines. Fields are dropped in their order: the machines must be dropped before the site.
+/// The cluster and its machines. Fields are dropped in the order in which they are declared, because the machines must
+/// be dropped before the site.
 pub struct Cluster {
     pub api: Fixtures,
     machines: Vec<Machine>,

@@ -171,7 +171,8 @@ async fn the_highest_priority_serves_first_then_the_most_specific_then_the_most_
 {
     let (_, hand) = shared().await?;
     let pools = [
-        // (name, CIDR, block size, priority, more requirements). The best pool comes first.
+        // Each entry: name, CIDR, block size, priority, further requirements of the selector. The best pool comes
+        // first.
         ("rank-b", "10.6.0.0/28", 28, 7, json!([])),
         (
             "rank-d",

@@ -95,8 +95,8 @@ fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory)
     for entry in in_use {
         let AddressEntry { pod, pod_uid, .. } = &entry.allocation;
         let uid = PodUid::read(pod_uid);
-        // If the pod to which the agent assigned the address lives, that pod counts as a user. If agents report the
-        // address more than once, each report counts.
+        // A single entry counts as a user only if the entry's pod lives. If agents report the address more than once,
+        // each entry counts.
         let lives = inventory.pod_by_uid(pod_uid).is_some_and(|it| !it.finished);
         let counts = in_use.len() > 1 || (lives && !pod_uid.is_empty());
         if counts && !pods.iter().any(|it| PodUid::read(&it.uid) == uid) {

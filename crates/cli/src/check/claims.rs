@@ -1,4 +1,5 @@
-//! Checks of claims: addresses that somebody else has, too, statuses that contradict blocks, and deletions that last.
+//! Checks of claims: addresses that another claim or a node has, too, statuses that contradict blocks, and deletions
+//! that take long.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +13,8 @@ use cadastre_api::CLAIM_FINALIZER;
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_core::{Addr, Cidr};
 
-/// For this many seconds, the status of a claim may contradict the blocks without a fault, because the controller
-/// writes status and blocks one after the other.
+/// If the status of a claim contradicts the blocks for at most this many seconds, that is no fault, because the
+/// controller writes the status and the blocks one after the other.
 const SLACK: i64 = 60;
 /// A deletion that waits for a pod or a node is reported after this many seconds.
 const LONG: i64 = 600;
@@ -66,7 +67,8 @@ fn twice(inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Reports addresses of a claim that are a part of a node's range, other than the claim's own block.
+/// Reports addresses of a claim that lie in a larger range of a node, unless the node has handed them over. The claim's
+/// own block, a block of one address, is not such a range.
 fn in_other_range(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findings) {
     for addr in &claim.addresses {
         let has = inventory.claim_of(*addr);
@@ -143,7 +145,7 @@ fn stale(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Reports a claim that should be gone, and says what keeps it.
+/// Reports a claim whose deletion was requested long ago, and says what the deletion waits for.
 fn deleting(
     claim: &ClaimFact,
     deleted_at: Timestamp,

@@ -103,7 +103,6 @@ pub(crate) struct CheckReport {
     pub time: Timestamp,
     /// The version of kubectl-cadastre
     pub version: String,
-    /// The numbers of objects that were checked
     pub checked: Checked,
     /// The findings, most severe first
     pub findings: Vec<Finding>,
@@ -154,8 +153,8 @@ fn delete_pod(pod: &PodFact) -> String {
 }
 
 impl Finding {
-    /// Returns the fields by which findings of two passes are compared: if they are equal, both findings are about the
-    /// same fault.
+    /// Returns the fields that identify a fault. A finding of the first pass and one of the second pass are about the
+    /// same fault if these fields are equal.
     fn key(&self) -> (&str, &str, Option<&Leak>) {
         (&self.code, &self.object, self.leak.as_ref())
     }

@@ -30,7 +30,8 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Reports a borrowed block whose lender may assign its addresses, too: the lender's NodeSubnet does not want it back.
+/// Reports a borrowed block that the lender's NodeSubnet does not list in `withdraw`. The lender may then assign the
+/// block's addresses, too.
 fn borrowed(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
     let parent = inventory.registry.parent_of(entry);
     let Some(parent) = parent.filter(|it| !it.owner.quarantined && entry.confirmed) else {
@@ -80,7 +81,8 @@ fn overlaps(inventory: &Inventory, findings: &mut Findings) {
     }
     let mut reported: BTreeSet<(HoldingId, HoldingId)> = BTreeSet::new();
     for cidr in cidrs {
-        // Addresses of claims are holdings of no node. The check of claims compares them with ranges of nodes.
+        // The holder of a claim's address is the claim and not a node. The check of claims compares such addresses with
+        // the ranges of nodes.
         let is_of_node = |it: &(HoldingId, Holding)| registry.node_of(it.1.holder).is_some();
         let all = registry.ledger.overlapping(&cidr).filter(is_of_node);
         let all: Vec<(HoldingId, Holding)> = all.collect();

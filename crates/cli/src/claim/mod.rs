@@ -1,11 +1,10 @@
 //! `kubectl cadastre claim`: lists, creates and releases IPClaims.
 //!
-//! These verbs need no more than rights to claims in the namespace. They show anything else only if the user may read
-//! it.
+//! These verbs need only rights to claims in the namespace. They also use pods and pools if the user may read them.
 //!
 //! # Guarantees
 //! - `release` deletes only the claim that it has read, never a later one of the same name.
-//! - `create` leaves all checks to the API server and the controller, and repeats what they say.
+//! - `create` checks nothing itself: it prints the answers of the API server and the controller.
 
 mod create;
 mod list;

@@ -1,4 +1,5 @@
-//! Explains what a pod that asks for addresses waits for while there is no claim for them.
+//! Explains why a pod waits that asks for certain addresses (`cadastre.dev/addresses`), as long as no claim for these
+//! addresses exists.
 
 use super::claim::Wait;
 use crate::inventory::{Inventory, PodFact};
@@ -6,7 +7,7 @@ use crate::render::joined;
 use cadastre_controller::cluster::objects::{Node, PodUid};
 use cadastre_core::Cidr;
 
-/// Returns what a pod without an address waits for.
+/// Returns why the pod has no address. `node` is the node to which the pod is bound.
 pub(super) fn wait(pod: &PodFact, node: &Node, inventory: &Inventory) -> Wait {
     let name = &node.name;
     for addr in &pod.asked {

@@ -1,4 +1,4 @@
-//! Explains what a pod that names a claim waits for, and what ends the wait.
+//! Explains why a pod that names a claim has no address yet, and what ends the wait.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,6 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::{PodClaim, PodUid};
 use cadastre_core::{Addr, Cidr};
 
-/// What a pod waits for.
 pub(super) struct Wait {
     /// Why the pod has no address
     pub why: String,
@@ -29,7 +28,7 @@ impl Wait {
 /// The advice if only the controller can end the wait.
 const CONTROLLER: &str = "the controller, within seconds: if it does not, check that one leads (kubectl get lease -A | grep cadastre)";
 
-/// Returns what a pod without an address waits for. `name` is the claim that the pod names, as `namespace/name`.
+/// Returns why the pod has no address. `name` is the claim that the pod names, as `namespace/name`.
 pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
     let (namespace, short) = name.split_once('/').unwrap_or_default();
     let Some(claim) = inventory.claims.get(name) else {
@@ -147,7 +146,8 @@ fn of_other_claim(addr: Addr, other: &ClaimFact, inventory: &Inventory) -> Wait 
     }
 }
 
-/// Names the other pod that reports an address, if one does.
+/// Returns the subject of the sentence "… has the address": another pod that reports the address, or `whoever` if no
+/// pod does.
 fn whoever(addr: Addr, pod: &PodFact, inventory: &Inventory) -> String {
     let range = Cidr::host(addr);
     let mut pods = inventory.pods_in(&range).map(|(_, it)| it);
@@ -254,7 +254,7 @@ fn here(blocks: &[&BlockEntry], pod: &PodFact, claim: &ClaimFact, inventory: &In
     )
 }
 
-/// Describes the claim that a pod names, one line each.
+/// Describes the claim that a pod names, with one fact per line.
 pub(super) fn lines(name: &str, inventory: &Inventory) -> Vec<String> {
     let Some(claim) = inventory.claims.get(name) else {
         return vec!["there is no such claim".to_owned()];

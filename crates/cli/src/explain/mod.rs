@@ -128,8 +128,8 @@ fn candidate<'a>(state: &'a PoolState, requester: &Requester) -> PoolCandidate<'
         priority: state.priority,
         families: state.families(),
         created: state.created,
-        // A requester without a pod is a node. No pool is manual for a node, because the node's agent may ask for a
-        // manual pool by name.
+        // A requester without a pod is a node. For nodes, pools with `assignment: Manual` count as other pools, because
+        // a pod of the node may ask for such a pool by name.
         manual: requester.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
             PoolPhase::Serving => PoolStanding::Serving,

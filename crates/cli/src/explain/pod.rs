@@ -29,7 +29,7 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
     let choice = node.map(|node| choose(pod, node, inventory));
     let choice = choice.unwrap_or_default();
     let claim = pod.claim.as_deref();
-    // The pod needs no claim if a range of its node has the addresses that it asks for.
+    // If the node's ranges contain the addresses that the pod asks for, the controller creates no claim for the pod.
     let claim = claim.filter(|name| pod.asked.is_empty() || inventory.claims.contains_key(*name));
     let wait = claim.map(|name| claim::wait(pod, name, inventory));
     let is_asked = claim.is_none() && !pod.asked.is_empty();
@@ -121,7 +121,8 @@ fn lacks(node: &Node, pools: &[String], inventory: &Inventory) -> String {
 /// The pools that a pod may use, with the reasons.
 #[derive(Default)]
 struct Choice {
-    /// One line for each annotation of the pod or its namespace that asks for pools or addresses, and for CNI
+    /// One line for each annotation of the pod or its namespace that asks for pools or addresses, and one line if the
+    /// CNI configuration or the runtime asks for addresses
     annotations: Vec<String>,
     /// The names of the pools that the pod may use, best first
     pools: Vec<String>,

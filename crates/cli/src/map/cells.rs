@@ -125,8 +125,8 @@ impl CellRange {
     }
 }
 
-/// Returns the prefix length of a cell: the longest one with which the CIDRs together have at most `cells` cells, but
-/// no longer than that of a block.
+/// Returns the prefix length of a cell. This is the longest length with which the CIDRs together have at most `cells`
+/// cells, but at most the length of a block.
 pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     let fits = |len: &u8| {
         let all = cidrs.iter().map(|cidr| cells_of(cidr, *len));

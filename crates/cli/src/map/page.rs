@@ -48,7 +48,8 @@ pub(super) struct Picture {
     pub cells: Vec<Cell>,
     /// The kinds of ranges in view, each with the number of these ranges
     pub legend: Vec<(CellKind, String)>,
-    /// All CIDRs of the pool in this family. `path` has the views from one of these CIDRs down to the present view
+    /// All CIDRs of the pool in this family. `path` has the views through which the user can zoom out, from one of
+    /// these CIDRs down to the present view
     pub roots: Vec<Cidr>,
     pub path: Vec<Cidr>,
     pub chosen: Option<PlaceInfo>,

@@ -18,7 +18,7 @@ const ADDRESS_BITS: u8 = 12;
 const STEP: u8 = 4;
 /// To zoom out, at most this many views are offered between the view and the whole CIDR of the pool.
 const STEPS: usize = 3;
-/// If the view moves to a range, its prefix becomes this many bits shorter than that of the range.
+/// If the view moves to a range, the view's prefix becomes this many bits shorter than the range's prefix.
 const ROUND: u8 = 10;
 
 /// The part of a pool that the page asks for.
@@ -119,8 +119,8 @@ fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     Cidr::new(range.first(), range.len().saturating_sub(ROUND).max(widest))
 }
 
-/// Zooms in on the chosen range or address, or on the first addresses of the view. At the smallest, the view is the
-/// range that contains these addresses, or a block if there is no such range.
+/// Zooms in on the chosen range or address, or on the first addresses of the view. The view becomes no smaller than the
+/// range that contains these addresses, or than a block if there is no such range.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);

@@ -185,7 +185,7 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
     names
 }
 
-/// Returns the parts of `cidr` that do not overlap `range`.
+/// Returns disjoint CIDRs that together contain the addresses of `cidr` outside of `range`.
 fn without(cidr: &Cidr, range: &Cidr) -> Vec<Cidr> {
     if !cidr.overlaps(range) {
         return vec![*cidr];

@@ -64,7 +64,7 @@ pub(crate) struct NewNodes {
 #[derive(Debug, Serialize)]
 pub(crate) struct WaitingNode {
     pub node: String,
-    /// What the controller's events say about the node
+    /// Why the node would wait, in the words of the controller's events
     pub why: String,
 }
 

@@ -113,9 +113,9 @@ pub(crate) fn plan(
     Ok(judge::judge(&before, &after, changes, supposed))
 }
 
-/// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. The demand of
-/// a node whose blocks must leave becomes the number of its addresses in use. So there is room for the pods that have
-/// to move.
+/// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. If a node
+/// loses blocks by the changes, its demand for a pool becomes the number of addresses that its pods use. So the node
+/// gets other blocks for the pods that have to move.
 fn raise_demand(
     lists: &mut ClusterLists,
     changes: &PlanArgs,
@@ -140,7 +140,7 @@ fn raise_demand(
             }
             continue;
         }
-        // For each pool and family: the addresses in use, and whether a block must leave.
+        // For each pool and family: how many addresses are in use, and whether the node loses a block.
         let mut sums: BTreeMap<(PoolName, Family), (u64, bool)> = BTreeMap::new();
         for entry in inventory.plain_blocks(&node.uid) {
             let pool = registry.pools.get(&entry.pool);

@@ -38,7 +38,7 @@ pub(crate) struct BlockRow {
     /// The number of addresses that can be assigned now, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
-    /// The claim whose address the block is, as `namespace/name`
+    /// If the block is the address of a claim: this claim, as `namespace/name`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
     /// The node from which the block is borrowed
@@ -68,7 +68,7 @@ pub(crate) enum BlockState {
     Unconfirmed,
     /// The node's NodeSubnet does not list the block yet.
     Provisional,
-    /// The block is recalled: the node releases it if it is empty, and otherwise keeps it.
+    /// The block is recalled: if the block is empty, the node releases it. Otherwise the node keeps it.
     AskedBack,
     /// The node assigns no new address from the block, and releases it once it is empty.
     Draining,

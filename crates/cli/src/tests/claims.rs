@@ -472,7 +472,7 @@ fn a_pod_that_asks_for_an_address_is_told_what_it_waits_for() {
         let claim = claim_of_addresses("web", pod.metadata.uid.as_deref().unwrap());
         (cluster, format!("shop/{claim}"))
     };
-    // No claim is needed.
+    // The node's own block contains the address, so no claim is needed.
     let (cluster, claim) = asking("10.0.0.18");
     let text = cluster.explained("shop/web");
     let parts = [
@@ -634,7 +634,7 @@ fn contradictions_of_claims_are_found() {
     let part = "block 10.0.0.16/28, which node b has and has not handed over yet";
     assert_contains(&finding.message, &[part]);
     assert_contains(&finding.advice, &["kubectl cadastre show ip 10.0.0.18"]);
-    // The block of the claim is inside of the block of the node that has handed the address over.
+    // The claim's block, a block of one address, lies inside a block of the node that has handed the address over.
     let hand_over = |cluster: &mut Cluster| {
         let all = &mut cluster.lists.subnets;
         let subnet = all

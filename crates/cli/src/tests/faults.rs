@@ -150,7 +150,7 @@ fn only_findings_of_both_passes_are_reported() {
     assert_eq!(with.findings[0].severity, Severity::Warning);
 }
 
-/// Judges the address of pod shop/cart.
+/// Returns what `release` decides about the address of pod shop/cart.
 fn judge(cluster: &Cluster, force: bool) -> Result<release::Target, release::Released> {
     release::judge(addr("10.0.0.1"), None, force, &cluster.inventory())
 }

@@ -108,7 +108,7 @@ fn a_plan_lists_the_ranges_that_it_affects() {
     assert!(report.fits, "{}", report.text(&style()));
     assert_eq!(report.hits.len(), 1);
     assert_eq!((&*report.hits[0].node, report.hits[0].used), ("a", 1));
-    // Node a gets another block for the addresses that must move, so one free block less is left.
+    // Node a gets another block for the addresses that must move, so one block fewer is free.
     assert_eq!(report.pools[0].free, ("14".to_owned(), "13".to_owned()));
     let deleted = PlanArgs {
         delete_pool: vec!["p".to_owned()],

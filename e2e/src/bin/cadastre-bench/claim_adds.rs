@@ -1,5 +1,5 @@
 //! Measures ADDs of pods that use claims, on two nodes with real agents: an ADD whose claim is at the node already, an
-//! ADD that has to wait until another node has handed the address over, and, for comparison, an ADD without a claim.
+//! ADD that has to wait until another node has handed the address over; and, for comparison, an ADD without a claim.
 
 use std::time::{Duration, Instant};
 
@@ -32,9 +32,9 @@ const ADDS: usize = 100;
 struct Bench {
     fixtures: Fixtures,
     claims: Api<IPClaim>,
-    /// In its blocks are the addresses that claims ask for
+    /// The agent of the node whose blocks contain the addresses that claims ask for
     _home: NodeAgent,
-    /// The pods run here
+    /// The agent of the node on which the pods run
     away: NodeAgent,
 }
 

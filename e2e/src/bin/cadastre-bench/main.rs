@@ -44,7 +44,7 @@ async fn main() -> Result<()> {
     match what.as_str() {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
-        // Two claims per node.
+        // The claims bench is given a number of claims: two for each node.
         "claims" => {
             claims::run(2 * count).await?;
             say("")?;

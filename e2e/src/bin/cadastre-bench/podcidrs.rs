@@ -1,4 +1,5 @@
-//! Measures how several contenders allocate podCIDRs to many nodes: all in one run, with medians of three rounds.
+//! Measures how fast several contenders (Cadastre, kube-controller-manager, raw requests) allocate podCIDRs to many
+//! nodes. One run measures all contenders, each in three rounds, and prints the medians.
 //!
 //! Every measurement has its own control plane, whose nodes are created before the contender starts. A measurement ends
 //! when a watch shows the last node's podCIDR, so nothing polls meanwhile. Prints a table in Markdown for

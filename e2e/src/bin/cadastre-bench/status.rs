@@ -1,5 +1,6 @@
-//! Measures the bytes that agents' writes add to etcd. Takes the bytes of one status and of one list of addresses from
-//! etcd's metrics of its database and its log, and extrapolates to the cluster's bytes per second.
+//! Measures the bytes that agents' writes add to etcd. The bench reads etcd's metrics to find out how far one status,
+//! or one list of addresses, makes etcd's database and log grow. From this it computes the bytes per second of a whole
+//! cluster.
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
@@ -17,9 +18,9 @@ const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const LISTS: &str = "/apis/cadastre.dev/v1alpha1/nodeaddresses";
 /// Number of nodes whose objects are written. The cost of one write does not depend on this number.
 const NODES: u32 = 100;
-/// Writes per node.
+/// How many times each node's object is written. The result is the average over all writes.
 const WRITES: u32 = 10;
-/// Pods per node.
+/// The numbers of pods per node for which the writes are measured.
 const PODS: [u32; 3] = [30, 110, 250];
 /// The agent's `--addresses-interval` in seconds, which is also the interval between two compactions of etcd.
 const INTERVAL: f64 = 300.0;

@@ -30,7 +30,8 @@ const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const ADDRESSES: u32 = 110;
 /// The number of images in a Node's status, so that the Node has about 15 KB.
 const IMAGES: usize = 50;
-/// A leak grace of one day: this bench reports addresses of no pods, and the controller would report them as leaks.
+/// A leak grace of one day. This bench reports addresses in use but creates no pods. With a shorter leak grace, the
+/// controller would report all these addresses as leaks.
 const FLAGS: [&str; 2] = ["--leak-grace", "86400"];
 const REST: Duration = Duration::from_secs(20);
 

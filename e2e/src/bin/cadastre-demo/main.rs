@@ -110,7 +110,7 @@ async fn demo() -> Result<()> {
             machines
         }
     };
-    // Short times, so that blocks return within seconds.
+    // The times are short, so that blocks return to the pool within seconds.
     let soon = r#"patch ippools.cadastre.dev pods --type=merge -p {"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
     cluster.kubectl_line(soon).await?;
     let mut life = life::Life::start(cluster, &client).await?;
