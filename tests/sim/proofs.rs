@@ -335,8 +335,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimServesEveryVmi => duplicate(Migrations, 2_000),
         StandbyForEveryVmi => duplicate(Migrations, 2_000),
         StandbyListedBeforeStored => sim(Migrations, 2_000),
-        StandbyForgotten => duplicate(Migrations, 2_000),
-        StandbyDroppedUnreleased => duplicate(Migrations, 2_000),
+        StandbyForgotten => sim(Migrations, 2_000),
+        StandbyDroppedUnreleased => sim(Migrations, 2_000),
         StandbyNumberReused => sim(Migrations, 2_000),
         ClaimedBeforeWithdrawn => sim(Claims, 10_000),
         ClaimedBeforeRecorded => unit(

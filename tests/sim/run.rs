@@ -305,9 +305,9 @@ impl Sim {
             _ => plan.migrating,
         };
         let plan = Plan {
+            migrating,
             sticky,
             asking,
-            migrating,
             persistent_fault,
             ..plan
         };

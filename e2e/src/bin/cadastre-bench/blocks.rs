@@ -109,6 +109,8 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
             uid: format!("{i:036}"),
             pool: "bench".to_owned(),
             claim: None,
+            vmi_uid: None,
+            standby: false,
             parent: None,
             recall: None,
             reserved: Vec::new(),
