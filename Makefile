@@ -27,7 +27,7 @@ SUITES ?= 3
 # Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
 UNIT := $(filter-out sim,$(call names,tests)) $(foreach tests,$(wildcard crates/*/tests),$(call names,$(tests)))
-E2E := $(call names,e2e/tests)
+E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 
 # Announces a step, and notes when it began.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"

@@ -1,5 +1,6 @@
 //! Programs of a node die or cannot reach the API server, while the node's pods continue to work.
 
+use cadastre_api::UnknownPods;
 use cadastre_e2e::node::Machine;
 use rustix::process::Signal;
 use serde_json::json;
@@ -7,15 +8,16 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, eventually, machines};
 
-pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage) {
-    let (api, group) = (&stage.api, "power");
+/// The tests share a machine and its pods.
+pub(crate) async fn a_power_cut_killed_programs_and_a_hung_agent(stage: &Stage) {
+    let (api, group) = (&stage.api, "crash");
     let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
     api.block_pool(group, spec).await.unwrap();
     let mut machine = stage.machine(group, machines::ptp()).await;
     let node = machine.name().to_owned();
     let boot = machines::boot_id(&pods::ready(api, &node, true).await);
-    pods::create_many(api, group, group, 0..6, Some(&node)).await;
-    let before = pods::running(api, group, 6).await;
+    pods::create_many(api, group, group, 0..4, Some(&node)).await;
+    let before = pods::running(api, group, 4).await;
     machines::reports(api, &node, &before).await;
     machine.power_off().await.unwrap();
     machine.boot().await.unwrap();
@@ -24,66 +26,67 @@ pub(crate) async fn a_power_cut_gives_the_same_pods_new_sandboxes(stage: &Stage)
     assert_good(stage, &after, &node).await;
     // The addresses of the earlier sandboxes must be released, even if the runtime sends no DEL.
     machines::reports(api, &node, &after).await;
+
+    // From here on pods are created while no agent runs, so no agent has seen them. With `Serve`, the CNI plugin serves
+    // unknown pods.
+    let serve = json!({"unknownPods": "Serve"});
+    api.change_pool(group, serve).await.unwrap();
+    let served = api.subnet_until(&node, "pods that nobody knows are served", |it| {
+        let mut pools = it.spec.pools.iter();
+        pools.any(|it| it.terms.unknown_pods == UnknownPods::Serve)
+    });
+    served.await.unwrap();
+    containerd_kubelet_and_agent_are_killed(stage, &mut machine, group, after).await;
+    the_agent_hangs(stage, &mut machine, group).await;
     pods::delete_all(api, group).await;
     machines::reports(api, &node, &[]).await;
 }
 
-pub(crate) async fn containerd_kubelet_and_agent_are_killed(stage: &Stage) {
-    let (api, group) = (&stage.api, "kills");
-    let mut spec = machines::both("10.34.0.0/24", "fd00:34::/120");
-    // Pods are created while no agent runs, so no agent has seen them. With `Serve`, the CNI plugin serves unknown
-    // pods.
-    spec["unknownPods"] = json!("Serve");
-    api.block_pool(group, spec).await.unwrap();
-    let mut machine = stage.machine(group, machines::ptp()).await;
-    let node = machine.name().to_owned();
-    pods::ready(api, &node, true).await;
-    pods::create_many(api, group, group, 0..6, Some(&node)).await;
-    let before = pods::running(api, group, 6).await;
-
+async fn containerd_kubelet_and_agent_are_killed(
+    stage: &Stage,
+    machine: &mut Machine,
+    group: &str,
+    before: Vec<Running>,
+) {
+    let (api, node) = (&stage.api, machine.name().to_owned());
     machine.containerd().unwrap().kill().await.unwrap();
     machine.kubelet().unwrap().kill().await.unwrap();
     machine.start_containerd().await.unwrap();
     machine.start_kubelet().await.unwrap();
     let name = format!("{group}-new");
     pods::create(api, group, &name, Some(&node)).await;
-    let all = pods::running(api, group, 7).await;
+    let all = pods::running(api, group, 5).await;
     assert_good(stage, &all, &node).await;
     let kept = |it: &Running| all.iter().any(|after| same_sandbox(it, after));
     assert!(before.iter().all(kept), "{before:?} {all:?}");
 
-    // From here on no agent runs, so the CNI plugin uses the store itself.
+    // Now no agent runs, so the CNI plugin uses the store itself.
     machine.agent().unwrap().kill().await.unwrap();
     pods::delete_many(api, group, 0..3).await;
-    pods::create_many(api, group, &format!("{group}-alone"), 0..5, Some(&node)).await;
-    let all = pods::running(api, group, 9).await;
+    pods::create_many(api, group, &format!("{group}-alone"), 0..3, Some(&node)).await;
+    let all = pods::running(api, group, 5).await;
     assert_good(stage, &all, &node).await;
     pods::ready(api, &node, true).await;
 
     machine.start_agent().await.unwrap();
     machines::reports(api, &node, &all).await;
-    pods::delete_all(api, group).await;
-    machines::reports(api, &node, &[]).await;
 }
 
-pub(crate) async fn the_api_server_is_out_of_reach(stage: &Stage) {
-    let ranges = ["10.35.0.0/24", "fd00:35::/120"];
-    let mut alone = Alone::begin(stage, "alone", ranges).await;
-    let (fabric, number) = (stage.site.fabric(), alone.machine.number());
-    fabric.link(number, false).await.unwrap();
-    alone.make_anew().await;
-    fabric.link(number, true).await.unwrap();
-    alone.end(stage).await;
-}
-
-/// This test stops the API server, which affects all machines of a stage. So it has a stage of its own.
-pub(crate) async fn the_api_server_is_stopped(_: &Stage) {
+/// The API server cannot be reached by a machine, and is then stopped, which affects all machines of a stage. So this
+/// test has a stage of its own.
+pub(crate) async fn the_api_server_is_out_of_reach_then_stopped(_: &Stage) {
     let mut stage = Stage::start().await;
-    let ranges = ["10.40.0.0/24", "fd00:40::/120"];
-    let mut alone = Alone::begin(&stage, "stopped", ranges).await;
+    let ranges = ["10.35.0.0/24", "fd00:35::/120"];
+    let mut alone = Alone::begin(&stage, "alone", ranges).await;
+    let number = alone.machine.number();
+    stage.site.fabric().link(number, false).await.unwrap();
+    alone.make_anew().await;
+    stage.site.fabric().link(number, true).await.unwrap();
+    alone.all_is_well(&stage).await;
     stage.site.cluster_mut().kill_apiserver().unwrap();
     alone.make_anew().await;
     stage.site.cluster_mut().start_apiserver().await.unwrap();
+    alone.all_is_well(&stage).await;
     alone.end(&stage).await;
 }
 
@@ -140,11 +143,17 @@ impl Alone {
         }
     }
 
-    async fn end(self, stage: &Stage) {
-        let (api, group, node) = (&stage.api, self.group, self.machine.name());
-        let after = machines::same_pods_anew(api, group, &self.before, node).await;
+    /// Waits until the API has the same pods in new sandboxes, with good addresses that the agent reports.
+    async fn all_is_well(&mut self, stage: &Stage) {
+        let (api, node) = (&stage.api, self.machine.name());
+        let after = machines::same_pods_anew(api, self.group, &self.before, node).await;
         assert_good(stage, &after, node).await;
         machines::reports(api, node, &after).await;
+        self.before = after;
+    }
+
+    async fn end(self, stage: &Stage) {
+        let (api, group, node) = (&stage.api, self.group, self.machine.name());
         pods::delete_all(api, group).await;
         machines::reports(api, node, &[]).await;
     }
@@ -187,19 +196,8 @@ async fn assert_good(stage: &Stage, all: &[Running], node: &str) {
 }
 
 /// While an idle agent hangs, the CNI plugin uses the store as if there were no agent.
-pub(crate) async fn the_agent_hangs(stage: &Stage) {
-    let (api, group) = (&stage.api, "hangs");
-    let mut spec = machines::both("10.36.0.0/24", "fd00:36::/120");
-    // Pods are created while the agent hangs, so it has not seen them. With `Serve`, the CNI plugin serves unknown
-    // pods.
-    spec["unknownPods"] = json!("Serve");
-    api.block_pool(group, spec).await.unwrap();
-    let mut machine = stage.machine(group, machines::ptp()).await;
-    let node = machine.name().to_owned();
-    pods::ready(api, &node, true).await;
-    pods::create_many(api, group, group, 0..2, Some(&node)).await;
-    let before = pods::running(api, group, 2).await;
-    machines::reports(api, &node, &before).await;
+async fn the_agent_hangs(stage: &Stage, machine: &mut Machine, group: &str) {
+    let (api, node) = (&stage.api, machine.name().to_owned());
     let agent = machine.agent().unwrap();
     eventually("the agent lets go of its store", async || {
         if has_store(agent.pid()) {
@@ -214,13 +212,11 @@ pub(crate) async fn the_agent_hangs(stage: &Stage) {
         Ok(Some(()))
     })
     .await;
-    pods::create_many(api, group, &format!("{group}-stopped"), 0..3, Some(&node)).await;
-    let all = pods::running(api, group, 5).await;
+    pods::create_many(api, group, &format!("{group}-stopped"), 0..2, Some(&node)).await;
+    let all = pods::running(api, group, 7).await;
     assert_good(stage, &all, &node).await;
     machine.agent().unwrap().signal(Signal::CONT).unwrap();
     machines::reports(api, &node, &all).await;
-    pods::delete_all(api, group).await;
-    machines::reports(api, &node, &[]).await;
 }
 
 /// Returns whether a process has a node's store open.

@@ -123,3 +123,14 @@ pub async fn same_pods_anew(
     })
     .await
 }
+
+/// Waits until the CNI configuration that the agent of a machine writes contains `text`.
+pub async fn configured(machine: &Machine, text: &str) {
+    let path = machine.folder().join("cni/net.d/10-pods.conflist");
+    eventually(&format!("{text} is in {}", path.display()), async || {
+        let config = std::fs::read_to_string(&path)?;
+        ensure!(config.contains(text), config);
+        Ok(Some(()))
+    })
+    .await;
+}

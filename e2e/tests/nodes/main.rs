@@ -1,8 +1,10 @@
 //! The guarantees about nodes with the agent and the CNI plugin, with real kubelets, containerd and runc.
 //!
 //! Tests that leave the site intact share one site with one controller. Each test starts its own machines, and uses
-//! pools and pods of its own group. If nodes cannot run on this host, every test is ignored and the reason is printed.
-//! The test of macvlan is also ignored if the kernel does not have macvlan.
+//! pools and pods of its own group. A start of a kubelet and of a pod takes seconds of processor time, so a test takes
+//! several subjects one after the other where machines and pods of one serve the next. If nodes cannot run on this
+//! host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the kernel does not
+//! have macvlan.
 //!
 //! | file | subject |
 //! |---|---|
@@ -41,7 +43,7 @@ use cadastre_e2e::{Daemon, Fixtures};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
-/// The maximum duration of a wait. On a busy host, sixty concurrent sandboxes wait for a slow disk.
+/// The maximum duration of a wait. On a busy host, dozens of concurrent sandboxes wait for a slow disk.
 const LIMIT: Duration = Duration::from_secs(400);
 
 /// The user of the agents' ServiceAccount, with the permissions in config/rbac and no others.
@@ -71,23 +73,15 @@ fn main() -> ExitCode {
         return code;
     }
     let tests = tests![
-        addresses::two_hundred_pods_come_and_go_on_two_nodes,
-        addresses::sixty_pods_on_two_nodes,
-        addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
-        addresses::pod_cidrs_with_the_bridge_plugin,
-        bridge::host_local_and_ours_take_turns_on_a_node_and_an_agent_takes_over,
-        bridge::pods_of_two_nodes_reach_each_other_and_come_back_after_a_power_cut,
-        crashes::a_power_cut_gives_the_same_pods_new_sandboxes,
-        crashes::containerd_kubelet_and_agent_are_killed,
-        crashes::the_agent_hangs,
-        crashes::the_api_server_is_out_of_reach,
-        crashes::the_api_server_is_stopped,
-        deletions::a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox,
-        deletions::never_or_three_times,
-        harness::a_killed_harness_leaves_nothing,
+        bridge::two_nodes_with_host_local_then_with_ours_then_with_agents,
+        addresses::waves_of_pods_come_and_go_on_two_nodes,
+        crashes::a_power_cut_killed_programs_and_a_hung_agent,
+        crashes::the_api_server_is_out_of_reach_then_stopped,
+        deletions::a_chain_that_lacks_a_plugin_then_never_or_three_times,
+        shortage::exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one,
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
-        shortage::blocks_of_a_node_that_is_gone_serve_another_one,
-        shortage::exhaustion_is_told_and_passes_and_the_node_stays_ready,
+        addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
+        harness::a_killed_harness_leaves_nothing,
     ];
     let reason = node::available().err();
     if let Some(reason) = &reason {

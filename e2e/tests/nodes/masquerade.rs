@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, ensure};
+use cadastre_core::Cidr;
 use cadastre_e2e::node::{Machine, NodeSide};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
@@ -67,13 +68,40 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .unwrap();
     assert_sees(&east, &east_pods[0], &[grown], &east_pods[0].addresses).await;
 
-    // A new pool does not select this node. But all nodes must learn of its CIDRs.
-    let (late, late_pods) = node_with_pods(stage, "late", "10.63", 1).await;
-    let to = &late_pods[0];
-    late.run_in_pod(&to.container, &["sh", "-c", SERVER])
+    // A new pool selects only the other node. But all nodes must learn of its CIDRs.
+    block_pool(stage, "west-late", "10.63").await;
+    pods::create_in(
+        &stage.api,
+        "west",
+        "late",
+        Some(west.name()),
+        Some("west-late"),
+    )
+    .await;
+    let west_pods = pods::running(&stage.api, "west", 2).await;
+    machines::route(stage, &west).await;
+    let to = west_pods.iter().find(|it| it.name == "late").unwrap();
+    let late = Cidr::parse_strict("10.63.0.0/20").unwrap();
+    assert!(
+        to.addresses
+            .iter()
+            .any(|it| late.contains_addr((*it).into())),
+        "{to:?}"
+    );
+    west.run_in_pod(&to.container, &["sh", "-c", SERVER])
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
+}
+
+/// Creates a pool with small blocks of both families.
+async fn block_pool(stage: &Stage, name: &str, net: &str) {
+    let v6 = format!("fd00:{}::", net.replace('.', ":"));
+    let spec = json!({
+        "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
+        "ipv6": {"cidrs": [format!("{v6}/64")], "blockSize": 126},
+    });
+    stage.api.block_pool(name, spec).await.unwrap();
 }
 
 /// Creates a group's pool, starts a machine whose agent masquerades, and creates `count` pods on the machine.
@@ -84,12 +112,7 @@ async fn node_with_pods(
     count: usize,
 ) -> (Machine, Vec<Running>) {
     let api = &stage.api;
-    let v6 = format!("fd00:{}::", net.replace('.', ":"));
-    let spec = json!({
-        "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
-        "ipv6": {"cidrs": [format!("{v6}/64")], "blockSize": 126},
-    });
-    api.block_pool(group, spec).await.unwrap();
+    block_pool(stage, group, net).await;
     let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
     let machine = stage.machine(group, side).await;
     pods::ready(api, machine.name(), true).await;

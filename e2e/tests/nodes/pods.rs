@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Context as _, ensure};
+use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
 pub use cadastre_e2e::node::pods::{Running, assert_unique, list};
@@ -16,8 +17,20 @@ use crate::{LIMIT, eventually};
 
 /// Creates a pod of a group, on `node` or on the node that the scheduler chooses.
 pub async fn create(api: &Fixtures, group: &str, name: &str, node: Option<&str>) {
+    create_in(api, group, name, node, None).await;
+}
+
+/// Creates a pod as [`create`] does, which names a pool if there is one.
+pub async fn create_in(
+    api: &Fixtures,
+    group: &str,
+    name: &str,
+    node: Option<&str>,
+    pool: Option<&str>,
+) {
+    let annotations = pool.map(|it| json!({POOLS_ANNOTATION: it}));
     let mut pod = json!({
-        "metadata": {"name": name, "labels": {"group": group}},
+        "metadata": {"name": name, "labels": {"group": group}, "annotations": annotations},
         "spec": {
             "containers": [{"name": "c", "image": IMAGE, "imagePullPolicy": "Never"}],
             "nodeSelector": {"group": group},

@@ -2,66 +2,27 @@
 
 use anyhow::ensure;
 use cadastre_e2e::fixtures::gone;
+use cadastre_e2e::node::Machine;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::pods;
+use crate::pods::{self, Running};
 use crate::{Stage, eventually, machines};
 
-pub(crate) async fn exhaustion_is_told_and_passes_and_the_node_stays_ready(stage: &Stage) {
+/// A pool has only one block of each family. The first node's pods exhaust it; the second node gets nothing until the
+/// first is gone.
+pub(crate) async fn exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one(
+    stage: &Stage,
+) {
     let (api, group) = (&stage.api, "short");
     let mut spec = machines::both("10.37.0.0/29", "fd00:37::/125");
     spec["ipv4"]["blockSize"] = json!(29);
     spec["ipv6"]["blockSize"] = json!(125);
-    api.block_pool(group, spec).await.unwrap();
-    let machine = stage.machine(group, machines::ptp()).await;
-    let node = machine.name();
-    pods::ready(api, node, true).await;
-    // The pool has eight addresses. Pods can use five: all except the network, gateway and broadcast addresses.
-    pods::create_many(api, group, group, 0..5, Some(node)).await;
-    let full = pods::running(api, group, 5).await;
-    pods::create_many(api, group, &format!("{group}-waits"), 0..2, Some(node)).await;
-    let waiting = api.pods.get(&format!("{group}-waits-0")).await.unwrap();
-    let uid = waiting.metadata.uid.unwrap();
-    let text = api.event(&uid, "FailedCreatePodSandBox").await.unwrap();
-    assert!(text.contains(group), "the pool is not named: {text}");
-    // Although pods wait, the node must stay ready. The test observes several of the kubelet's heartbeats.
-    let heartbeats = 3;
-    let mut beats = Vec::new();
-    eventually("the node goes on", async || {
-        let now = pods::ready(api, node, true).await;
-        let conditions = now.status.unwrap().conditions.unwrap();
-        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
-        beats.push(ready.unwrap().last_heartbeat_time);
-        beats.dedup();
-        Ok((beats.len() >= heartbeats).then_some(()))
-    })
-    .await;
-    pods::delete_many(api, group, 0..2).await;
-    let all = pods::running(api, group, 5).await;
-    assert_eq!(
-        all.iter()
-            .filter(|it| full.iter().all(|old| old.uid != it.uid))
-            .count(),
-        2
-    );
-    pods::assert_unique(&all);
-    machines::reports(api, node, &all).await;
-    pods::delete_all(api, group).await;
-}
-
-pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stage) {
-    let (api, group) = (&stage.api, "gone");
-    // The pool has only one block of each family. So the second node gets nothing until the first is gone.
-    let mut spec = machines::both("10.38.0.0/28", "fd00:38::/124");
-    spec["ipv4"]["blockSize"] = json!(28);
-    spec["ipv6"]["blockSize"] = json!(124);
     spec["quarantineSeconds"] = json!(3);
     api.block_pool(group, spec).await.unwrap();
     let mut first = stage.machine(group, machines::ptp()).await;
-    pods::ready(api, first.name(), true).await;
-    pods::create_many(api, group, group, 0..3, Some(first.name())).await;
-    let pods_of_first = pods::running(api, group, 3).await;
+    let pods_of_first = exhaustion_is_told_and_passes(stage, group, &first).await;
+
     let second = stage.machine(group, machines::ptp()).await;
     // Without a range the second node has no CNI configuration, so it is not ready.
     let blocks = machines::ranges(api, first.name()).await;
@@ -102,4 +63,45 @@ pub(crate) async fn blocks_of_a_node_that_is_gone_serve_another_one(stage: &Stag
     pods::assert_within(&all, &blocks);
     machines::reports(api, second.name(), &all).await;
     pods::delete_all(api, group).await;
+}
+
+/// Returns the pods with all addresses of the pool.
+async fn exhaustion_is_told_and_passes(
+    stage: &Stage,
+    group: &str,
+    machine: &Machine,
+) -> Vec<Running> {
+    let (api, node) = (&stage.api, machine.name());
+    pods::ready(api, node, true).await;
+    // The pool has eight addresses. Pods can use five: all except the network, gateway and broadcast addresses.
+    pods::create_many(api, group, group, 0..5, Some(node)).await;
+    let full = pods::running(api, group, 5).await;
+    pods::create_many(api, group, &format!("{group}-waits"), 0..2, Some(node)).await;
+    let waiting = api.pods.get(&format!("{group}-waits-0")).await.unwrap();
+    let uid = waiting.metadata.uid.unwrap();
+    let text = api.event(&uid, "FailedCreatePodSandBox").await.unwrap();
+    assert!(text.contains(group), "the pool is not named: {text}");
+    // Although pods wait, the node must stay ready. The test observes several of the kubelet's heartbeats.
+    let heartbeats = 3;
+    let mut beats = Vec::new();
+    eventually("the node goes on", async || {
+        let now = pods::ready(api, node, true).await;
+        let conditions = now.status.unwrap().conditions.unwrap();
+        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+        beats.push(ready.unwrap().last_heartbeat_time);
+        beats.dedup();
+        Ok((beats.len() >= heartbeats).then_some(()))
+    })
+    .await;
+    pods::delete_many(api, group, 0..2).await;
+    let all = pods::running(api, group, 5).await;
+    assert_eq!(
+        all.iter()
+            .filter(|it| full.iter().all(|old| old.uid != it.uid))
+            .count(),
+        2
+    );
+    pods::assert_unique(&all);
+    machines::reports(api, node, &all).await;
+    all
 }
