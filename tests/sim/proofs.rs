@@ -335,7 +335,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimServesEveryVmi => duplicate(Migrations, 2_000),
         StandbyForEveryVmi => duplicate(Migrations, 2_000),
         StandbyListedBeforeStored => sim(Migrations, 2_000),
-        StandbyForgotten => sim(Migrations, 2_000),
+        StandbyForgotten => unit(
+            "controller::claim::tests::migration::the_block_goes_on_with_the_standby_when_its_owner_has_released_it",
+        ),
         StandbyDroppedUnreleased => sim(Migrations, 2_000),
         StandbyNumberReused => sim(Migrations, 2_000),
         ClaimedBeforeWithdrawn => sim(Claims, 10_000),

@@ -36,6 +36,7 @@ mod first;
 mod leaks;
 mod lending;
 mod manual_edits;
+mod migration;
 mod pools;
 mod releasing;
 mod requests;
