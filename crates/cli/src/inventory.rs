@@ -90,6 +90,8 @@ pub(crate) struct PodFact {
     pub addresses: Vec<Addr>,
     /// The claim that the pod uses, by the same rules as in the controller
     pub claim: Option<ClaimName>,
+    /// UID of the VirtualMachineInstance that controls the pod, if the pod names a claim
+    pub vmi: Option<String>,
     /// The addresses that the pod asks for. If the ranges of the pod's node do not contain them, the controller creates
     /// the claim for them
     pub asked: Vec<Addr>,
@@ -573,6 +575,7 @@ impl PodFact {
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
             claim: claim.map(|it| it.claim.clone()),
+            vmi: claim.and_then(|it| it.vmi()).map(ToString::to_string),
             asked,
             meta: Labelled::of(meta),
         }

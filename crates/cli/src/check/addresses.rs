@@ -7,6 +7,7 @@ use super::{Finding, Findings, LEAKED, Leak, Severity, delete_pod};
 use crate::inventory::{AddressInUse, Cover, Inventory, PodFact};
 use crate::render::some;
 use cadastre_api::AddressEntry;
+use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
@@ -89,8 +90,23 @@ fn is_mirror_elsewhere(pod: &PodFact, covers: &[Cover]) -> bool {
     pod.is_mirror() && !covers.is_empty() && !covers.iter().any(is_own)
 }
 
-/// Returns who uses the address, if several pods use it or several agents report it.
+/// Whether all users of the address are pods of one virtual machine, which migrates.
+fn is_migration(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory) -> bool {
+    let by_agent = in_use.iter().map(|it| {
+        let pod = inventory.pod_by_uid(&it.allocation.pod_uid);
+        pod.and_then(|it| it.vmi.as_deref())
+    });
+    let by_pod = pods.iter().map(|it| it.vmi.as_deref());
+    let machines: BTreeSet<Option<&str>> = by_agent.chain(by_pod).collect();
+    machines.len() == 1 && machines.first() != Some(&None)
+}
+
+/// Returns who uses the address, if several pods use it or several agents report it. Pods of one virtual machine may use
+/// it together.
 fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory) -> Option<String> {
+    if is_migration(pods, in_use, inventory) {
+        return None;
+    }
     let mut users: Vec<String> = pods.iter().map(|pod| format!("pod {}", pod.name)).collect();
     for entry in in_use {
         let AddressEntry { pod, pod_uid, .. } = &entry.allocation;
@@ -210,6 +226,10 @@ fn unrecorded(
         };
     };
     let node = cover.node();
+    let is_standby = |entry: &BlockEntry| entry.standby.iter().any(|it| *it.owner.name == *on);
+    if matches!(cover, Cover::Block(entry) if is_standby(entry)) {
+        return;
+    }
     if **node != *on {
         return findings.add(
             Severity::Warning,

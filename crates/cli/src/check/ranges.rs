@@ -6,7 +6,7 @@ use super::{Findings, Severity, delete_pod};
 use crate::claims::ClaimFact;
 use crate::inventory::{Inventory, SubnetFact};
 use crate::render::{age, some};
-use cadastre_api::{AllocationMode, block_name};
+use cadastre_api::{AllocatedBlock, AllocationMode, block_name};
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::allocations::foreign::{ADVICE, too_wide_text};
 use cadastre_controller::cluster::agent_report::ACCEPTED;
@@ -141,7 +141,9 @@ fn listed_twice(inventory: &Inventory, findings: &mut Findings) {
         if node.is_none_or(|node| spec.node_uid.as_deref() != Some(&*node.uid)) {
             continue;
         }
-        for block in &spec.blocks {
+        // The two nodes of a virtual machine that migrates may both list its address.
+        let is_sole = |it: &&AllocatedBlock| it.vmi_uid.is_none() || !it.standby;
+        for block in spec.blocks.iter().filter(is_sole) {
             if let Ok(cidr) = Cidr::parse_strict(&block.cidr) {
                 lists.entry(cidr).or_default().push(&subnet.name);
             }

@@ -235,7 +235,7 @@ impl PodIndex {
         }
         let freed = self.forget(uid);
         match &record.mirror_of {
-            None => self.reported.add(&record.addresses),
+            None => self.reported.add(&self.not_shared(&record)),
             Some(_) if record.addresses.is_empty() => {}
             Some(node) => {
                 let of_node = self.mirrors.entry(node.clone()).or_default();
@@ -245,6 +245,22 @@ impl PodIndex {
         self.link(uid, record.claim.as_deref());
         self.by_uid.insert(uid, record);
         freed
+    }
+
+    /// Returns the addresses of a pod that is not in the index, without those that another pod of its virtual machine
+    /// reports. So the address of a virtual machine that migrates counts once.
+    fn not_shared(&self, record: &Record) -> Box<[Addr]> {
+        let claim = record.claim.as_deref();
+        let Some((claim, vmi)) = claim.and_then(|it| Some((&it.claim, it.vmi()?))) else {
+            return record.addresses.clone();
+        };
+        let others = self.claiming.get(claim).into_iter().flatten();
+        let others = others.filter_map(|uid| self.by_uid.get(uid));
+        let is_same = |it: &&Record| it.claim.as_ref().and_then(|it| it.vmi()) == Some(vmi);
+        let others: Vec<&Record> = others.filter(is_same).collect();
+        let has = |addr: &Addr| others.iter().any(|it| it.addresses.contains(addr));
+        let own = record.addresses.iter().filter(|addr| !has(addr));
+        own.copied().collect()
     }
 
     fn link(&mut self, uid: PodUid, claim: Option<&PodClaim>) {
@@ -280,7 +296,7 @@ impl PodIndex {
         self.unlink(uid, record.claim.as_deref());
         self.forget_requested(record.requested.as_ref());
         match &record.mirror_of {
-            None => self.reported.remove(&record.addresses),
+            None => self.reported.remove(&self.not_shared(&record)),
             Some(node) => {
                 if let Some(of_node) = self.mirrors.get_mut(node) {
                     of_node.remove(&uid);
@@ -297,6 +313,8 @@ impl PodIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::objects::VirtualMachine;
+    use crate::fixtures::claiming_pod;
 
     fn pod(uid: &str, addresses: &[&str]) -> Pod {
         let addr = |text: &&str| Addr::from(text.parse::<std::net::IpAddr>().unwrap());
@@ -353,6 +371,39 @@ mod tests {
 
     fn range(text: &str) -> Cidr {
         Cidr::parse_strict(text).unwrap()
+    }
+
+    #[test]
+    fn the_address_of_a_virtual_machine_that_migrates_counts_once() {
+        let of_machine = |name: &str, vmi: &str| {
+            let mut pod = Pod {
+                addresses: pod("", &["10.0.1.7"]).addresses,
+                ..claiming_pod(name, "default/vm", Some("n"))
+            };
+            let machine = VirtualMachine {
+                vmi: vmi.into(),
+                is_migrated_to: false,
+            };
+            if let Some(claim) = &mut pod.claim {
+                claim.machine = Some(Box::new(machine));
+            }
+            pod
+        };
+        let mut pods = PodIndex::default();
+        let (source, target) = (of_machine("source", "v"), of_machine("target", "v"));
+        for pod in [&source, &target] {
+            pods.change(ObjectEvent::Applied(pod.clone()));
+        }
+        assert!(pods.doubled().is_empty());
+        let other = of_machine("other", "w");
+        pods.change(ObjectEvent::Applied(other.clone()));
+        assert_eq!(pods.doubled().len(), 1, "another machine");
+        pods.change(ObjectEvent::Deleted(other));
+        assert!(pods.doubled().is_empty());
+        pods.change(ObjectEvent::Deleted(source));
+        assert!(pods.any_in(&range("10.0.1.7/32")).is_some());
+        pods.change(ObjectEvent::Deleted(target));
+        assert!(pods.any_in(&range("10.0.1.7/32")).is_none());
     }
 
     #[test]
