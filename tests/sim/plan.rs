@@ -56,8 +56,21 @@ pub struct Plan {
     pub borrowing: u32,
     /// How many of 10,000 pools of blocks require that addresses are probed before their use.
     pub probing: u32,
+    /// Whether Nodes and pools rarely change, hosts rarely fail, and pools of blocks serve all nodes and pods at once. So
+    /// most pods get addresses, and nodes use addresses again.
+    pub steady: bool,
+    /// Whether pools of blocks have so few addresses that each address is soon used again.
+    pub tight: bool,
     /// The chance that a new pod asks for an address.
     pub asking: u32,
+    /// The chance, per change of the workload, that a user wants ranges back from a node. The user often changes their
+    /// mind, and back again.
+    pub withdrawing: u32,
+    /// The chance that an agent is killed when it has just reported a range as withdrawn.
+    pub fatal_reports: u32,
+    /// The chance, per change of the workload, that a Node is deleted and registers again, and that its host loses its
+    /// store.
+    pub reborn: u32,
     /// When the API server is backed up, and when it is restored; `None` if the run has no restore.
     pub restore: Option<(Time, Time)>,
     /// Whether nodes run an agent. Pools of podCIDRs need none.
@@ -159,7 +172,12 @@ impl Plan {
             sticky: 0,
             borrowing: 0,
             probing: 0,
+            steady: false,
+            tight: false,
             asking: 0,
+            withdrawing: 0,
+            fatal_reports: 0,
+            reborn: 0,
             restore: None,
             agents: true,
             persistent_fault: None,
@@ -207,7 +225,9 @@ impl Plan {
             | Scenario::AskingPods
             | Scenario::Probing
             | Scenario::Migrations
-            | Scenario::Lending => Plan {
+            | Scenario::Lending
+            | Scenario::Withdrawals
+            | Scenario::Reborn => Plan {
                 blocks: 10_000,
                 agents: true,
                 processes: self.processes.min(2),
@@ -262,12 +282,16 @@ impl Plan {
             },
             Scenario::Probing => Plan {
                 probing: 10_000,
+                steady: true,
+                tight: true,
+                settle_for: 450 * SECOND,
                 ..plan.with_busy_nodes()
             },
             Scenario::Claims => plan.with_claims(),
             Scenario::Migrations => Plan {
                 migrating: 6_000,
                 claims: 1_000,
+                steady: true,
                 pools: 1,
                 crowded: false,
                 ..plan.with_claims()
@@ -288,6 +312,24 @@ impl Plan {
                 claims: plan.claims.min(1_000),
                 borrowing: 9_000,
                 ..plan
+            },
+            // Reports are often lost, so that the API shows for seconds what no longer is so.
+            Scenario::Withdrawals => Plan {
+                withdrawing: 2_000,
+                fatal_reports: 3_000,
+                network: Network {
+                    lost_before: 1_000,
+                    ..network
+                },
+                steady: true,
+                claims: 3_000,
+                ..plan.with_claims()
+            },
+            Scenario::Reborn => Plan {
+                reborn: 300,
+                steady: true,
+                settle_for: 450 * SECOND,
+                ..plan.with_busy_nodes()
             },
             Scenario::Behind => Plan {
                 work_every: 500 * MS,
@@ -403,11 +445,6 @@ impl Plan {
     /// Whether most nodes have few pods, so that they can lend addresses to others.
     pub fn is_uneven(&self) -> bool {
         self.borrowing > 5_000
-    }
-
-    /// Whether nodes and pools rarely change, because what is tested takes long.
-    pub fn is_calm(&self) -> bool {
-        self.is_uneven() || self.migrating > 5_000
     }
 
     /// Whether monotonic clocks may show more time than has passed.

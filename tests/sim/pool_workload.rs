@@ -63,6 +63,11 @@ impl Sim {
         // A few pools of blocks lie in the range of the podCIDR pools, so they may overlap such pools.
         let third = if self.rng.chance(1_000) { 244 } else { 245 };
         let len = *self.rng.pick(&[25, 26, 26, 27]);
+        let (len, v6_len) = if self.plan.tight {
+            (27, 123)
+        } else {
+            (len, 122)
+        };
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
         let conflict_probe = match self.plan.probing {
             0 => ConflictProbe::Never,
@@ -72,11 +77,11 @@ impl Sim {
         let spec = IPPoolSpec {
             ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
-                block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30])),
+                block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30]).max(&len)),
                 gateway: None,
             }),
             ipv6: has_v6.then(|| IPv6Ranges {
-                cidrs: vec![format!("fd00:0:1:{}::/122", slice + 1)],
+                cidrs: vec![format!("fd00:0:1:{}::/{v6_len}", slice + 1)],
                 block_size: Some(*self.rng.pick(&[124, 125, 126])),
                 gateway: None,
             }),
@@ -103,6 +108,17 @@ impl Sim {
                 ..AddressTerms::default()
             },
             ..IPPoolSpec::new(AllocationMode::Blocks, Vec::new(), Vec::new())
+        };
+        let spec = if self.plan.steady {
+            IPPoolSpec {
+                node_selector: None,
+                assignment: AssignmentMode::Automatic,
+                first_block: FirstBlock::Immediate,
+                max_blocks_per_node: None,
+                ..spec
+            }
+        } else {
+            spec
         };
         if self.plan.borrowing > 0 && self.rng.chance(self.plan.borrowing) {
             return self.lending(spec);

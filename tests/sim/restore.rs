@@ -207,11 +207,13 @@ impl Sim {
             }
             host.paused_until = host.paused_until.min(self.down_until);
             host.held_until = self.now + notice;
-            let (is_off, is_gone) = (host.is_off, host.is_gone);
+            host.has_old_report = true;
+            let (is_off, is_gone, boot) = (host.is_off, host.is_gone, host.boot());
             // The agent lists again now, even if its watches were to stay cut for longer.
             self.reset_lines(id);
             if !is_off {
                 self.relist_host(id, false);
+                self.after(notice, Due::StartAgent(id, boot));
             } else if !is_gone {
                 self.after(0, Due::Machine(id, Act::Start));
             }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cadastre_api::Requests;
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
@@ -93,6 +94,8 @@ pub enum Due {
     /// A user removes the finalizer of a node (name, UID).
     RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
+    /// A user makes the same requests of a node as before.
+    AskAgain(NodeName, Box<Requests>),
     /// The API server is backed up; the server is restored.
     Backup,
     Restore,
@@ -129,6 +132,7 @@ impl Due {
                 | Due::CreateNodes
                 | Due::RemoveFinalizer(..)
                 | Due::PodGone(_)
+                | Due::AskAgain(..)
                 | Due::PodReports(_)
                 | Due::PodFinishes(_)
                 | Due::Migrated(_)
@@ -266,6 +270,7 @@ impl Sim {
             _ => scenario == only_in,
         };
         let restored = draw(&mut chance, Scenario::Restored, RESTORES);
+        let restored = restored || scenario == Scenario::Withdrawals;
         let has_clocks = draw(&mut chance, Scenario::BadClocks, CLOCKS);
         let plan = if restored {
             plan.with_restore(&mut chance)
@@ -478,6 +483,7 @@ impl Sim {
             Due::StopTimeout(run_id) => return self.wind_down(run_id),
             Due::RemoveFinalizer(name, uid) => self.remove_finalizer(&name, &uid),
             Due::PodGone(name) => self.pod_gone(&name),
+            Due::AskAgain(name, requests) => self.ask_again(&name, *requests),
             Due::CheckServed => {
                 let verdict = self.look_who_waits();
                 return self.judge(verdict);

@@ -6,6 +6,8 @@
 //!
 //! # Left out
 //! - If a user deletes a NodeSubnet, the requests in its annotations are deleted, too.
+//! - After a restore of the API server, a NodeSubnet has an old report until its agent has reported again. Nobody gets
+//!   a block meanwhile (agent grace), so such a report does not count.
 //! - After a restore of the API server, the NodeSubnet may lack a withdrawal that only the store records. So nothing is
 //!   checked about a host that loses its store then.
 
@@ -78,6 +80,12 @@ impl Sim {
         }
         let back: Vec<Cidr> = of_node.1.intersection(&returned).copied().collect();
         of_node.1.retain(|range| !returned.contains(range));
+        let is_old = self
+            .machines
+            .hosts
+            .iter()
+            .any(|it| it.name == after.name && it.has_old_report);
+        let report = report.filter(|_| !is_old);
         let acked = report.map_or(&[][..], |report| &report.withdrawn);
         let mut new = Vec::new();
         for range in acked.iter().filter(|it| withdraw.contains(it)) {

@@ -99,7 +99,7 @@ impl Sim {
             }
             return;
         }
-        if self.rng.chance(600) {
+        if self.rng.chance(if self.plan.steady { 100 } else { 600 }) {
             self.inject_host_fault();
         }
         if self.plan.lost_stores > 0 && self.rng.chance(self.plan.lost_stores) {
@@ -107,6 +107,12 @@ impl Sim {
         }
         if self.rng.chance(500) {
             self.ask_of_node();
+        }
+        if self.plan.withdrawing > 0 && self.rng.chance(self.plan.withdrawing) {
+            self.ask_of_node();
+        }
+        if self.plan.reborn > 0 && self.rng.chance(self.plan.reborn) {
+            self.bear_again();
         }
         if self.rng.chance(self.plan.claims / 2) {
             self.change_claims();
@@ -121,7 +127,7 @@ impl Sim {
     /// Passes the changes to the watches and the checks. Changes of the workload never violate a rule.
     pub fn publish(&mut self) {
         let done = self.settle_commits(Author::World, self.now);
-        debug_assert!(done.is_ok());
+        debug_assert!(done.is_ok(), "{done:?}");
     }
 
     fn change_something(&mut self) {
@@ -129,7 +135,8 @@ impl Sim {
             // After a backup, the pools do not change, because their specs decide which node can own a block that a
             // restore has removed.
             78..90 if self.is_backed_up() => {}
-            24..43 | 78..90 if self.plan.is_calm() && self.rng.chance(8_000) => {}
+            24..43 | 78..90 if self.plan.is_uneven() && self.rng.chance(8_000) => {}
+            24..43 | 82..90 if self.plan.steady && self.rng.chance(9_700) => {}
             0..24 => self.create_node(),
             24..38 => self.delete_node(),
             38..43 => self.recreate_node(),
@@ -334,6 +341,35 @@ impl Sim {
         if self.api.nodes.get(&node.name).is_none() {
             self.create_node_named(node.name.clone());
         }
+    }
+
+    /// Deletes a Node whose host registers again at once, and makes the host lose its store as soon as nothing uses it.
+    fn bear_again(&mut self) {
+        let Some(node) = self.some_node().filter(|it| !it.deleting) else {
+            return;
+        };
+        let Some(id) = self.machines.of_node.get(&node.uid).copied() else {
+            return;
+        };
+        if self.host(id).is_gone {
+            return;
+        }
+        self.log(Some(&node.name), || {
+            format!("node {} is deleted and registers again", node.uid)
+        });
+        self.api.finalized.remove(&node.uid);
+        self.api.delete_node(&node.name);
+        let node = Node {
+            uid: self.api.uid(),
+            term: None,
+            annotated: false,
+            pod_cidrs: [].into(),
+            unreadable: [].into(),
+            ..Node::clone(&node)
+        };
+        self.settle_in(&node);
+        self.api.put(node);
+        self.lose_store_soon(id);
     }
 
     pub fn remove_finalizer(&mut self, name: &NodeName, uid: &ObjectUid) {
@@ -582,6 +618,22 @@ impl Sim {
         requests.drain.retain(|_| self.rng.chance(3_000));
         self.log(Some(&subnet.name), || format!("asked of it: {requests:?}"));
         self.request(&subnet, requests);
+        if self.plan.withdrawing > 0 && self.rng.chance(5_000) {
+            let soon = self.rng.stretch(100 * MS, 20 * SECOND);
+            let before = Box::new(subnet.requests.clone());
+            self.after(soon, Due::AskAgain(subnet.name.clone(), before));
+        }
+    }
+
+    /// Makes requests of a node, as a user who has changed their mind.
+    pub fn ask_again(&mut self, name: &NodeName, requests: Requests) {
+        if let Some(subnet) = self.api.subnets.get(name).cloned()
+            && self.has_faults
+        {
+            self.log(Some(name), || format!("asked of it again: {requests:?}"));
+            self.request(&subnet, requests);
+            self.publish();
+        }
     }
 
     /// Returns a random part of a block, or sometimes `None`.

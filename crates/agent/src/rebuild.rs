@@ -14,6 +14,8 @@
 //! list and from Multus' annotations. If a pod asks for second networks and no source shows its addresses there (see
 //! [`unknown`]), a lost store is not replaced yet: the agent waits as long as a sandbox may still be in setup.
 //!
+//! The list is up to minutes old. If the runtime shows that another sandbox has an address by now, the runtime counts.
+//!
 //! An address that any source shows counts as in use. If it is not in use, it is later released as a leak. But an
 //! address in use that no source shows would be assigned a second time.
 
@@ -45,6 +47,19 @@ pub(crate) fn known(
         remember(&mut known, entry, boot);
     }
     let network = usual_network(&known).unwrap_or_else(|| network.to_owned());
+    let told = sandboxes.iter();
+    let told = told.filter(|_| !Mutation::SandboxesIgnored.is_on());
+    let now_of = told.clone().flat_map(|it| {
+        let addresses = it.addresses.iter();
+        addresses.map(|addr| (*addr, it.id.as_str()))
+    });
+    let now_of: BTreeMap<Addr, &str> = now_of.collect();
+    known.retain_mut(|it| {
+        let id = it.attachment.container_id.as_str();
+        let is_of = |addr: &Addr| now_of.get(addr).is_none_or(|now| *now == id);
+        it.addresses.retain(is_of);
+        !it.addresses.is_empty()
+    });
     let mut taken: BTreeSet<Addr> = known.iter().flat_map(|it| it.addresses.clone()).collect();
     let first = |id: String| Attachment {
         network: network.clone(),
@@ -72,8 +87,7 @@ pub(crate) fn known(
             });
         }
     };
-    let told = sandboxes.iter();
-    for sandbox in told.filter(|_| !Mutation::SandboxesIgnored.is_on()) {
+    for sandbox in told {
         let attachment = first(sandbox.id.clone());
         more(attachment, sandbox.pod.clone(), &sandbox.addresses);
     }
@@ -280,6 +294,25 @@ mod tests {
         ];
         let expected = expected.map(|(id, boot, old)| (id.to_owned(), boot.to_owned(), old));
         assert_eq!(known.iter().map(read).collect::<Vec<_>>(), expected);
+    }
+
+    /// Otherwise the address would be released as leaked while the new sandbox uses it.
+    #[test]
+    fn an_address_belongs_to_the_sandbox_that_has_it_now_although_the_list_names_an_earlier_one() {
+        let published = listed(&["10.0.0.1,10.0.0.2 net/c1 eth0", "10.0.0.3 net/c2 eth0"]);
+        let sandboxes = [
+            sandbox("c3", "uid-c3", &["10.0.0.1"]),
+            sandbox("c4", "uid-c4", &["10.0.0.3"]),
+        ];
+        let known = remembered(Some(&published), &sandboxes, &Pods::default());
+        let read = |it: &RememberedAttachment| {
+            let id = it.attachment.container_id.clone();
+            (id, it.addresses.clone())
+        };
+        let expected = [("c1", "10.0.0.2"), ("c3", "10.0.0.1"), ("c4", "10.0.0.3")];
+        let expected = expected.map(|(id, it)| (id.to_owned(), vec![addr(it)]));
+        assert_eq!(known.iter().map(read).collect::<Vec<_>>(), expected);
+        assert!(known.iter().all(|it| it.attachment.network == "net"));
     }
 
     #[test]

@@ -135,6 +135,8 @@ pub struct Host {
     /// The agent's process if it runs.
     process: Option<Process>,
     incarnation: u32,
+    /// Whether the API server was restored and the agent has not reported since.
+    pub has_old_report: bool,
     /// Whether the store was lost and no content of a new one is known yet.
     pub is_store_lost: bool,
     /// Whether the store will be lost as soon as nothing uses it.
@@ -169,6 +171,7 @@ impl Host {
             slot: Slot::default(),
             process: None,
             incarnation: 0,
+            has_old_report: false,
             is_store_lost: false,
             store_loss_pending: false,
             disk_trouble: DiskTrouble::default(),
@@ -207,6 +210,11 @@ impl Host {
     /// if it may.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
+    }
+
+    /// How often the host was booted.
+    pub fn boot(&self) -> u32 {
+        self.boot
     }
 
     /// Whether the agent's process exists.

@@ -15,7 +15,7 @@ use cadastre_agent::publish::WriteOutcome;
 use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
-use cadastre_controller::cluster::names::ObjectUid;
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Addr;
 use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
 
@@ -376,9 +376,11 @@ impl Sim {
         } = write;
         let name = self.machines.hosts[id].name.clone();
         let is_traced = self.trace.is_on();
+        let mut has_withdrawn = false;
         let (text, event) = match writing {
             Writing::Status(version, status) => {
                 let text = is_traced.then(|| serde_json::to_string(&status).unwrap());
+                has_withdrawn = self.reports_more_withdrawn(&name, &status);
                 let stored = self.api.publish_status(&name, version, *status);
                 let event = match stored {
                     Some((version, status)) => WriteOutcome::Done {
@@ -410,6 +412,7 @@ impl Sim {
             self.log_host(id, || format!("agent {id} says {text}"));
         }
         if matches!(&event, AgentEvent::Written(WriteOutcome::Done { .. })) {
+            self.machines.hosts[id].has_old_report = false;
             self.machines.last_write = self.now;
         }
         if is_heard {
@@ -427,7 +430,28 @@ impl Sim {
             let act = Box::new(ProcessAct::Tell(Box::new(event)));
             self.after(lag, Due::Process(id, incarnation, act));
         }
+        if has_withdrawn
+            && self.has_faults
+            && self.plan.fatal_reports > 0
+            && self.rng.chance(self.plan.fatal_reports)
+        {
+            let length = self.rng.stretch(SECOND, 60 * SECOND);
+            self.kill_process(id);
+            // Some stay down until the API server is restored, which starts all agents.
+            let is_long = self.is_backed_up() && !self.was_restored() && self.rng.chance(5_000);
+            if !is_long {
+                self.start_process_later(id, length);
+            }
+        }
         self.settle_commits(Author::Agent, self.now)
+    }
+
+    /// Whether a status of the node reports ranges as withdrawn that the status before did not report.
+    fn reports_more_withdrawn(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
+        let subnet = self.api.subnets.get(name);
+        let before = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        let before = before.map_or(&[][..], |it| &it.withdrawn);
+        status.withdrawn.iter().any(|it| !before.contains(it))
     }
 }
 
