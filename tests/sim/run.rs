@@ -304,9 +304,7 @@ impl Sim {
             _ => plan.asking,
         };
         let migrating = match trial {
-            None if plan.claims > 0 => {
-                *Rng::new(seed.rotate_left(40) ^ !0).pick(&[0, 1_500, 4_000])
-            }
+            None if plan.claims > 0 => *Rng::new(seed.rotate_left(40) ^ !0).pick(&[0, 0, 3_000]),
             _ => plan.migrating,
         };
         let plan = Plan {
