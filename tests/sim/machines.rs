@@ -34,6 +34,8 @@ pub struct Machines {
     /// By UID of each pod: the index of its host, and the UID of the Node that it was bound to.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
+    /// When an agent last reported other conflicts than before: a probe found one, or its time was over.
+    pub conflicts_changed: Time,
 }
 
 impl Machines {

@@ -42,6 +42,11 @@ impl Sim {
             self.check_host_end(id)?;
             self.check_withdrawals_settled(id)?;
         }
+        // An address in conflict is free again after ten minutes, at any time.
+        let conflicts = self.machines.conflicts_changed;
+        if conflicts > 0 && conflicts + 2 * QUIET > self.now {
+            return Ok(());
+        }
         let (at, what) = &self.checks.last_write;
         if *at + QUIET > self.now {
             let text = format!(

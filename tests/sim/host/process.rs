@@ -14,7 +14,7 @@ use cadastre_agent::pods::Pods;
 use cadastre_agent::publish::WriteOutcome;
 use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
-use cadastre_api::{NodeAddressesSpec, NodeSubnetStatus};
+use cadastre_api::{AddressConflict, NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Addr;
 use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
@@ -381,6 +381,9 @@ impl Sim {
             Writing::Status(version, status) => {
                 let text = is_traced.then(|| serde_json::to_string(&status).unwrap());
                 has_withdrawn = self.reports_more_withdrawn(&name, &status);
+                if self.reports_other_conflicts(&name, &status) {
+                    self.machines.conflicts_changed = self.now;
+                }
                 let stored = self.api.publish_status(&name, version, *status);
                 let event = match stored {
                     Some((version, status)) => WriteOutcome::Done {
@@ -444,6 +447,17 @@ impl Sim {
             }
         }
         self.settle_commits(Author::Agent, self.now)
+    }
+
+    /// Whether a status of the node reports other addresses in conflict than the status before.
+    fn reports_other_conflicts(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
+        let subnet = self.api.subnets.get(name);
+        let before = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        let before = before.map_or(&[][..], |it| &it.conflicts);
+        let addresses = |all: &[AddressConflict]| -> Vec<String> {
+            all.iter().map(|it| it.address.clone()).collect()
+        };
+        addresses(before) != addresses(&status.conflicts)
     }
 
     /// Whether a status of the node reports ranges as withdrawn that the status before did not report.
