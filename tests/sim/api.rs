@@ -411,6 +411,11 @@ impl Api {
         Arc::unwrap_or_clone(self.put(object))
     }
 
+    /// Returns the status that the agent of the node has written last.
+    pub fn status_of(&self, node: &NodeName) -> Option<&NodeSubnetStatus> {
+        self.statuses.get(&self.subnets.get(node)?.uid)
+    }
+
     /// Writes the status of an agent if the version matches. Returns the new version and the status, or `None`.
     pub fn publish_status(
         &mut self,

@@ -536,7 +536,7 @@ impl Sim {
         };
         let was = listed(before.filter(|_| owner_is(before, &uid)));
         let own = self.machines.of_node.get(&uid);
-        for (cidr, uid_listed) in listed(after) {
+        for (cidr, listed_as) in listed(after) {
             if was.iter().any(|it| it.0 == cidr) {
                 continue;
             }
@@ -550,12 +550,11 @@ impl Sim {
                         || is_handed_over(after, &cidr, used)
                 };
                 let mut used = self.used_by(other).into_iter();
-                let is_shared = |it: &Key| {
-                    let own = (cidr, uid_listed.clone());
-                    self.checks.blocks.are_shared(&own, it)
-                };
-                let mut used = used.by_ref().filter(|it| !is_shared(it));
-                if let Some(used) = used.find(|it| it.0.overlaps(&cidr) && !is_nested(&it.0)) {
+                let own = (cidr, listed_as.clone());
+                let is_shared = |it: &Key| self.checks.blocks.are_shared(&own, it);
+                let clashes =
+                    |it: &&Key| it.0.overlaps(&cidr) && !is_nested(&it.0) && !is_shared(it);
+                if let Some(used) = used.find(clashes) {
                     let theirs = self.machines.hosts[other].name.clone();
                     let text = format!("{cidr} is listed to {uid}, and {theirs} uses {}", used.0);
                     let name = after.map(|it| it.name.clone());

@@ -97,7 +97,7 @@ impl Sim {
         };
         let claim = (claim, ClaimSource::User);
         let name = format!("vm-{nth}-{uid}");
-        let put = self.put_pod_of(node, uid, &name, [].into(), Some(claim), Some(machine));
+        let put = self.put_pod(node, uid, &name, [].into(), Some(claim), Some(machine));
         if self.rng.chance(7_000) {
             let lag = self.rng.stretch(SECOND, 60 * SECOND);
             self.after(lag, Due::Migrated(put.1.clone()));

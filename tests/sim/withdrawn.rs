@@ -210,8 +210,7 @@ impl Sim {
 
     /// Returns the ranges that the agent still has to withdraw, because it reports addresses of them in use.
     fn withdrawing(&self, name: &NodeName) -> BTreeSet<Cidr> {
-        let subnet = self.api.subnets.get(name);
-        let status = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        let status = self.api.status_of(name);
         status.map_or_else(BTreeSet::new, |status| cidrs(&status.withdrawing))
     }
 }

@@ -457,7 +457,7 @@ impl Sim {
         let uid = self.api.uid();
         let name = format!("{kind}-{uid}");
         let claim = claim.map(|it| (it, ClaimSource::User));
-        self.put_pod(node, uid, &name, addresses, claim)
+        self.put_pod(node, uid, &name, addresses, claim, None)
     }
 
     /// Creates the next pod of an ordinal of a StatefulSet with sticky addresses. Returns its UID and its name.
@@ -477,7 +477,7 @@ impl Sim {
         };
         let claim = format!("default/{name}").as_str().into();
         let claim = Some((claim, ClaimSource::Sticky(Box::new(sticky))));
-        self.put_pod(node, uid, name, [].into(), claim)
+        self.put_pod(node, uid, name, [].into(), claim, None)
     }
 
     /// Creates a pod that asks for an address. Returns its UID and its name.
@@ -495,25 +495,14 @@ impl Sim {
         if self.rng.chance(5_000) {
             self.claims.note_pod(&uid, &claim);
             self.claims.note_by_cni(&uid);
-            return self.put_pod(node, uid, &name, [].into(), None);
+            return self.put_pod(node, uid, &name, [].into(), None, None);
         }
         let claim = (claim, ClaimSource::Addresses(Box::new(asked)));
-        self.put_pod(node, uid, &name, [].into(), Some(claim))
-    }
-
-    fn put_pod(
-        &mut self,
-        node: &Node,
-        uid: ObjectUid,
-        own_name: &str,
-        addresses: Box<[Addr]>,
-        claim: Option<(ClaimName, ClaimSource)>,
-    ) -> (ObjectUid, Text) {
-        self.put_pod_of(node, uid, own_name, addresses, claim, None)
+        self.put_pod(node, uid, &name, [].into(), Some(claim), None)
     }
 
     /// Creates a pod, which runs this virtual machine, if any. Returns its UID and its name.
-    pub fn put_pod_of(
+    pub fn put_pod(
         &mut self,
         node: &Node,
         uid: ObjectUid,

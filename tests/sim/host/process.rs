@@ -451,8 +451,7 @@ impl Sim {
 
     /// Whether a status of the node reports other addresses in conflict than the status before.
     fn reports_other_conflicts(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
-        let subnet = self.api.subnets.get(name);
-        let before = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        let before = self.api.status_of(name);
         let before = before.map_or(&[][..], |it| &it.conflicts);
         let addresses = |all: &[AddressConflict]| -> Vec<String> {
             all.iter().map(|it| it.address.clone()).collect()
@@ -462,8 +461,7 @@ impl Sim {
 
     /// Whether a status of the node reports ranges as withdrawn that the status before did not report.
     fn reports_more_withdrawn(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
-        let subnet = self.api.subnets.get(name);
-        let before = subnet.and_then(|it| self.api.statuses.get(&it.uid));
+        let before = self.api.status_of(name);
         let before = before.map_or(&[][..], |it| &it.withdrawn);
         status.withdrawn.iter().any(|it| !before.contains(it))
     }

@@ -12,12 +12,13 @@
 //! The addresses of a claim go together: a node becomes the owner of all of them at a time. If a node lacks one of them
 //! as a standby, because its agent has released it, the node releases the others, too, before it gets all of them again.
 
+use super::place::{first_on, not_selected};
 use super::{ClaimProblem, joined};
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::allocations::claims::ClaimEntry;
 use crate::cluster::cache::{ClusterCache, report_of};
-use crate::cluster::names::{NodeName, ObjectUid};
+use crate::cluster::names::ObjectUid;
 use crate::cluster::objects::{Node, Owner, PodClaim};
 use cadastre_api::Recall;
 use cadastre_core::Cidr;
@@ -125,7 +126,7 @@ pub(super) fn choose_standbys(
     }
     let pool = cx.allocations.pools.get(&entry.pool);
     if pool.is_some_and(|it| !it.selects(node)) {
-        return Err(super::place::not_selected(pod, node, &entry.pool));
+        return Err(not_selected(pod, node, &entry.pool));
     }
     let node = node.clone();
     for cidr in lacking {
@@ -151,7 +152,7 @@ fn recall_standbys(
     });
     let recalls = standbys.map(|(cidr, vmi, owner)| {
         let has_all = blocks.iter().all(|it| keeps(it, owner, cx.cache));
-        let is_needed = has_all && has_pod(&owner.name, vmi, pods);
+        let is_needed = has_all && first_on(&owner.name, vmi, pods).is_some();
         (cidr, owner.clone(), (!is_needed).then_some(Recall::Drain))
     });
     let recalls: Vec<(Cidr, Owner, Option<Recall>)> = recalls.collect();
@@ -177,10 +178,4 @@ fn keeps(block: &BlockEntry, owner: &Owner, cache: &ClusterCache) -> bool {
         .filter(|it| it.uid == owner.uid);
     let report = node.and_then(|node| report_of(node, cache));
     block.is_at(&owner.uid) && !block.is_released_at(&owner.uid, report)
-}
-
-/// Returns whether a pod of the virtual machine is on the node. Without `vmi`: a pod of no virtual machine.
-pub(super) fn has_pod(node: &NodeName, vmi: Option<&ObjectUid>, pods: &[&PodClaim]) -> bool {
-    let mut pods = pods.iter();
-    pods.any(|pod| pod.node.as_ref() == Some(node) && pod.vmi() == vmi)
 }

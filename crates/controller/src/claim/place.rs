@@ -1,6 +1,6 @@
 //! Decides which node gets the addresses of a claim, and from which node they are recalled.
 
-use super::migrate::{choose_owner, choose_standbys, has_pod};
+use super::migrate::{choose_owner, choose_standbys};
 use super::{ClaimProblem, IN_USE, WITHDRAWING, joined};
 use crate::Context;
 use crate::allocations::blocks::{AffectedLoops, BlockEntry};
@@ -29,12 +29,17 @@ pub(super) fn place(
     let (held, missing): (Vec<Cidr>, Vec<Cidr>) = entry
         .cidrs()
         .partition(|cidr| cx.allocations.blocks.get(cidr).is_some());
-    choose_owner(&held, &pods, cx, affected);
+    let is_of_machine = |cidr: &Cidr| cx.allocations.blocks.get(cidr)?.vmi.as_ref();
+    let is_of_machine = held.iter().any(|cidr| is_of_machine(cidr).is_some());
+    if is_of_machine {
+        choose_owner(&held, &pods, cx, affected);
+    }
     let decided = handed_over(&entry, &missing, cx)
         .and_then(|()| node_to_place_on(claim, &entry, &missing, &pods, cx))
         .map(|found| found.map(|(node, vmi)| (node.clone(), vmi)));
-    let is_kept =
-        |it: &BlockEntry| decided.is_ok() && has_pod(&it.owner.name, it.vmi.as_ref(), &pods);
+    let is_kept = |it: &BlockEntry| {
+        decided.is_ok() && first_on(&it.owner.name, it.vmi.as_ref(), &pods).is_some()
+    };
     for cidr in &held {
         if let Some(entry) = cx.allocations.blocks.get_mut(cidr) {
             let recall = (!is_kept(entry)).then_some(Recall::Drain);
@@ -45,7 +50,10 @@ pub(super) fn place(
         begin_blocks(claim, &missing, &node, vmi.as_ref(), cx);
         affected.blocks.extend(missing);
     }
-    choose_standbys(&entry, &held, &pods, cx, affected)
+    if is_of_machine {
+        choose_standbys(&entry, &held, &pods, cx, affected)?;
+    }
+    Ok(())
 }
 
 /// Returns the problem of a claim with an address in the block of a node that has not handed it over.
@@ -79,23 +87,22 @@ fn node_to_place_on<'a>(
 ) -> Result<Option<(&'a Node, Option<ObjectUid>)>, ClaimProblem> {
     let blocks = entry.cidrs();
     let blocks = blocks.filter_map(|cidr| cx.allocations.blocks.get(&cidr));
-    let owners: Vec<(&Owner, Option<&ObjectUid>)> =
-        blocks.map(|it| (&it.owner, it.vmi.as_ref())).collect();
-    let owner = owners.first().map(|it| it.0);
+    let blocks: Vec<&BlockEntry> = blocks.collect();
+    let block = blocks.first();
+    let owner = block.map(|it| &it.owner);
     let Some(first) = pods.iter().find(|pod| pod.node.is_some()) else {
         return Ok(None);
     };
-    let of_owner = owners.first();
-    let pod = of_owner.map_or(Some(*first), |(owner, vmi)| {
-        first_on(&owner.name, *vmi, pods)
+    let pod = block.map_or(Some(*first), |it| {
+        first_on(&it.owner.name, it.vmi.as_ref(), pods)
     });
     // Each address of a virtual machine may have another owner for a short time.
-    let is_of_machine = of_owner.is_some_and(|(owner, vmi)| vmi.is_some() && !owner.quarantined);
+    let is_of_machine = block.is_some_and(|it| it.vmi.is_some() && !it.owner.quarantined);
     if missing.is_empty() && is_of_machine && pod.is_some() {
         return Ok(None);
     }
     let node = pod.and_then(|pod| cx.cache.nodes.get(pod.node.as_ref()?));
-    let is_owner = |node: &&Node| owners.iter().all(|(owner, _)| owner.uid == node.uid);
+    let is_owner = |node: &&Node| blocks.iter().all(|it| it.owner.uid == node.uid);
     let node = node.map(AsRef::as_ref).filter(is_owner);
     let (pod, node) = match (owner, pod.zip(node)) {
         (_, Some(found)) => found,
@@ -119,7 +126,7 @@ fn node_to_place_on<'a>(
 }
 
 /// Returns the oldest of the pods of this virtual machine, or of none, that are bound to the node.
-fn first_on<'a>(
+pub(super) fn first_on<'a>(
     node: &str,
     vmi: Option<&ObjectUid>,
     pods: &[&'a PodClaim],

@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use super::place::first_on;
 use super::{ClaimProblem, WITHDRAWING};
 use crate::Context;
 use crate::allocations::blocks::BlockEntry;
@@ -19,9 +20,7 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let vmi = block.and_then(|it| it.vmi.as_ref());
     let node = block.map(|it| it.owner.name.to_string());
     let pods = cx.cache.pods.of_claim(&claim.name);
-    let is_on =
-        |pod: &&&PodClaim, node: &str| pod.node.as_deref() == Some(node) && pod.vmi() == vmi;
-    let here = |name: &str| pods.iter().find(|pod| is_on(pod, name));
+    let here = |node: &str| first_on(node, vmi, &pods);
     let pod = node.as_deref().and_then(here);
     let is_same_node = claim.status.node.as_deref() == node.as_deref();
     let now = Time(whole_seconds(cx.now.wall));
@@ -42,23 +41,20 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
         released_at,
         conditions: Vec::new(),
     };
-    let standby = block.into_iter().flat_map(BlockEntry::live_standbys);
-    let standby = standby.filter(|it| it.is_stored).filter_map(|it| {
-        let name = &it.owner.name;
-        let pod = pods.iter().find(|pod| is_on(pod, name))?;
-        Some((pod, name))
-    });
-    let migration = standby.map(|(pod, node)| {
-        format!(
+    let standbys = block.into_iter().flat_map(BlockEntry::live_standbys);
+    let stored = standbys.clone().filter(|it| it.is_stored);
+    let migration = stored.filter_map(|it| {
+        let node = &it.owner.name;
+        Some(format!(
             "; pod {} on node {node} has them, too, because its virtual machine migrates",
-            pod.pod
-        )
+            here(node)?.pod
+        ))
     });
     let migration: String = migration.collect();
     let elsewhere = |it: &&&PodClaim| {
         let node = it.node.as_deref();
-        let mut standby = block.into_iter().flat_map(BlockEntry::live_standbys);
-        let is_standby = standby.any(|standby| node.is_some_and(|it| *standby.owner.name == *it));
+        let mut standbys = standbys.clone();
+        let is_standby = standbys.any(|it| Some(&*it.owner.name) == node);
         node.is_some() && node != status.node.as_deref() && !(is_standby && it.vmi() == vmi)
     };
     let waiting = pods.iter().find(elsewhere);

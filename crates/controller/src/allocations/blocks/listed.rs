@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::BlockEntry;
+use super::standby::Share;
 use crate::Now;
 use crate::allocations::holders::HolderUse;
 use crate::allocations::{AllocationState, machine};
@@ -75,10 +76,7 @@ impl AllocationState {
         let (object, number) = object_uid(&listed.uid);
         let entry = self.blocks.get(&cidr);
         // An object for a virtual machine names the owner rightly: each node that gets the block was named there before.
-        let is_shared = |it: &BlockEntry| {
-            let is_same = it.vmi.is_some() && it.uid.as_deref() == Some(object);
-            is_same && it.owner.uid != *uid && !it.owner.quarantined
-        };
+        let is_shared = |it: &BlockEntry| it.lacks(uid, object) && !it.owner.quarantined;
         if let Some(entry) = entry.filter(|it| it.standby_of(uid).is_some() || is_shared(it)) {
             if alive && entry.standby_of(uid).is_none() {
                 self.restore_standby(&cidr, Owner::node(name, uid), number);
@@ -164,11 +162,7 @@ impl AllocationState {
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
             };
             let object = object_uid(&block.uid).0;
-            let is_standby = |entry: &BlockEntry| {
-                let is_same = entry.uid.as_deref() == Some(object);
-                entry.vmi.is_some() && is_same && !entry.is_at(&node.uid)
-            };
-            let is_new = |entry: &BlockEntry| is_new(entry) || is_standby(entry);
+            let is_new = |entry: &BlockEntry| is_new(entry) || entry.lacks(&node.uid, object);
             let is_new = self.blocks.get(&cidr).is_none_or(is_new);
             if is_new && !is_released && !Mutation::LateListIgnored.is_on() {
                 self.restore_listed(name, &node.uid, block, true, cache, now);
@@ -179,8 +173,8 @@ impl AllocationState {
     }
 
     /// Ends the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns them. Their
-    /// objects are deleted, or a standby becomes the owner. One version of the NodeSubnet shows both facts, so no write that is based on an older version can list the
-    /// blocks again.
+    /// objects are deleted, or a standby becomes the owner. One version of the NodeSubnet shows both facts, so no write
+    /// that is based on an older version can list the blocks again.
     pub(crate) fn released_blocks(
         &mut self,
         name: &NodeName,
@@ -220,57 +214,62 @@ impl AllocationState {
         let all = self.blocks.of(uid).chain(self.blocks.on_standby(uid));
         let mut all: Vec<&BlockEntry> = all.collect();
         all.sort_unstable_by_key(|entry| entry.cidr);
-        let stays = |entry: &BlockEntry| entry.is_to_list(uid, report);
-        let listed = all
-            .into_iter()
-            .filter(|entry| stays(entry))
-            .filter_map(|entry| {
-                if let Some(claim) = self.claims.of(&entry.cidr) {
-                    // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a
-                    // draining block is listed even alone: the agent assigns nothing from it, and can release only a listed
-                    // block.
-                    let mut all = self.claims.get(claim)?.cidrs();
-                    let is_whole = all.all(|cidr| self.blocks.get(&cidr).is_some_and(stays));
-                    let drains = entry.share_of(uid).1 == Some(Recall::Drain);
-                    let others = self.claims.get(claim)?.cidrs();
-                    let others = others.map(|cidr| self.blocks.get(&cidr));
-                    let is_alone = !is_whole && !drains && entry.is_listed_alone(uid, others);
-                    let mut listed = Self::listed_claim(entry, claim, uid)?;
-                    if is_alone {
-                        listed.recall = Some(Recall::Drain);
-                    }
-                    return (is_whole || drains || is_alone).then_some(listed);
-                }
-                let pool = self.pools.get(&entry.pool);
-                let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
-                let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
-                Some(AllocatedBlock {
-                    cidr: entry.cidr.to_string(),
-                    uid: entry.uid.as_ref()?.to_string(),
-                    pool: entry.pool.to_string(),
-                    claim: None,
-                    vmi_uid: None,
-                    standby: false,
-                    parent: entry.parent.as_ref().map(Parent::text),
-                    recall: entry.recall,
-                    reserved: within(
-                        &entry.cidr,
-                        reserved.iter().chain(&self.never_of_parent(entry)),
-                    ),
-                    on_request: within(&entry.cidr, on_request),
-                })
-            });
+        let all = all.into_iter().filter(|it| it.is_to_list(uid, report));
+        let listed = all.filter_map(|entry| match self.claims.of(&entry.cidr) {
+            Some(claim) => self.listed_claim(entry, claim, uid, report),
+            None => self.listed_plain(entry),
+        });
         listed.collect()
     }
 
-    /// Returns the block of a claim as a NodeSubnet lists it. The block's address is listed as reserved, so that an
-    /// agent too old to know claims does not assign it. Agents that know claims ignore this reservation.
+    fn listed_plain(&self, entry: &BlockEntry) -> Option<AllocatedBlock> {
+        let pool = self.pools.get(&entry.pool);
+        let reserved = pool.map_or(&[][..], |pool| &pool.reserved);
+        let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
+        Some(AllocatedBlock {
+            cidr: entry.cidr.to_string(),
+            uid: entry.uid.as_ref()?.to_string(),
+            pool: entry.pool.to_string(),
+            claim: None,
+            vmi_uid: None,
+            standby: false,
+            parent: entry.parent.as_ref().map(Parent::text),
+            recall: entry.recall,
+            reserved: within(
+                &entry.cidr,
+                reserved.iter().chain(&self.never_of_parent(entry)),
+            ),
+            on_request: within(&entry.cidr, on_request),
+        })
+    }
+
+    /// Returns the block of a claim as the NodeSubnet of a node lists it, if the NodeSubnet lists it now. The block's
+    /// address is listed as reserved, so that an agent too old to know claims does not assign it. Agents that know claims
+    /// ignore this reservation.
     fn listed_claim(
+        &self,
         entry: &BlockEntry,
         claim: &ClaimName,
         node: &ObjectUid,
+        report: Option<&AgentReport>,
     ) -> Option<AllocatedBlock> {
-        let (number, recall) = entry.share_of(node);
+        // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a draining block
+        // is listed even alone: the agent assigns nothing from it, and can release only a listed block.
+        let all = self.claims.get(claim)?.cidrs();
+        let all = all.map(|cidr| self.blocks.get(&cidr));
+        let mut blocks = all.clone();
+        let is_whole = blocks.all(|it| it.is_some_and(|it| it.is_to_list(node, report)));
+        let Share { number, recall, .. } = entry.share_of(node)?;
+        let drains = recall == Some(Recall::Drain);
+        let is_alone = !is_whole && !drains;
+        if is_alone && !entry.is_listed_alone(node, all) {
+            return None;
+        }
+        let recall = if is_alone {
+            Some(Recall::Drain)
+        } else {
+            recall
+        };
         Some(AllocatedBlock {
             cidr: entry.cidr.to_string(),
             uid: listed_uid(entry.uid.as_ref()?, number),

@@ -47,12 +47,16 @@ impl Standby {
             recall: None,
         }
     }
+}
 
-    /// Returns whether the NodeSubnet of the node lists the block, unless the agent has released it.
-    fn is_listed(&self) -> bool {
-        let is_stored = self.is_stored || Mutation::StandbyListedBeforeStored.is_on();
-        is_stored && !self.owner.quarantined
-    }
+/// What a node has of a block, of which it is the owner or a standby.
+pub(super) struct Share {
+    /// The number under which the node's NodeSubnet lists the block
+    pub number: u32,
+    /// How the controller recalls the block from the node
+    pub recall: Option<Recall>,
+    /// Whether the API server has stored the node in the block's object
+    pub is_stored: bool,
 }
 
 impl BlockEntry {
@@ -62,7 +66,7 @@ impl BlockEntry {
     }
 
     /// Returns the standbys that are live nodes.
-    pub(crate) fn live_standbys(&self) -> impl Iterator<Item = &Standby> {
+    pub(crate) fn live_standbys(&self) -> impl Iterator<Item = &Standby> + Clone {
         self.standby.iter().filter(|it| !it.owner.quarantined)
     }
 
@@ -71,28 +75,41 @@ impl BlockEntry {
         self.owner.uid == *uid || self.standby_of(uid).is_some()
     }
 
-    /// Returns whether the NodeSubnet of the node with this UID lists the block, given what the node's agent reports.
-    pub(super) fn is_to_list(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
-        if self.owner.uid == *uid {
-            return self.is_held() && !self.is_released(report);
-        }
-        let standby = self.standby_of(uid).filter(|it| it.is_listed());
-        standby.is_some_and(|it| self.is_held() && !self.is_released_by(it, report))
+    /// Returns whether the block is for a virtual machine and has this object, but does not name the node with this UID.
+    pub(super) fn lacks(&self, uid: &ObjectUid, object: &str) -> bool {
+        self.vmi.is_some() && self.uid.as_deref() == Some(object) && !self.is_at(uid)
     }
 
-    /// Returns the number of the node with this UID, and how the block is recalled from it.
-    pub(super) fn share_of(&self, uid: &ObjectUid) -> (u32, Option<Recall>) {
-        let standby = self.standby_of(uid);
-        standby.map_or((self.number, self.recall), |it| (it.number, it.recall))
+    /// Returns what the live node with this UID has of the block.
+    pub(super) fn share_of(&self, uid: &ObjectUid) -> Option<Share> {
+        if self.owner.uid == *uid {
+            return Some(Share {
+                number: self.number,
+                recall: self.recall,
+                is_stored: true,
+            });
+        }
+        let mut live = self.live_standbys();
+        let standby = live.find(|it| it.owner.uid == *uid)?;
+        Some(Share {
+            number: standby.number,
+            recall: standby.recall,
+            is_stored: standby.is_stored || Mutation::StandbyListedBeforeStored.is_on(),
+        })
+    }
+
+    /// Returns whether the NodeSubnet of the node with this UID lists the block, given what the node's agent reports.
+    pub(super) fn is_to_list(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
+        let is_stored = self.share_of(uid).is_some_and(|it| it.is_stored);
+        is_stored && self.is_held() && !self.is_released_at(uid, report)
     }
 
     /// Returns whether the agent of the node with this UID has released the block, of which the node is owner or standby.
     pub(crate) fn is_released_at(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
-        let standby = self.standby_of(uid);
-        standby.map_or_else(
-            || self.is_released(report),
-            |it| self.is_released_by(it, report),
-        )
+        let report = report.filter(|it| it.node_uid == *uid);
+        let share = self.share_of(uid).zip(report);
+        let reported = share.and_then(|(share, report)| self.reported(report, share.number));
+        reported.is_some_and(|it| it.released)
     }
 
     /// Returns whether the block of a claim must stay in the list of a node that lacks other addresses of the claim. Such
@@ -113,13 +130,6 @@ impl BlockEntry {
         !(is_standby && others.any(is_new))
     }
 
-    /// Returns whether the agent of a standby has released the block.
-    fn is_released_by(&self, standby: &Standby, report: Option<&AgentReport>) -> bool {
-        let report = report.filter(|it| it.node_uid == standby.owner.uid);
-        let reported = report.and_then(|it| self.reported(it, standby.number));
-        reported.is_some_and(|it| it.released)
-    }
-
     /// Returns what an agent reports of the block under a number.
     pub(super) fn reported<'a>(
         &self,
@@ -130,6 +140,13 @@ impl BlockEntry {
         match number {
             0 => report.of_block(&self.cidr, uid),
             _ => report.of_block(&self.cidr, &listed_uid(uid, number).into()),
+        }
+    }
+
+    /// Has the object written, because owner or standbys have changed.
+    fn must_be_stored(&mut self) {
+        if self.confirmed && self.step == Step::Settled {
+            self.step = Step::Replace;
         }
     }
 }
@@ -154,15 +171,6 @@ impl BlockTable {
         }
         if to_judge {
             self.to_judge.insert(*cidr);
-        }
-    }
-}
-
-impl BlockEntry {
-    /// Has the object written, because owner or standbys have changed.
-    fn must_be_stored(&mut self) {
-        if self.confirmed && self.step == Step::Settled {
-            self.step = Step::Replace;
         }
     }
 }
@@ -254,12 +262,10 @@ impl AllocationState {
         is_unlisted: impl Fn(&Cidr) -> bool,
     ) -> Vec<Cidr> {
         let ended = |entry: &&BlockEntry| {
-            let standby = entry.standby_of(&node.uid);
-            let is_forgotten =
-                |it: &Standby| it.recall.is_some() && Mutation::StandbyDroppedUnreleased.is_on();
-            let is_released =
-                |it: &Standby| entry.is_released_by(it, report) && is_unlisted(&entry.cidr);
-            standby.is_some_and(|it| is_released(it) || is_forgotten(it))
+            let recalled = entry.standby_of(&node.uid).and_then(|it| it.recall);
+            let is_forgotten = recalled.is_some() && Mutation::StandbyDroppedUnreleased.is_on();
+            let is_released = entry.is_released_at(&node.uid, report) && is_unlisted(&entry.cidr);
+            is_released || is_forgotten
         };
         let all = self.blocks.on_standby(&node.uid).filter(ended);
         let cidrs: Vec<Cidr> = all.map(|entry| entry.cidr).collect();
