@@ -217,6 +217,7 @@ impl AllocationState {
         let all = all.into_iter().filter(|it| it.is_to_list(uid, report));
         let listed = all.filter_map(|entry| match self.claims.of(&entry.cidr) {
             Some(claim) => self.listed_claim(entry, claim, uid, report),
+            None if entry.vmi.is_some() => self.listed_without_claim(entry, uid),
             None => self.listed_plain(entry),
         });
         listed.collect()
@@ -240,6 +241,18 @@ impl AllocationState {
                 reserved.iter().chain(&self.never_of_parent(entry)),
             ),
             on_request: within(&entry.cidr, on_request),
+        })
+    }
+
+    /// Returns the block of a virtual machine whose claim is gone, because somebody has removed its finalizer by hand. Two
+    /// nodes may have the block, so it is listed as draining: no further pod gets the address.
+    fn listed_without_claim(&self, entry: &BlockEntry, node: &ObjectUid) -> Option<AllocatedBlock> {
+        Some(AllocatedBlock {
+            uid: listed_uid(entry.uid.as_ref()?, entry.share_of(node)?.number),
+            vmi_uid: entry.vmi.as_ref().map(ToString::to_string),
+            standby: entry.owner.uid != *node,
+            recall: Some(Recall::Drain),
+            ..self.listed_plain(entry)?
         })
     }
 

@@ -190,6 +190,18 @@ fn a_deleted_owner_becomes_a_quarantined_standby() {
     assert_eq!(fixture.node_of(ADDRESS), Some("a"));
 }
 
+/// Somebody has removed the finalizer of the claim by hand.
+#[test]
+fn nobody_gets_the_address_of_a_claim_that_is_gone_while_two_nodes_may_have_it() {
+    let mut fixture = migrating();
+    fixture.store();
+    fixture.allocations.drop_claim(&CLAIM.into());
+    for (node, uid) in [("a", ADDRESS.to_owned()), ("b", format!("{ADDRESS}+1"))] {
+        let listed = fixture.listed(node).unwrap();
+        assert_eq!((listed.recall, listed.uid), (Some(Recall::Drain), uid));
+    }
+}
+
 #[test]
 fn the_next_leader_reads_owner_and_standby_from_the_object() {
     let mut fixture = migrating();
