@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{AllocationMode, NodeSubnetSpec, listed_uid};
+use cadastre_api::{AllocationMode, NodeSubnetSpec};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Block, BlockSpec, Node, Pod, ServiceRange, Subnet};
 use cadastre_core::{Addr, Cidr};
@@ -25,6 +25,7 @@ use super::api::{Api, Author};
 use super::checks::{Checks, DUPLICATE, Verdict, wrong};
 use super::clock::{SECOND, Time};
 use super::host::{Held, Key, key};
+use super::migrations::key_of_owner;
 use super::pool_model::{PoolModel, counted};
 use super::received::Received;
 use super::run::{RunId, Sim};
@@ -267,7 +268,7 @@ impl Checks {
 
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
         let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
-        let history = self.blocks.histories.get(&(spec.cidr, uid));
+        let history = self.blocks.histories.get(&key_of_owner(spec, &uid));
         history.is_some_and(|history| history.listed.contains(&spec.owner.uid))
     }
 
@@ -304,7 +305,7 @@ impl Checks {
         self.tally.ended += 1;
         let owner = &spec.owner;
         let names = [owner.name.clone()];
-        let key = (spec.cidr, listed_uid(&block.uid, spec.number).into());
+        let key = key_of_owner(spec, &block.uid);
         // The block may have been deleted by hand and created again. Then it was released under its earlier UID, so
         // the histories of all blocks of this CIDR are considered.
         let same = self.blocks.histories.range((spec.cidr, "".into())..);

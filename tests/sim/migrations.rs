@@ -51,6 +51,12 @@ fn holders(spec: &BlockSpec) -> impl Iterator<Item = (&Owner, u32)> {
     [(&spec.owner, spec.number)].into_iter().chain(standby)
 }
 
+/// Returns the block as it is listed to its owner.
+pub fn key_of_owner(spec: &BlockSpec, object: &ObjectUid) -> Key {
+    key_of(spec, object, spec.number)
+}
+
+/// Returns the block as it is listed to the node with this number.
 fn key_of(spec: &BlockSpec, object: &ObjectUid, number: u32) -> Key {
     (spec.cidr, listed_uid(object, number).into())
 }

@@ -15,6 +15,7 @@ use cadastre_core::{Addr, Cidr, Family, IpRange};
 use super::checks::{Verdict, wrong};
 use super::clock::SECOND;
 use super::describe::ranges;
+use super::migrations::key_of_owner;
 use super::pool_model::{PoolModel, counted, is_counted};
 use super::process::Run;
 use super::record_checks::records;
@@ -318,7 +319,7 @@ impl Sim {
             if self.parent_of(spec).is_none_or(|it| it.owner.quarantined) {
                 held += all.iter().filter(|addr| !is_left_out(**addr)).count() as u64;
             }
-            let of_agent = self.store_of(spec.cidr, &block.uid, &spec.owner.uid);
+            let of_agent = self.store_of(&key_of_owner(spec, &block.uid), &spec.owner.uid);
             let (in_use, cools) = of_agent.unwrap_or_else(|| {
                 let pods = self.api.pods.live.values();
                 let reported: BTreeSet<Addr> = pods.flat_map(|it| it.addresses.to_vec()).collect();

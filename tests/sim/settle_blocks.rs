@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadastre_api::{AllocatedBlock, AllocationMode, Recall, listed_uid, object_uid};
+use cadastre_api::{AllocatedBlock, AllocationMode, Recall, object_uid};
 use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_controller::cluster::objects::{AgentReport, Block, BlockReport, BlockSpec, Node};
 use cadastre_core::{Cidr, Family, IpRange};
 
 use super::checks::{Verdict, wrong};
 use super::host::{Host, Key, key};
+use super::migrations::key_of_owner;
 use super::pool_model::PoolModel;
 use super::run::Sim;
 
@@ -159,15 +160,14 @@ impl Sim {
 
     /// The number of a block's addresses in use, and the number of its addresses that cool. They are from the agent's
     /// store or, if no agent works for the node, from the last status. `None` if the status does not name the block.
-    pub fn store_of(&self, cidr: Cidr, block: &ObjectUid, node: &ObjectUid) -> Option<(u64, u64)> {
+    pub fn store_of(&self, key: &Key, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
-            let key = (cidr, block.clone());
-            let of_block = agent.given.values().filter(|it| **it == key);
-            let cooling = agent.cooling.get(&key).copied().unwrap_or(0);
+            let of_block = agent.given.values().filter(|it| *it == key);
+            let cooling = agent.cooling.get(key).copied().unwrap_or(0);
             return Some((of_block.count() as u64, cooling));
         }
-        let report = self.report_of(node)?.of_block(&cidr, block)?;
+        let report = self.report_of(node)?.of_block(&key.0, &key.1)?;
         Some((report.used, report.cooling))
     }
 
@@ -188,7 +188,7 @@ impl Sim {
         let Ok(spec) = &block.spec else {
             return Ok(());
         };
-        let key = (spec.cidr, listed_uid(&block.uid, spec.number).into());
+        let key = key_of_owner(spec, &block.uid);
         let owner = listed.get(&key);
         let kept = spec.owner.quarantined && self.pod_in(&spec.cidr);
         if owner == Some(&spec.owner.uid) && !spec.owner.quarantined || kept {
@@ -214,7 +214,8 @@ impl Sim {
                 texts.iter().map(|it| IpRange::parse(it).unwrap()).collect()
             };
             for model in self.models_now() {
-                let reserved = if model.on_request {
+                // The block of a claim lists its address as reserved, whatever the pool says.
+                let reserved = if model.on_request && held.claim.is_none() {
                     spans(&held.on_request)
                 } else {
                     spans(&held.reserved)

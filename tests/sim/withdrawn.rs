@@ -139,7 +139,7 @@ impl Sim {
             let mut blocks = blocks.filter_map(|it| Some((&it.uid, it.spec.as_ref().ok()?)));
             // A block that a late write created, and that no NodeSubnet ever listed, is deleted.
             let is_had = |uid: &ObjectUid, spec: &BlockSpec| {
-                let key = (spec.cidr, uid.clone());
+                let key = super::migrations::key_of_owner(spec, uid);
                 let was_listed = self.checks.blocks.was_listed(&key, &spec.owner.uid);
                 self.is_listed_now(spec) || spec.owner.quarantined && was_listed
             };

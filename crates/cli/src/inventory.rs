@@ -428,7 +428,7 @@ impl Inventory {
     /// the block yet.
     pub(crate) fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
-        let uid = entry.uid.as_deref()?;
+        let uid = entry.listed_uid()?;
         let cidr = entry.cidr.to_string();
         let mut blocks = subnet.blocks.iter();
         let status = blocks.find(|it| it.cidr == cidr && it.uid == uid);

@@ -116,6 +116,60 @@ fn state_of(cluster: &Cluster, at: &str) -> (AddressState, String) {
     (report.state, report.text(&style()))
 }
 
+/// Node `b` was a standby, and is the owner now; node `a` is the standby.
+#[test]
+fn a_virtual_machine_that_migrates_is_well_and_its_new_node_counts_the_address() {
+    let mut cluster = Cluster::new();
+    cluster.claim(
+        "shop/db",
+        &[DB],
+        "InUse",
+        "pod target on node b uses the addresses",
+    );
+    let cidr_text = format!("{DB}/32");
+    for node in ["a", "b"] {
+        cluster.claim_block(DB, "shop/db", node, true);
+    }
+    let blocks = &mut cluster.lists.blocks;
+    blocks.pop();
+    let block = blocks.last_mut().unwrap();
+    block.spec["owner"] = json!({"kind": "Node", "name": "b", "uid": "node-b", "number": 1});
+    block.spec["standby"] = json!([{"kind": "Node", "name": "a", "uid": "node-a"}]);
+    block.spec["vmiUID"] = json!("vm");
+    for subnet in &mut cluster.lists.subnets {
+        let is_owner = subnet.metadata.name.as_deref() == Some("b");
+        let last = |list: &mut Value| list.as_array_mut().unwrap().pop().unwrap();
+        let (mut listed, mut counted) = (
+            last(&mut subnet.spec["blocks"]),
+            last(&mut subnet.status["blocks"]),
+        );
+        listed["vmiUID"] = json!("vm");
+        listed["standby"] = json!(!is_owner);
+        if is_owner {
+            let uid = json!(format!("block-{cidr_text}+1"));
+            (listed["uid"], counted["uid"]) = (uid.clone(), uid);
+        }
+        subnet.spec["blocks"].as_array_mut().unwrap().push(listed);
+        subnet.status["blocks"]
+            .as_array_mut()
+            .unwrap()
+            .push(counted);
+    }
+    let owner = json!([{
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "vm", "uid": "vm", "controller": true,
+    }]);
+    for (pod, node) in [("shop/source", "a"), ("shop/target", "b")] {
+        cluster.claiming_pod(pod, node, &[DB]);
+        let pod_of = cluster.lists.pods.last_mut().unwrap();
+        pod_of.metadata.owner_references = serde_json::from_value(owner.clone()).unwrap();
+        cluster.uses(node, DB, pod);
+    }
+    assert_eq!(cluster.codes(), Vec::<String>::new());
+    let inventory = cluster.inventory();
+    let entry = inventory.registry.blocks.get(&cidr(&cidr_text)).unwrap();
+    assert_eq!(inventory.block_status(entry).map(|it| it.used), Some(1));
+}
+
 #[test]
 fn claims_are_listed_with_their_users_and_why_they_wait() {
     let mut cluster = Cluster::in_use();

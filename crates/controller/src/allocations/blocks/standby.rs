@@ -70,6 +70,11 @@ impl BlockEntry {
         self.standby.iter().filter(|it| !it.owner.quarantined)
     }
 
+    /// Returns the UID under which the NodeSubnet of the owner lists the block. Returns `None` if no object is known.
+    pub fn listed_uid(&self) -> Option<String> {
+        Some(listed_uid(self.uid.as_ref()?, self.number))
+    }
+
     /// Returns whether the node with this UID may have the block, as owner or as standby.
     pub(crate) fn is_at(&self, uid: &ObjectUid) -> bool {
         self.owner.uid == *uid || self.standby_of(uid).is_some()
