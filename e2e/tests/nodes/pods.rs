@@ -41,6 +41,12 @@ pub async fn create_in(
     });
     if let Some(node) = node {
         pod["spec"]["nodeName"] = json!(node);
+    } else {
+        // A node is ready a moment before its taint is gone: without this, the other nodes can get all pods.
+        pod["spec"]["topologySpreadConstraints"] = json!([{
+            "topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"group": group}},
+        }]);
     }
     let pod = serde_json::from_value(pod).unwrap();
     let params = PostParams::default();
