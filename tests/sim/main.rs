@@ -102,7 +102,7 @@ fn one_seed_is_one_run() {
     for seed in 0..3 {
         let trace = || {
             let mut sim = Sim::new(seed, None, Trace::on());
-            let _ = sim.go();
+            let _ = sim.go(u64::MAX);
             (sim.trace.len(), sim.tally().trace)
         };
         let first = trace();

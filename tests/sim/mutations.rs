@@ -28,28 +28,30 @@ mod tried {
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
     use super::super::search::variable;
+    use super::super::trace::Trace;
     use super::Trial;
 
     /// One line for each mutation: its name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
 
     /// Runs a seed with the mutation. Returns the violation that the seed found, or the number of steps that were run.
-    /// A seed that fails without the mutation, too, does not count.
+    /// A seed that fails as early without the mutation, too, does not count.
     fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Result<String, u64> {
+        let start = || Sim::new(seed, Some(trial), Trace::default());
         mutation::set(Some(mutation));
-        let done = Sim::run(seed, Some(trial));
+        let mut mutated = start();
+        let verdict = mutated.go(u64::MAX);
         mutation::set(None);
-        let failure = match done {
-            Ok(tally) => return Err(tally.steps),
-            Err(failure) => failure,
+        let Err(violation) = verdict else {
+            return Err(mutated.step);
         };
-        if Sim::run(seed, Some(trial)).is_err() {
-            return Err(failure.step);
+        if start().go(mutated.step).is_err() {
+            return Err(mutated.step);
         }
-        let (rule, text) = (failure.violation.rule, failure.violation.text);
+        let (step, rule) = (mutated.step, violation.rule);
         Ok(format!(
-            "seed {seed}, step {}, {rule:?}: {text}",
-            failure.step
+            "seed {seed}, step {step}, {rule:?}: {}",
+            violation.text
         ))
     }
 

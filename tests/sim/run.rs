@@ -394,9 +394,9 @@ impl Sim {
     /// Runs a seed to its end. If the seed fails, runs it again with a trace.
     pub fn run(seed: u64, trial: Option<Trial>) -> Result<Tally, Failure> {
         let mut sim = Sim::new(seed, trial, Trace::default());
-        if let Err(violation) = sim.go() {
+        if let Err(violation) = sim.go(u64::MAX) {
             let mut again = Sim::new(seed, trial, Trace::on());
-            let _ = again.go();
+            let _ = again.go(u64::MAX);
             let trace = again.trace.tail(&violation.names);
             return Err(Failure {
                 seed,
@@ -408,11 +408,15 @@ impl Sim {
         Ok(sim.tally())
     }
 
-    pub fn go(&mut self) -> Verdict {
+    /// Runs to the end of the plan, or until more than `most` steps are done.
+    pub fn go(&mut self, most: u64) -> Verdict {
         let end = self.plan.faults_for + self.plan.settle_for;
         while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
             self.now = at;
             self.take(due)?;
+            if self.step > most {
+                return Ok(());
+            }
         }
         self.now = end;
         let verdict = self.check_end();
