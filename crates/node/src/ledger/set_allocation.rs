@@ -215,17 +215,19 @@ fn restart_search(kv: &mut dyn KvMut, cidr: Cidr) -> Result<(), StorageFault> {
     Ok(())
 }
 
-/// Returns whether no address of a block is in use or cooling.
+/// Returns whether no address of a block is in use or cooling. Addresses of listed blocks inside it do not count.
 fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
-    let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
         match kv.address(addr)? {
-            Some(AddressRecord::Used { block, .. }) if block == cidr => return Ok(false),
-            Some(AddressRecord::Freed(freed))
-                if freed.block == cidr && freed.at.cooldown_left(now, cooldown).is_some() =>
-            {
-                return Ok(Mutation::CoolingBlocksReleased.is_on());
+            Some(AddressRecord::Used { block, .. }) if is_part(kv, cidr, block)? => {
+                return Ok(false);
+            }
+            Some(AddressRecord::Freed(freed)) if is_part(kv, cidr, freed.block)? => {
+                let cooldown = cooldown_ms(&terms(kv, pool)?);
+                if freed.at.cooldown_left(now, cooldown).is_some() {
+                    return Ok(Mutation::CoolingBlocksReleased.is_on());
+                }
             }
             _ => {}
         }
@@ -235,6 +237,16 @@ fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, 
         };
     }
     Ok(true)
+}
+
+/// Returns whether the addresses of `inner` are addresses of the block `cidr`, too. An unlisted block inside another one
+/// is the range of an address that was adopted before the outer block was listed.
+fn is_part(kv: &dyn Kv, cidr: Cidr, inner: Cidr) -> Result<bool, StorageFault> {
+    if inner == cidr {
+        return Ok(true);
+    }
+    let is_listed = |it: BlockRecord| it.state != BlockState::Unlisted;
+    Ok(cidr.contains(&inner) && !kv.block(inner)?.is_some_and(is_listed))
 }
 
 /// Removes all records of an empty block.

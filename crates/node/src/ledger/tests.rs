@@ -522,6 +522,33 @@ fn attachments_are_in_the_order_of_their_assignment() {
     assert_eq!(order(&mut node), ["c8", "c7", "c2", "c3"]);
 }
 
+/// A store that was lost can learn of addresses in use before it learns of the blocks that contain them.
+#[test]
+fn a_block_is_not_released_while_an_address_is_in_use_that_was_adopted_before_it_was_listed() {
+    let mut node = Node::new(&[]);
+    let known = RememberedAttachment {
+        attachment: attachment(7),
+        addresses: vec![Addr::parse_strict("10.0.0.9").unwrap()],
+        pod: None,
+        netns: String::new(),
+        since_ms: 0,
+        boot: String::new(),
+        superseded: false,
+    };
+    assert!(node.ledger().adopt(&[known]).unwrap().is_empty());
+    node.allocation = Node::new(&[("10.0.0.8/29", "")]).allocation;
+    node.update();
+    let block = node.allocation.blocks[0].clone();
+    assert!(!node.ledger().release(block.cidr, &block.uid).unwrap());
+    node.del(7);
+    assert!(
+        !node.ledger().release(block.cidr, &block.uid).unwrap(),
+        "it is cooling"
+    );
+    node.now = now("one", 10_000_000);
+    assert!(node.ledger().release(block.cidr, &block.uid).unwrap());
+}
+
 #[test]
 fn routes_and_dns_are_those_of_the_assigned_families() {
     let mut node = Node::new(&[("10.0.0.0/29", "a"), ("fd00::/125", "a")]);
