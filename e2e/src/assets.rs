@@ -1,15 +1,16 @@
 //! Finds the programs that run the control plane and the nodes, and builds missing ones.
 //!
-//! The programs of Kubernetes, and etcd, are looked up in the folder named by `KUBEBUILDER_ASSETS` first. Then every
-//! program is looked up in the cache: `$CADASTRE_CACHE`, else `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`. The
-//! cache has a sub-folder for each Go module and release, for example `control-plane/v1.36.3`. A missing program is
-//! built once into the cache by `go build`, as a static binary. The Go modules are in `e2e/control-plane`,
-//! `e2e/containerd`, `e2e/cni-plugins`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum`
-//! files pin every source. On two cores the build takes about eight minutes for the five programs of [`CONTROL_PLANE`],
-//! four more for [`NODES`], six for [`TOOLS`] and three for [`MONITORING`].
+//! The programs of Kubernetes, and etcd, are looked up in the folder named by `KUBEBUILDER_ASSETS` first. If such a
+//! program is not there, and for all other programs, the cache is used: `$CADASTRE_CACHE`, else
+//! `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`. The cache has a sub-folder for each Go module and release, for
+//! example `control-plane/v1.36.3`. If a program is missing from the cache, too, `go build` builds it once into the
+//! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
+//! `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum` files pin every source. On two cores,
+//! the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], four minutes for [`NODES`], six for
+//! [`TOOLS`] and three for [`MONITORING`].
 //!
-//! A lock file keeps two processes from building at once. While a program is being built, its file has another name. So
-//! an interrupted build leaves no file under the program's name.
+//! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
+//! name. So an interrupted build leaves no file under the program's name.
 
 use std::env;
 use std::fs::{self, File};
@@ -169,7 +170,7 @@ impl Source {
 }
 
 impl Program {
-    /// Returns the file name of the executable. helm 3 and helm 4 have the same.
+    /// Returns the file name of the executable. helm 3 and helm 4 have the same file name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -242,7 +243,8 @@ impl Program {
         }
     }
 
-    /// Returns the build tags. Without the service discovery of clouds, Prometheus is built in a third of the time.
+    /// Returns the build tags. The tag for Prometheus leaves out the service discovery of clouds, so that the build
+    /// takes only a third of the time.
     fn tags(self) -> &'static str {
         match self.source() {
             Source::Prometheus => "remove_all_sd",
@@ -331,7 +333,7 @@ fn announcement(programs: &[Program]) -> String {
     )
 }
 
-/// Takes the lock that keeps other processes from building. Blocks until the lock is free.
+/// Acquires the lock that keeps other processes from building. Blocks until the lock is free.
 pub(crate) fn lock(cache: &Path) -> Result<File> {
     let lock = File::create(cache.join(".lock"))?;
     if lock.try_lock().is_err() {
@@ -355,7 +357,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Returns the folder of the cache that holds `program`.
+/// Returns the cache's folder for `program`.
 fn folder_of(program: Program, cache: &Path) -> PathBuf {
     let source = program.source();
     cache.join(source.folder()).join(source.release())

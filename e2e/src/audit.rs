@@ -1,4 +1,4 @@
-//! Reads from the API server's audit log which requests users made.
+//! Reads the API server's audit log, to find out which requests users made.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// An audit log of the requests of some users. Start the API server with the flags of [`Audit::args`].
+/// An audit log of the requests of some users. The API server writes the log if it is started with the flags of
+/// [`Audit::args`].
 #[derive(Debug)]
 pub struct Audit {
     folder: TempDir,

@@ -1,8 +1,9 @@
 //! Headless Chromium, driven by its DevTools protocol over a pair of pipes.
 //!
-//! Debian's package `chromium` is enough: no driver program and no web socket is needed. Commands and answers are JSON,
-//! each terminated by a zero byte, on file descriptors 3 and 4 of the browser. Like every [`Process`], the browser is
-//! killed when this process ends. Its own child processes end with the browser.
+//! Debian's package `chromium` is enough, because neither a driver program nor a web socket is needed. Commands and
+//! answers are JSON, each terminated by a zero byte, on file descriptors 3 and 4 of the browser. Like every
+//! [`Process`], the browser is killed when this process ends. The browser's own child processes end together with the
+//! browser.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,8 @@ const FLAGS: [&str; 15] = [
     "--remote-debugging-pipe",
 ];
 
-/// Returns the browser's executable: `CHROMIUM` if set, else `chromium` in the PATH.
+/// Returns the path of the browser's executable: the value of the environment variable `CHROMIUM` if set, else the path
+/// of `chromium` in the PATH. Returns `None` if there is no browser.
 pub fn find() -> Option<PathBuf> {
     if let Some(path) = env::var_os("CHROMIUM") {
         return Some(PathBuf::from(path));
@@ -194,7 +196,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Sets the colour scheme that the page sees, `light` or `dark`.
+    /// Sets the colour scheme that the page is told to use, `light` or `dark`.
     pub async fn colours(&mut self, scheme: &str) -> Result<()> {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call(
@@ -216,8 +218,8 @@ impl Browser {
 
     /// Returns the exceptions and the violations of the content security policy that the page has reported so far.
     pub async fn complaints(&mut self) -> Result<Vec<String>> {
-        // The browser sends messages in order. So once this command is answered, all its earlier messages have been
-        // read.
+        // The browser sends messages in order. So once this command is answered, all messages that the browser sent
+        // earlier have been read.
         self.eval("1").await?;
         Ok(self.complaints.clone())
     }

@@ -39,8 +39,8 @@ impl TestCluster {
         Ok(Fixtures::new(self.control_plane.client().await?))
     }
 
-    /// Stops the controller by SIGTERM, runs `meanwhile`, and starts a new controller with `flags` that appends to the
-    /// same log. Returns when the new controller is ready.
+    /// Stops the controller by SIGTERM, runs `meanwhile`, and starts a new controller with `flags`. The new controller
+    /// appends to the log of the old one. Returns when the new controller is ready.
     pub async fn restart(
         &mut self,
         flags: &[&str],

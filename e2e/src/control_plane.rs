@@ -1,16 +1,16 @@
 //! Runs etcd and kube-apiserver on loopback, with data and logs in a folder of their own.
 //!
 //! # Guarantees
-//! - Any number of control planes may run at the same time: each has its own ports, folder and keys.
-//! - Nothing is left behind. When the [`ControlPlane`] is dropped or this process ends, its processes end and its
-//!   folder is removed ([`crate::scratch`] says when the folder is kept).
-//! - A killed API server restarts on the same port with the same data, or with older data
+//! - Any number of control planes may run at the same time, because each has its own ports, folder and keys.
+//! - Nothing is left behind. When the [`ControlPlane`] is dropped or this process ends, the processes of the control
+//!   plane end and its folder is removed ([`crate::scratch`] says when the folder is kept).
+//! - A killed API server can be restarted on the same port with the same data, or with older data
 //!   ([`ControlPlane::with_data`]).
 //!
 //! # Caveats
 //! - etcd does not fsync. A crash of the host loses data, but a crash of etcd alone does not.
-//! - No controllers run unless [`ControlPlane::start_kcm`] is called: nothing collects garbage, creates ServiceAccounts
-//!   or taints nodes. So admission does not require that pods have a ServiceAccount.
+//! - No controllers run unless [`ControlPlane::start_kcm`] is called. Without them, nothing collects garbage, creates
+//!   ServiceAccounts or taints nodes. So by default, admission does not require that pods have a ServiceAccount.
 //! - A `ControlPlane` in a `static` is never dropped, so its processes run until this process ends.
 
 use std::ffi::{OsStr, OsString};
@@ -35,7 +35,7 @@ use crate::process::{self, Process};
 use crate::scheduler;
 use crate::scratch::Scratch;
 
-/// The user of [`ControlPlane::client`]. It is in `system:masters` and so exempt from flow control.
+/// The user of [`ControlPlane::client`]. The user is in the group `system:masters`, and so is exempt from flow control.
 pub const ADMIN: &str = "admin";
 
 /// The maximum time for kube-apiserver to become ready. It takes about 4 s on an idle host, longer on a busy one.
@@ -270,7 +270,8 @@ impl ControlPlane {
             .spawn()
             .context("cannot run kubectl")?;
         if let Some(mut stdin) = child.stdin.take() {
-            // An error is ignored: kubectl may end before it has read its input, and its exit status is checked anyway.
+            // An error is ignored, because kubectl may end before it has read its input. Its exit status is checked
+            // anyway.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
         let output = child.wait_with_output().await?;
@@ -289,7 +290,7 @@ impl ControlPlane {
         kcm::start(self, options)
     }
 
-    /// Returns kube-apiserver's own metrics; [`metrics::requests`] counts the requests in them.
+    /// Returns kube-apiserver's own metrics. [`metrics::requests`] extracts the counts of requests from these metrics.
     pub async fn apiserver_metrics(&self) -> Result<Vec<Sample>> {
         let client = self.client().await?;
         Ok(metrics::parse(&get(&client, "/metrics").await?))
@@ -374,9 +375,9 @@ fn data(folder: &Path) -> PathBuf {
     folder.join("etcd")
 }
 
-/// Returns how far the heap of a Go program grows between two garbage collections, in percent. `GOGC` in the
-/// environment overrides the default. The default of 400 makes collections rare, which saves up to a fifth of
-/// kube-apiserver's processor time at start.
+/// Returns the value of `GOGC` for etcd and kube-apiserver: by how many percent the heap may grow between two garbage
+/// collections. If this process has `GOGC` in its environment, that value is used. The default of 400 makes collections
+/// rare, which saves up to a fifth of kube-apiserver's processor time at start.
 fn gogc() -> OsString {
     std::env::var_os("GOGC").unwrap_or_else(|| "400".into())
 }

@@ -34,7 +34,7 @@ pub async fn install(client: &Client) -> Result<()> {
     .await
 }
 
-/// Lists the objects of a kind. Reads only their metadata, because tests create objects that cannot be parsed.
+/// Lists the objects of a kind. Requests only their metadata, because tests create objects that cannot be parsed.
 async fn list<K>(client: &Client) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,

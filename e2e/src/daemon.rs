@@ -144,20 +144,20 @@ pub(crate) async fn request(
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
-/// Returns the path of `cadastre`: the environment variable `CADASTRE_BIN` if set, else the binary built with the
-/// tests.
+/// Returns the path of `cadastre`: the value of the environment variable `CADASTRE_BIN` if set, else the path of the
+/// binary built with the tests.
 pub fn binary() -> Result<PathBuf> {
     built("cadastre", "CADASTRE_BIN")
 }
 
-/// Returns the path of the CNI plugin: the environment variable `CADASTRE_IPAM` if set, else the binary built with the
-/// tests.
+/// Returns the path of the CNI plugin: the value of the environment variable `CADASTRE_IPAM` if set, else the path of
+/// the binary built with the tests.
 pub fn plugin() -> Result<PathBuf> {
     built("cadastre-ipam", "CADASTRE_IPAM")
 }
 
-/// Returns the path of the kubectl plugin: the environment variable `CADASTRE_KUBECTL` if set, else the binary built
-/// with the tests.
+/// Returns the path of the kubectl plugin: the value of the environment variable `CADASTRE_KUBECTL` if set, else the
+/// path of the binary built with the tests.
 pub fn kubectl_plugin() -> Result<PathBuf> {
     built("kubectl-cadastre", "CADASTRE_KUBECTL")
 }

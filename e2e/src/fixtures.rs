@@ -1,8 +1,8 @@
 //! Creates and changes objects in the cluster, and waits for the state that must follow.
 //!
 //! # Guarantees
-//! Nothing here sleeps for a fixed time: every wait ends as soon as its condition holds. If a wait reaches its limit,
-//! its error has the condition and what was observed last (see [`crate::wait`]).
+//! Nothing here sleeps for a fixed time, because every wait ends as soon as its condition holds. If a wait reaches its
+//! limit, the error contains the condition and what was observed last (see [`crate::wait`]).
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::nodes;
 use crate::wait::until;
 
-/// The maximum duration of a wait. It is generous: usually a wait takes about a second.
+/// The maximum duration of a wait. The limit is generous, because a wait usually takes about a second.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The label that [`Fixtures::node`] sets and that the selector of [`Fixtures::pool`] requires.
@@ -62,7 +62,8 @@ impl Fixtures {
 
     /// Writes a NodeAddresses object by server-side apply, as an agent does.
     pub async fn list_addresses(&self, node: &str, mut list: NodeAddressesSpec) -> Result<()> {
-        // Empty fields are not serialized. If an empty list without a UID were applied, the object would have no spec.
+        // Empty fields are not serialized. If both the list and the UID were empty, the object would be applied without
+        // a spec. So an empty UID is replaced.
         if list.node_uid.is_empty() {
             "test".clone_into(&mut list.node_uid);
         }
@@ -93,7 +94,7 @@ impl Fixtures {
         created.with_context(|| format!("cannot create pool {name}"))
     }
 
-    /// Creates a pool as [`Fixtures::pool`] does, but one that allocates blocks.
+    /// Creates a pool that allocates blocks. Its group and defaults are those of [`Fixtures::pool`].
     pub async fn block_pool(&self, name: &str, mut spec: Value) -> Result<IPPool> {
         spec["allocationMode"] = json!("Blocks");
         self.pool(name, spec).await
@@ -104,8 +105,8 @@ impl Fixtures {
         merge(&self.pools, name, json!({ "spec": spec })).await
     }
 
-    /// Changes the spec of a pool by a merge patch with `spec`, and waits until the controller has read the change. By
-    /// then, `observedGeneration` in the pool's status is the pool's new generation.
+    /// Changes the spec of a pool by a merge patch with `spec`, and waits until the controller has read the change.
+    /// Then `observedGeneration` in the pool's status is the pool's new generation.
     pub async fn change_pool_observed(&self, name: &str, spec: Value) -> Result<IPPool> {
         let generation = self.change_pool(name, spec).await?.metadata.generation;
         self.pool_until(name, "the change is observed", |it| {
@@ -121,18 +122,18 @@ impl Fixtures {
         Ok(())
     }
 
-    /// Creates a node with the label [`GROUP`], so that the pools of this group select the node.
+    /// Creates a node whose label [`GROUP`] is `group`, so that the pools of this group select the node.
     pub async fn node(&self, group: &str, name: &str) -> Result<Node> {
         self.create_node(node_of_group(group, name)).await
     }
 
-    /// Creates a node with the label [`GROUP`], and returns its podCIDRs once it has any.
+    /// Creates a node whose label [`GROUP`] is `group`. Waits until the node has podCIDRs, and returns them.
     pub async fn served_node(&self, group: &str, name: &str) -> Result<Vec<String>> {
         self.node(group, name).await?;
         self.served(name).await
     }
 
-    /// Creates a node for which no range of podCIDRs is free, and returns the message of the event that says so.
+    /// Creates a node for which no podCIDR is free, and returns the message of the event that reports this.
     pub async fn waiting_node(&self, group: &str, name: &str) -> Result<String> {
         let node = self.node(group, name).await?;
         self.event_about(&node, "WaitingForPodCIDR").await
@@ -209,7 +210,7 @@ impl Fixtures {
         Ok(format!("it has none; its events: {notes:?}"))
     }
 
-    /// Returns the podCIDRs that a node has now, without waiting; empty if it has none.
+    /// Returns the podCIDRs that a node has now, without waiting. The result is empty if the node has none.
     pub async fn pod_cidrs(&self, name: &str) -> Result<Vec<String>> {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
@@ -224,7 +225,7 @@ impl Fixtures {
         object_until(&self.pools, name, &format!("pool {name}: {what}"), is).await
     }
 
-    /// Waits until the condition `kind` of a pool has this status (`True`, `False`), and returns it.
+    /// Waits until the condition `kind` of a pool has this status (`True`, `False`), and returns the condition.
     pub async fn condition(&self, pool: &str, kind: &str, status: &str) -> Result<Condition> {
         let what = format!("condition {kind} is {status}");
         let is = |pool: &IPPool| condition(pool, kind).is_some_and(|it| it.status == status);
@@ -411,7 +412,7 @@ pub fn condition<'a>(pool: &'a IPPool, kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|it| it.type_ == kind)
 }
 
-/// Returns a minimal Node with the label [`GROUP`], so that the pools of this group select the node.
+/// Returns a minimal Node whose label [`GROUP`] is `group`, so that the pools of this group select the node.
 pub fn node_of_group(group: &str, name: &str) -> Node {
     labelled(nodes::node(name, "192.0.2.1"), &[(GROUP, group)])
 }
@@ -427,7 +428,7 @@ pub fn labelled(mut node: Node, labels: &[(&str, &str)]) -> Node {
     node
 }
 
-/// Sets the podCIDRs of a node, as a kubelet or a foreign allocator may do before Cadastre sees the node.
+/// Sets the podCIDRs of a node, as a kubelet or a foreign allocator may do before Cadastre observes the node.
 pub fn with_pod_cidrs(mut node: Node, cidrs: &[&str]) -> Node {
     let spec = node.spec.get_or_insert_default();
     spec.pod_cidr = cidrs.first().map(ToString::to_string);

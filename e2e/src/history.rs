@@ -1,7 +1,7 @@
 //! Records the podCIDRs of every revision of every node, in the API server's order.
 //!
-//! An independent check of the first invariant, that two live nodes never have overlapping ranges. The recording uses a
-//! watch and does not poll, so it also observes a violation that lasts for a millisecond.
+//! The recording is an independent check of the first invariant, that two live nodes never have overlapping ranges. The
+//! recording uses a watch and does not poll. So it also contains a violation that lasts for a millisecond.
 //!
 //! # Guarantees
 //! - Everything that happens after [`History::start`] has returned is recorded.
@@ -70,7 +70,7 @@ pub struct Revision {
 pub struct Duplicate {
     /// Name, UID and range of the node that had its range first.
     pub first: (String, String, String),
-    /// Name, UID and range of the node whose range overlaps it.
+    /// Name, UID and range of the node whose range overlaps the range of `first`.
     pub second: (String, String, String),
 }
 
@@ -102,7 +102,7 @@ struct Log {
 }
 
 impl History {
-    /// Lists the nodes, and returns as soon as every later change is recorded.
+    /// Lists the nodes and starts to record. Every change after this function has returned is recorded.
     pub async fn start(client: Client) -> Result<Self> {
         let log = Arc::new(Mutex::new(Log::default()));
         let (send, mut progress) = watch::channel(Progress::default());
@@ -118,8 +118,8 @@ impl History {
         })
     }
 
-    /// Waits at most `limit` until `count` live nodes have podCIDRs. Returns when the recorder last saw podCIDRs appear
-    /// on a node.
+    /// Waits at most `limit` until `count` live nodes have podCIDRs. Returns the time at which the recorder last
+    /// observed that a node got podCIDRs.
     pub async fn wait_until_all_assigned(&self, count: usize, limit: Duration) -> Result<Instant> {
         let mut progress = self.progress.clone();
         let reached = progress.wait_for(|it| it.assigned >= count);
@@ -150,7 +150,7 @@ impl History {
         Ok(())
     }
 
-    /// Returns when the recorder last saw podCIDRs appear on a node.
+    /// Returns the time at which the recorder last observed that a node got podCIDRs, or `None` if no node got any.
     pub fn last_assignment(&self) -> Option<Instant> {
         self.progress.borrow().last_assignment
     }

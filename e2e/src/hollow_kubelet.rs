@@ -1,14 +1,13 @@
-//! Hollow kubelets: they run pods without containers. So tests can have many pods, which a real scheduler binds to
-//! nodes.
+//! Hollow kubelets run pods without containers. So tests can have many pods, which a real scheduler binds to nodes.
 //!
 //! As far as addresses are concerned, a hollow kubelet does the work of a kubelet and a runtime for the pods of its
-//! node: it renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container
+//! node. It renews the node's Lease, sends ADD and DEL to the node's agent, and writes the pods' statuses. A container
 //! is only a name.
 //!
 //! # Guarantees
 //! [`Kubelets`] know the addresses of all containers of all machines that run. If an agent assigns an address that a
-//! container has, [`Kubelets::duplicates`] names both. A container has its addresses from the answer to its ADD until
-//! its DEL is sent, or until its machine is switched off.
+//! container already has, [`Kubelets::duplicates`] names the address and the two containers. A container has its
+//! addresses from the answer to its ADD until its DEL is sent, or until its machine is switched off.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -119,7 +118,8 @@ impl Kubelets {
         Ok(())
     }
 
-    /// Pauses the machine of a node. The kubelet and the agent do nothing. The containers keep their addresses.
+    /// Pauses the machine of a node: until [`Kubelets::resume`], the kubelet and the agent do nothing. The containers
+    /// keep their addresses.
     pub fn pause(&self, node: &str) -> Result<()> {
         self.core.switch(node, Power::Paused)?;
         self.core.agents.signal(node, Signal::STOP)
@@ -140,12 +140,12 @@ impl Kubelets {
         Ok(())
     }
 
-    /// Returns which addresses were assigned while another container had them.
+    /// Returns a text for each assignment of an address that another container had at that time.
     pub fn duplicates(&self) -> Vec<String> {
         lock(&self.core.containers).duplicates.clone()
     }
 
-    /// Returns, by the name of a pod, the addresses of each of its containers so far.
+    /// Returns for each pod, by its name, the addresses of each container that it has had so far.
     pub fn assigned(&self) -> BTreeMap<String, Vec<Vec<String>>> {
         lock(&self.core.containers).by_pod.clone()
     }
@@ -161,7 +161,8 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until the node's machine is not paused. Returns false if the machine is switched off or does not exist.
+    /// Waits until the node's machine is not paused. Returns whether the machine runs: false if it is switched off or
+    /// does not exist.
     async fn works(&self, node: &str) -> bool {
         let Some(mut power) = lock(&self.machines).get(node).map(watch::Sender::subscribe) else {
             return false;
@@ -222,7 +223,7 @@ impl Core {
                 }
                 Ok(Some(Event::Apply(pod))) => pod,
                 Ok(None) => return,
-                // The watcher reports an error and goes on by itself.
+                // The watcher reports an error, and resumes by itself.
                 Err(_) => {
                     tokio::time::sleep(RETRY).await;
                     continue;
@@ -266,7 +267,7 @@ impl Core {
             }
             tokio::time::sleep(RETRY).await;
         }
-        // `wait_for` fails only if the sender is gone, because the kubelets are being dropped.
+        // `wait_for` fails only if the sender is gone, which means that the kubelets are being dropped.
         if wanted.wait_for(|it| *it != Wanted::Running).await.is_err() {
             return;
         }
@@ -280,7 +281,8 @@ impl Core {
         }
     }
 
-    /// Writes to the pod's status that it is running and ready, until that succeeds or the pod is to end.
+    /// Writes the state running and ready to the pod's status. Repeats the write until it succeeds or the pod is being
+    /// deleted.
     async fn report(&self, pod: &Pod, addresses: &[String], wanted: &mut watch::Receiver<Wanted>) {
         let ips: Vec<_> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let ready = |type_| json!({"type": type_, "status": "True", "lastTransitionTime": Timestamp::now()});
@@ -326,7 +328,7 @@ impl Core {
             .get(node)
             .is_none_or(|it| *it.borrow() == Power::Off)
         {
-            return; // its machine went off while the agent answered
+            return; // the machine was switched off while the agent answered
         }
         let of_pod = containers.by_pod.entry(pod.to_owned()).or_default();
         of_pod.push(addresses.to_vec());

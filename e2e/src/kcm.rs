@@ -8,8 +8,8 @@ use crate::control_plane::ControlPlane;
 use crate::ports;
 use crate::process::{self, Process};
 
-/// The user as which kube-controller-manager authenticates. Its controllers use ServiceAccounts of their own, as in
-/// clusters set up by kubeadm.
+/// The user as which kube-controller-manager authenticates. As in clusters set up by kubeadm, each of its controllers
+/// uses a ServiceAccount of its own.
 pub const USER: &str = "system:kube-controller-manager";
 
 /// Settings for [`ControlPlane::start_kcm`].
@@ -31,7 +31,8 @@ pub struct KcmOptions {
 }
 
 impl Default for KcmOptions {
-    /// All controllers, with kube-controller-manager's own defaults; podCIDRs are not allocated.
+    /// Returns settings with which all controllers run, but podCIDRs are not allocated. The rate limits are
+    /// kube-controller-manager's own defaults.
     fn default() -> Self {
         Self {
             allocate: false,
@@ -45,7 +46,7 @@ impl Default for KcmOptions {
 }
 
 impl KcmOptions {
-    /// Returns settings with which only the controller runs that allocates podCIDRs.
+    /// Returns settings with which kube-controller-manager runs only one controller, the one that allocates podCIDRs.
     pub fn node_ipam(cluster_cidrs: &[&str]) -> Self {
         Self {
             allocate: true,

@@ -1,8 +1,8 @@
 //! Users of a control plane, with static tokens, and their kubeconfigs.
 //!
-//! Users have tokens and no client certificates: the API server would check a certificate's signature on every request,
-//! which would distort benchmarks. The API server reads the token file only when it starts, so all users have to be in
-//! [`Options`](crate::Options).
+//! Users authenticate by tokens and not by client certificates. With client certificates, the API server would verify a
+//! signature on every request, which would distort benchmarks. The API server reads the token file only when it starts,
+//! so all users have to be in [`Options`](crate::Options).
 
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
@@ -69,7 +69,7 @@ pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     })
 }
 
-/// Returns a client without retries, so that a test sees the server's first answer.
+/// Returns a client without retries, so that a test gets the server's first answer.
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();

@@ -1,8 +1,8 @@
 //! Runs a real Kubernetes control plane on this host, for the tests, the benches and the demo.
 //!
 //! etcd, kube-apiserver and, if a test needs it, kube-controller-manager run as plain processes on loopback. Most tests
-//! need no containers, no nodes and no root. They create Node objects through the API, and the controller looks at
-//! nothing else of a node. Tests of the agent with pods run real nodes ([`node`]).
+//! need no containers, no nodes and no root. They only create Node objects through the API, because the controller
+//! reads nothing else of a node. Tests of the agent with pods run real nodes ([`node`]).
 //!
 //! ```text
 //! assets ──> ControlPlane ──> etcd, kube-apiserver, kube-controller-manager   (process, scratch)
@@ -18,7 +18,8 @@
 //!                 └─ History                            ──> every revision of every node's podCIDRs
 //! ```
 //!
-//! Errors are `anyhow`, because callers only print them and stop. The text says what was tried and what to do.
+//! Errors are `anyhow`, because callers only print them and stop. The text of an error says what was tried and what to
+//! do.
 
 pub mod admission;
 pub mod assets;

@@ -41,7 +41,7 @@ pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
 }
 
 /// Sums `apiserver_request_total` by verb, resource and subresource over all response codes. kube-apiserver counts a
-/// watch only when it ends.
+/// watch only when the watch ends.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counters are small and not negative
 pub fn requests(samples: &[Sample]) -> BTreeMap<Request, u64> {
     let mut counts = BTreeMap::new();

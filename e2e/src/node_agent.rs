@@ -24,7 +24,7 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::{Fixtures, LIMIT};
 use crate::wait::until;
 
-/// How long a call waits for the agent's answer, as in the plugin.
+/// How long a call waits for the agent's answer, which is as long as the CNI plugin waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Flags of [`Agents`]. Agents publish everything within about a second, and an ADD that gets no address ends after a
 /// second.
@@ -72,13 +72,13 @@ impl NodeAgent {
         Ok(())
     }
 
-    /// Returns the running agent. If the agent was not started, this is an error.
+    /// Returns the running agent, or an error if the agent was not started.
     pub fn running(&mut self) -> Result<&mut Daemon> {
         let none = || format!("the agent of {} does not run: start it first", self.node);
         self.daemon.as_mut().with_context(none)
     }
 
-    /// Starts another agent process with the same folder. The name of its log file has `name` and the node's name.
+    /// Starts another agent process with the same folder. The name of its log file contains `name` and the node's name.
     pub fn spawn(&self, name: &str) -> Result<Daemon> {
         let mut args: Vec<String> = ["agent", "--node-name", &self.node]
             .map(str::to_owned)
@@ -99,7 +99,7 @@ impl NodeAgent {
         Daemon::start(&self.logs, &self.kubeconfig, &options)
     }
 
-    /// The folder of the sockets, the store, and the caller's files.
+    /// The folder with the agent's sockets and store, in which the caller may have files, too.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -114,12 +114,12 @@ impl NodeAgent {
         self.folder().join("run/agent.sock")
     }
 
-    /// The path of the store.
+    /// The path of the store, the file `node.redb`.
     pub fn store(&self) -> PathBuf {
         self.folder().join("lib/node.redb")
     }
 
-    /// Sends a request as the plugin does: to the agent, or to the store if no agent answers.
+    /// Sends a request as the CNI plugin does. If no agent answers, uses the store directly.
     pub async fn ask(&self, op: Op) -> Result<OpOutcome, OpError> {
         let (socket, store) = (self.plugin_socket(), self.store());
         let asked = tokio::task::spawn_blocking(move || ask(&socket, &store, &op, PATIENCE));
@@ -176,8 +176,8 @@ impl Agents {
         })
     }
 
-    /// Starts the agent of a node, on an empty folder. Does not wait until it is ready, because it is ready only once
-    /// it has a block. [`Agents::allocate`] waits for that.
+    /// Starts the agent of a node, on an empty folder. Does not wait until the agent is ready, because the agent is
+    /// ready only once it has a block. [`Agents::allocate`] waits for the block.
     pub fn join(&self, node: &Node) -> Result<()> {
         let name = node.name_any();
         let mut agent = NodeAgent::with(&self.logs, &self.kubeconfig, &name, &QUICK)?;
@@ -249,8 +249,8 @@ impl Agents {
         self.run(fixtures, node, &created).await
     }
 
-    /// Adds a container of the same name for a pod on a node. Writes the container's addresses to the pod's status, and
-    /// returns them.
+    /// Adds a container for the pod `created`, with the pod's name. Writes the container's addresses to the pod's
+    /// status, and returns them.
     pub async fn run(&self, fixtures: &Fixtures, node: &str, created: &Pod) -> Result<Vec<String>> {
         let pod = &created.name_any();
         let add = Add {
@@ -267,7 +267,7 @@ impl Agents {
         Ok(addresses)
     }
 
-    /// Returns the `ipam` section of a network config with which the CNI plugin asks a node's agent.
+    /// Returns the `ipam` section of a network config with which the CNI plugin sends its requests to a node's agent.
     pub fn ipam(&self, node: &str) -> Result<Value> {
         let agent = self.agent(node)?;
         let (socket, store) = (agent.plugin_socket(), agent.store());
@@ -317,7 +317,7 @@ fn of_pool(pool: &str, container: &str) -> Add {
     }
 }
 
-/// Returns the reference to a pod that an ADD has.
+/// Returns the reference to `pod` with which an ADD names its pod.
 pub fn pod_ref(pod: &Pod) -> PodRef {
     PodRef {
         namespace: pod.namespace().unwrap_or_default(),

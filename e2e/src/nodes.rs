@@ -95,7 +95,7 @@ pub async fn names(client: &Client) -> Result<Vec<String>> {
     Ok(nodes.items.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Returns the podCIDRs of a node; empty if the node has none.
+/// Returns the podCIDRs of a node, which are empty if the node has none.
 pub fn pod_cidrs(node: &Node) -> &[String] {
     node.spec
         .as_ref()
@@ -103,8 +103,8 @@ pub fn pod_cidrs(node: &Node) -> &[String] {
         .unwrap_or_default()
 }
 
-/// Returns a call that sets the podCIDRs of node `name`, by a merge patch that the API server applies whatever the
-/// node's version is. `pod_cidrs` must not be empty.
+/// Returns a call that sets the podCIDRs of node `name` by a merge patch without resourceVersion. So the API server
+/// applies the patch whatever the node's version is. `pod_cidrs` must not be empty.
 pub fn assign(name: &str, pod_cidrs: &[String]) -> Result<Call> {
     let first = pod_cidrs
         .first()

@@ -21,7 +21,7 @@ pub const VERBS: [&str; 8] = [
 /// The resource for which permissions are checked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Target<'a> {
-    /// API group; empty for the core
+    /// API group; empty for the core group
     pub group: &'a str,
     /// Plural name, followed by `/subresource` to check a subresource
     pub resource: &'a str,

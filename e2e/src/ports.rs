@@ -1,11 +1,12 @@
 //! Finds ports on loopback that stay free while a server is down.
 //!
-//! All ports are below 32768, because Linux takes the ports of outgoing connections from above. So an API server that
-//! is killed and restarted finds its port free, even while its clients try to reconnect. Within one process, [`free`]
-//! returns each port only once, until all have been used.
+//! All ports are below 32768, because Linux chooses the ports of outgoing connections from 32768 upwards. So an API
+//! server that is killed and restarted finds its port free, even while its clients try to reconnect. Within one
+//! process, [`free`] returns each port only once, until all have been used.
 //!
-//! Several processes look for ports at the same time. Each process reserves its ports until it ends: for each port, it
-//! listens on a socket in the abstract namespace, whose name contains the port. So nothing is left behind.
+//! Several processes may look for ports at the same time. Each process reserves its ports until it ends. To reserve a
+//! port, the process listens on a socket in the abstract namespace, whose name contains the port. So nothing is left
+//! behind.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

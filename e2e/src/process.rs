@@ -124,7 +124,7 @@ impl Process {
         }
     }
 
-    /// Waits at most `limit` for the process to end by itself. Returns `None` if it still runs then.
+    /// Waits at most `limit` for the process to end by itself. Returns `None` if it still runs when `limit` has passed.
     pub async fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -190,8 +190,8 @@ pub fn usage(pid: u32) -> Result<Usage> {
         Ok(kib.parse::<u64>()? * 1024)
     };
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Field 2 is the process's name in brackets, which may contain spaces. So fields are counted after it. Fields 14
-    // and 15 are the user and system ticks.
+    // Field 2 is the process's name in brackets, which may contain spaces. So fields are counted from the end of the
+    // name. Fields 14 and 15 are the user and system ticks.
     let (_, fields) = stat
         .rsplit_once(") ")
         .context("/proc/PID/stat has no name")?;

@@ -213,7 +213,8 @@ pub fn promtool(args: &[&str], input: &str) -> Result<String> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("no standard input")?;
-    // An error is ignored: promtool may end before it has read all of its input, and its exit status is checked anyway.
+    // An error is ignored, because promtool may end before it has read all of its input. Its exit status is checked
+    // anyway.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let done = child.wait_with_output()?;

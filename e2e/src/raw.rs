@@ -1,8 +1,9 @@
 //! A minimal HTTP client, to measure how fast the API server can be at best.
 //!
-//! Each of N connections (HTTP/1.1 over TLS) sends one request at a time, and takes the next request from a common list
-//! as soon as the answer has arrived. There is no pool, no middleware and no decoding of answers. Benches compare
-//! controllers with this client: even the best controller is limited by the API server's own processor time.
+//! Each of N connections (HTTP/1.1 over TLS) sends one request at a time, and fetches the next request from a common
+//! list as soon as the answer has arrived. The client has no connection pool and no middleware, and it does not decode
+//! answers. Benches compare controllers with this client, because even the best controller is limited by the API
+//! server's own processor time.
 //!
 //! With 5,000 PATCHes of podCIDRs on two cores, none of these made a difference: HTTP/2 with 1, 2 or 4 connections;
 //! strategic or JSON patches; answers reduced to metadata or in protobuf. In every case each request costs the server
@@ -135,7 +136,8 @@ impl Endpoint {
     }
 
     /// Sends all `calls` over `connections` connections, and returns when all have succeeded. A failed call or a broken
-    /// connection is an error. But if the server answers a PATCH with 500 or above, the PATCH is repeated first.
+    /// connection is an error. But if the server answers a PATCH with 500 or above, the PATCH is repeated, and only the
+    /// last failure is an error.
     pub async fn send_all(&self, connections: usize, calls: Vec<Call>) -> Result<Report> {
         let senders = try_join_all((0..connections).map(|_| self.connect())).await?;
         let (calls, next) = (Arc::new(calls), Arc::new(AtomicUsize::new(0)));
@@ -163,8 +165,8 @@ impl Endpoint {
         while let Some(call) = calls.get(next.fetch_add(1, Ordering::Relaxed)) {
             let start = Instant::now();
             let mut sent = self.send(&mut sender, call).await;
-            // An overloaded server sometimes answers a PATCH with 500. Then the PATCH is sent again, which does no
-            // harm.
+            // An overloaded server sometimes answers a PATCH with 500. The PATCH is then sent again, which does no
+            // harm, because a second PATCH changes nothing.
             let mut left = if call.method == Method::PATCH {
                 AGAIN
             } else {

@@ -9,10 +9,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The longest interval between two calls of `look`. The interval grows, because a call may use the processor time that
 /// the condition needs.
 const SELDOM: Duration = Duration::from_millis(500);
-/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed late by at most this fraction.
+/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed at most this fraction later
+/// than it holds.
 const LATE: u32 = 20;
 
-/// Calls `look` until it returns a value. Fails after `limit`. `what` completes the error "not within 10 s: …".
+/// Calls `look` until it returns a value, and returns this value. After `limit`, fails with the error "not within
+/// LIMIT: WHAT".
 ///
 /// An error of `look` counts as "not yet", because the API server may be down for a while. When `limit` is reached, the
 /// error contains the last error of `look`.

@@ -1,14 +1,15 @@
 //! A TCP proxy to the API server that can delay what a client sends.
 //!
-//! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait
-//! in the proxy until [`Wire::release`]. They are delivered even if the client has died meanwhile, because the proxy
-//! closes the connection to the server only [`LINGER`] after the last byte. So the API server can execute requests of a
-//! client long after the client's death, as with real networks and proxies. After [`Wire::fall_silent`], connections
-//! stay open, but nothing is delivered over them.
+//! The proxy forwards bytes, which stay encrypted from end to end. After [`Wire::hold`], bytes from the client wait in
+//! the proxy until [`Wire::release`]. The waiting bytes are delivered even if the client has died meanwhile, because
+//! the proxy closes the connection to the server only [`LINGER`] after the last byte. So the API server can execute
+//! requests of a client long after the client's death, as with real networks and proxies. After [`Wire::fall_silent`],
+//! connections stay open, but nothing is delivered over them.
 //!
 //! # Caveats
-//! A client that cancels a request in an orderly way announces that within TLS. The proxy delivers this announcement
-//! like all other bytes, and the API server then drops the request. So kill the client before its requests time out.
+//! A client that cancels a request in an orderly way announces the cancellation within TLS. The proxy delivers this
+//! announcement like all other bytes, and the API server then drops the request. So kill the client before its requests
+//! time out.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -99,8 +100,8 @@ impl Wire {
         self.left.store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of connections on which requests of clients are waiting. Connections that are still being
-    /// encrypted do not count: their requests are not sent yet.
+    /// Returns the number of connections on which requests of clients are waiting. Connections on which the TLS
+    /// handshake is not complete do not count, because their requests are not sent yet.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -174,7 +175,8 @@ async fn forward(
         }
     });
     let mut bytes = vec![0; 16 << 10];
-    // For a client that died, a read returns an error. For a client that closed, it returns 0. Both end the loop.
+    // If the client has died, a read returns an error. If the client has closed the connection, a read returns 0. In
+    // both cases the loop ends.
     while let Ok(count @ 1..) = asks.read(&mut bytes).await {
         gate.pass().await?;
         if silenced.has_changed()? {

@@ -1,7 +1,7 @@
-//! The CRDs in a real API server: which objects each rule accepts, which it rejects with which message, defaults,
-//! limits, and the columns of kubectl.
+//! The CRDs in a real API server. The test checks which objects each rule accepts, which objects it rejects and with
+//! which message, the defaults, the limits, and the columns of kubectl.
 //!
-//! This is one test in steps, so that all steps share one control plane. Most objects are validated by dry run, which
+//! All checks are steps of one test, so that they share one control plane. Most objects are validated by dry run, which
 //! stores nothing.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 const LIMIT: Duration = Duration::from_secs(180);
 /// How long Cadastre pauses in these tests after the last podCIDR of a foreign allocator.
 const HOLD: Duration = Duration::from_secs(8);
-/// For how long Cadastre is stopped at a time: less than its lease, so it goes on leading.
+/// For how long Cadastre is stopped at a time. This is less than its lease duration, so Cadastre continues to lead.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Returns the messages of events with this reason about objects of this kind, by the object's name.
@@ -77,8 +77,8 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
         .await
         .unwrap();
     let mut created = 60;
-    // Cadastre may have won every race. So it is paused while each further node is created, until
-    // kube-controller-manager has written a podCIDR first.
+    // Cadastre may have won every race. So more nodes are created one by one, and Cadastre is stopped for a while at
+    // each. The loop ends when Cadastre has counted a podCIDR of kube-controller-manager.
     wait::until("the other one has written", LIMIT, async || {
         cadastre.process().signal(Signal::STOP)?;
         let node = nodes::numbered(created).name_any();

@@ -124,9 +124,9 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     let kubeconfig = wire.kubeconfig(&lab.cluster, ADMIN).unwrap();
     let a = lab.controller_by(&kubeconfig, "a", &[]);
     let (mut a, b) = lab.pair_of(a).await;
-    // The pool is created after the nodes, so `a` decides on hundreds of assignments at once, and one renewal of the
-    // Lease names them all. `a` may send only assignments that its Lease names. Later renewals do not arrive, because
-    // the wire holds them.
+    // The pool is created after the nodes. So `a` decides on hundreds of assignments at the same time, and one renewal
+    // of the Lease names them all. `a` may send only assignments that its Lease names. Later renewals do not arrive,
+    // because the wire holds them.
     create(&lab, 0..NODES).await;
     wire.hold_after(STRIKE_AT as usize);
     lab.pool("default", V4, V6, 60).await;
@@ -138,8 +138,8 @@ async fn invariant_1_writes_that_arrive_after_the_next_leader_allocates_are_reje
     a.process().kill().unwrap();
     let left = lab.history.assigned();
     // The next leader allocates in another order, so it may reach the nodes of the delayed writes early or late. The
-    // delayed writes are released only when all nodes have podCIDRs. An earlier release would prove nothing: a delayed
-    // write may succeed while its node has no podCIDR, because the next leader reserves the range of the write for the
+    // delayed writes are released only when all nodes have podCIDRs. An earlier release would prove nothing, because a
+    // delayed write may succeed while its node has no podCIDR: the next leader reserves the range of the write for the
     // node.
     wait_assigned(&lab, NODES).await;
     let refused = async || {

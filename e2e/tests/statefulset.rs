@@ -1,7 +1,7 @@
 //! Sticky addresses of a StatefulSet, with the real StatefulSet controller, scheduler, node lifecycle controller and
-//! garbage collector. Kubelets are hollow (see [`Kubelets`]), agents are real.
+//! garbage collector. Kubelets are hollow (see [`Kubelets`]), and agents are real.
 //!
-//! A short run is part of the tests. `make statefulset` runs it with 100 replicas and 50 restarts.
+//! A short run is part of the tests. `make statefulset` runs the same test with 100 replicas and 50 restarts.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // allowed in helpers as in tests
 
@@ -25,7 +25,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(600);
 const SET: &str = "web";
 const NODES: usize = 4;
-/// A node has room for the number of replicas divided by this, so for half of the pods.
+/// A node has room for the number of replicas divided by this number, which is half of the pods.
 const NODE_ROOM: u32 = 2;
 
 struct Lab {
@@ -305,7 +305,7 @@ async fn ordinals_keep_their_addresses_in_restarts_drains_and_deaths() -> Result
     let containers: usize = assigned.values().map(Vec::len).sum();
     println!("{containers} containers, {replicas} ordinals, each with its own addresses");
 
-    // The garbage collector deletes the claims with the StatefulSet.
+    // When the StatefulSet is deleted, the garbage collector deletes its claims.
     lab.sets.delete(SET, &DeleteParams::default()).await?;
     let claims: Api<IPClaim> = Api::default_namespaced(lab.fixtures.client.clone());
     until("the claims are gone", LIMIT, async || {

@@ -63,7 +63,7 @@ async fn a_take_over_of_a_quiet_cluster_writes_no_node_and_lists_nothing() {
 }
 
 /// Starts two controllers, of which `a` leads. Creates a pool of podCIDRs, a pool of blocks, and a node whose updates
-/// the API server rejects. Returns when the controller has reported that.
+/// the API server rejects. Returns when the controller has reported the rejection.
 async fn with_a_node_refused() -> (Lab, Fixtures, Daemon, Daemon, String) {
     let lab = Lab::start().await;
     let hand = Fixtures::new(lab.client.clone());

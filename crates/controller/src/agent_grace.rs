@@ -1,9 +1,9 @@
-//! The agent grace: after a gap, a new leader gives agents time to report before it allocates blocks. A gap is a time
-//! of over a minute in which no controller led.
+//! The agent grace is the time that a new leader gives agents after a gap. In this time agents report their blocks, and
+//! the leader allocates no block. A gap is a time of over a minute in which no controller led.
 //!
-//! During the gap, an administrator may have restored the API server to an older state. Then only agents know the
-//! blocks that the restore lost. At the end of the grace, the leader requests a list of NodeSubnets. The API server
-//! reads this list from etcd, so it contains all reports, even if the watch is behind.
+//! During the gap, an administrator may have restored the API server to an older state. In that case only agents know
+//! the blocks that the restore lost. At the end of the grace, the leader requests a list of NodeSubnets. The API server
+//! reads this list from etcd, so the list contains all reports, even those that the watch has not delivered yet.
 
 use std::time::Duration;
 
@@ -15,10 +15,11 @@ use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_core::mutation::Mutation;
 
-/// Length of the grace. Agents notice within half a minute that the API server answers again, and then report.
+/// Length of the agent grace. After a gap, agents notice within half a minute that the API server answers again, and
+/// then report.
 const GRACE: Duration = Duration::from_secs(45);
 
-/// Whether the agent grace is over, and the request that ends it.
+/// Whether the agent grace is over, and the request that ends the grace.
 #[derive(Debug, Default)]
 pub(crate) struct AgentGrace {
     /// The request for the list of NodeSubnets that ends the grace; empty before the grace and while the request is in
@@ -44,7 +45,7 @@ impl AgentGrace {
         AgentGrace::new(term.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
-    /// Creates the loop. If the grace is not `needed`, it counts as over from the start.
+    /// Creates the loop. Unless `needed` is true, the grace counts as over from the start.
     fn new(needed: bool) -> Self {
         AgentGrace {
             list: Queue::default(),
@@ -52,8 +53,8 @@ impl AgentGrace {
         }
     }
 
-    /// Starts the grace: in 45 s, the list of NodeSubnets that ends the grace is due. From now on every node must get a
-    /// NodeSubnet, because agents report in it.
+    /// Starts the grace. The list of NodeSubnets that ends the grace is due in 45 s. From now on every node must get a
+    /// NodeSubnet, because the node's agent reports in its status.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(ObjectKind::Subnet, now + GRACE);
@@ -71,8 +72,8 @@ impl AgentGrace {
         Some((ApiRequest::List(kind), Purpose::Listening))
     }
 
-    /// Handles the answer to the list request. Ends the grace if the list is in the cache (`applied`); else schedules a
-    /// retry.
+    /// Handles the answer to the list request. If the list is in the cache (`applied`), ends the grace. Otherwise
+    /// schedules a retry of the request.
     fn listed(&mut self, applied: bool, now: Now) {
         self.is_over |= applied;
         if !self.is_over {

@@ -1,12 +1,12 @@
-//! The leader's ledger: which node has which range, and which ranges of deleted nodes are in quarantine.
+//! The leader's ledger records which node has which range, and which ranges of deleted nodes are in quarantine.
 //!
 //! The leader builds the ledger from the cache when its term begins and drops the ledger when the term ends. In
-//! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] every
-//! deletion.
+//! between, [`AllocationState::sync`] records every change of a Node, and [`AllocationState::quarantine`] records every
+//! deletion of a Node.
 //!
 //! # Guarantees
-//! - A podCIDR leaves the ledger in two ways only. `sync` removes a podCIDR if the node provably has others. `release`
-//!   removes it when its quarantine is over and no NodeSubnet records it any more.
+//! - A podCIDR leaves the ledger in two ways only. `sync` removes a podCIDR if the node provably has other podCIDRs.
+//!   `release` removes a podCIDR when its quarantine is over and no NodeSubnet records the quarantine any more.
 //! - If two nodes have the same range, the ledger has one record for each of them. So releasing one record never frees
 //!   the other node's addresses.
 
@@ -45,13 +45,14 @@ use quarantined::{left_of, machine};
 /// What [`AllocationState::sync`] found when it compared a Node's podCIDRs with the ledger.
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
-    /// podCIDRs that this leader did not allocate and that were unknown before.
+    /// podCIDRs that this leader did not allocate and that the ledger did not contain before.
     pub foreign: Vec<Cidr>,
-    /// Whether the Node shows a podCIDR whose write was not confirmed before.
+    /// Whether the Node has a podCIDR whose write was not confirmed before.
     pub confirmed: bool,
     /// Whether a range became free, because the node has got other podCIDRs.
     pub freed: bool,
-    /// Allocated ranges of other nodes that overlap this node's podCIDRs: node name, node UID and range of each.
+    /// Allocated ranges of other nodes that overlap this node's podCIDRs. Each entry has the other node's name, its
+    /// UID, and the range.
     pub overlaps: Vec<(NodeName, ObjectUid, Cidr)>,
 }
 
@@ -68,33 +69,33 @@ pub struct AllocationState {
     pub blocks: BlockTable,
     /// The addresses that IPClaims have
     pub claims: ClaimTable,
-    /// Parts of blocks that nodes are asked to lend
+    /// Parts of blocks that the controller has asked nodes to lend
     pub lending: LendingTable,
-    /// Leak candidates that NodeSubnets list for their agents to check, by the UID of the Node
+    /// Leak candidates by the UID of the Node. The Node's NodeSubnet lists them, so that the agent checks them
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
-    /// Blocks that agents use although the API has lost them, and that cannot be adopted now
+    /// Blocks that agents use although the API server has lost them, and that cannot be adopted yet
     pub unadopted: UnadoptedBlocks,
-    /// Whether the agent grace still runs: agents have time to report blocks that the API has lost, and no block is
-    /// allocated
+    /// Whether the agent grace still runs. During the grace, agents report blocks that the API server has lost, and no
+    /// block is allocated
     pub in_agent_grace: bool,
-    /// Whether this term follows a gap: there was no leader for so long that the API server may have been restored from
-    /// a backup.
+    /// Whether this term follows a gap. A gap is so long that the API server may have been restored from a backup
+    /// meanwhile.
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
-    /// podCIDR writes that may be in flight; the Lease must name each of them before it is sent
+    /// podCIDR writes that may be in flight. The Lease must name each write before the write is sent
     pub(super) intents: IntentBook,
     pub(super) holders: HolderIds,
     /// podCIDRs so wide that they do not count against pools (see [`foreign`])
     pub(super) too_wide: AllTooWide,
-    /// Pairs of holdings of different nodes that overlapped when the second one was recorded
+    /// Pairs of holdings of different nodes that overlapped when the second holding of the pair was recorded
     conflicts: BTreeSet<(HoldingId, HoldingId)>,
 }
 
 impl AllocationState {
     /// Builds the ledger from the cache: podCIDRs of Nodes, quarantined ranges that NodeSubnets record, blocks, and
-    /// addresses of claims. Also returns each node whose podCIDRs overlap another node's ranges, with those ranges in
-    /// [`SyncOutcome::overlaps`].
+    /// addresses of claims. Also returns each node whose podCIDRs overlap other nodes' ranges.
+    /// [`SyncOutcome::overlaps`] contains these ranges.
     pub fn rebuild(
         cache: &ClusterCache,
         flag_services: &[Cidr],
@@ -116,7 +117,7 @@ impl AllocationState {
             allocations.end_superseded_quarantine(node);
         }
         allocations.rebuild_blocks(cache, now);
-        // If two claims record one address, the older claim has it.
+        // If the statuses of two claims contain the same address, the older claim keeps it.
         let mut claims: Vec<_> = cache.claims.iter().collect();
         claims.sort_by_key(|claim| (claim.created, claim.uid.clone()));
         for claim in claims {
@@ -125,12 +126,13 @@ impl AllocationState {
         (allocations, overlapping)
     }
 
-    /// Returns the ledger's holder for the podCIDRs of a node's UID. Creates the holder if there is none.
+    /// Returns the ledger's holder for the podCIDRs of the node with this UID. Creates the holder if the ledger has
+    /// none for the UID.
     pub fn holder(&mut self, name: &NodeName, uid: &ObjectUid) -> Holder {
         self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
 
-    /// Returns the podCIDRs that a node UID holds.
+    /// Returns the podCIDRs that the ledger records for the node with this UID.
     pub(crate) fn holdings_of(&self, uid: &ObjectUid) -> Vec<(HoldingId, Cidr, HoldingState)> {
         let Some(holder) = self.holders.get(HolderUse::PodCidrs, uid) else {
             return Vec::new();
@@ -173,13 +175,13 @@ impl AllocationState {
         self.holders.node_of(holder)
     }
 
-    /// Records the podCIDRs of a live node. podCIDRs are immutable once set. So if the node has any, its holdings of
-    /// other ranges are released, because their writes can no longer succeed. `listed` is the NodeSubnet of the node's
-    /// name.
+    /// Records the podCIDRs of a live node. podCIDRs are immutable once set. So if the node has podCIDRs, the ledger
+    /// releases all other podCIDRs that it records for the node, because their writes can no longer succeed. `listed`
+    /// is the NodeSubnet of the node's name.
     pub fn sync(&mut self, node: &Node, listed: Option<&Subnet>) -> SyncOutcome {
         let mut synced = SyncOutcome::default();
-        // The node's ranges are in quarantine if an earlier read did not find the Node. But now the watch shows it, so
-        // the quarantine ends.
+        // The node's ranges are in quarantine if an earlier read did not find the Node. But now the watch has delivered
+        // the Node, so the quarantine ends.
         let key = (node.name.clone(), node.uid.clone());
         let revived = self.quarantined.remove(&key).is_some();
         if node.is_empty() {
@@ -236,7 +238,7 @@ impl AllocationState {
         ranges.iter().map(listed).collect()
     }
 
-    /// Records and returns the allocated holdings of other nodes that overlap those of `holder`.
+    /// Records and returns the allocated holdings of other nodes that overlap holdings of `holder`.
     fn conflicts_of(&mut self, holder: Holder) -> Vec<(NodeName, ObjectUid, Cidr)> {
         let mut found = Vec::new();
         for (id, own) in self.ledger.of(holder) {

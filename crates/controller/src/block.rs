@@ -1,9 +1,10 @@
-//! The loop of IPAMBlocks: creates, restores, quarantines and deletes the objects of blocks.
+//! The loop of IPAMBlocks: it creates, restores, quarantines and deletes the objects of blocks.
 //!
 //! The entry of each block contains the next step for its object ([`crate::purpose::Step`]). This loop sends the
 //! request for that step. At most one request per block is in flight, and after each answer the loop decides anew. The
 //! block of a deleted node is deleted once its quarantine is over and no pod has an address in it. To prove that no pod
-//! has one, the loop looks at the cached pods, and at a consistent list of the pods that are bound to the node's name.
+//! has an address in the block, the loop checks the cached pods, and a consistent list of the pods that are bound to
+//! the node's name.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use cadastre_api::block_name;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, HoldingId};
 
-/// How long the loop waits for the watch to show an object before it reads the object.
+/// How long the loop waits for the watch to deliver an object before it reads the object.
 const AWAIT: Duration = Duration::from_secs(10);
 
 /// The queues of the block loop, and what the loop knows about quarantined blocks.
@@ -38,7 +39,7 @@ pub(crate) struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,
-    /// Blocks that stay in quarantine beyond its planned end, and for which an event has reported this
+    /// Blocks that stay in quarantine although its planned end is over, and for which an event has said so
     kept: BTreeSet<Cidr>,
 }
 
@@ -129,13 +130,13 @@ impl BlockLoop {
         let step = entry.step;
         let request = match (step, object) {
             (Step::Settled, _) => return self.look_at_quarantine(cidr, cx),
-            // The object was created or read recently. The loop waits for the watch to show it.
+            // The object was created or read recently. The loop waits for the watch to deliver it.
             (Step::Await | Step::Replace | Step::Delete, None) if entry.await_until > now => {
                 self.queue.add_at(cidr, entry.await_until);
                 return KeyDecision::Done;
             }
-            // The watch has shown the object, so [`AllocationState::judge_blocks`] will confirm the block or mark it
-            // for deletion.
+            // The watch has delivered the object, so [`AllocationState::judge_blocks`] will confirm the block or mark
+            // it for deletion.
             (Step::Await, Some(_)) => return KeyDecision::Done,
             (Step::Create, _) => ApiRequest::Create(name, ObjectSpec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
@@ -154,8 +155,8 @@ impl BlockLoop {
         KeyDecision::Send(request, purpose(Some(step)))
     }
 
-    /// Handles a block whose object needs no request. If the block's quarantine is over, checks whether it may be
-    /// deleted.
+    /// Handles a block whose object needs no request. If the quarantine of the block is over, checks whether the block
+    /// may be deleted.
     fn look_at_quarantine(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let entry = cx.allocations.blocks.get(&cidr);
         let entry = entry.filter(|entry| entry.owner.quarantined);
@@ -200,8 +201,8 @@ impl BlockLoop {
         }
     }
 
-    /// Handles the list of a deleted node's pods: deletes those of the node's blocks whose quarantine is over and that
-    /// no pod uses.
+    /// Handles the list of a deleted node's pods. Of the node's blocks whose quarantine is over, deletes those that no
+    /// pod uses.
     fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
         self.listing_pods.remove(uid);
         let now = cx.now.mono;
@@ -232,7 +233,7 @@ impl BlockLoop {
     }
 
     /// Handles the answer to a request for a block's object. The cache already contains the object, except after a
-    /// creation: a new object counts only once the watch shows it.
+    /// creation: a new object counts only once the watch delivers it.
     fn written_or_read(
         &mut self,
         (cidr, holding): (&Cidr, HoldingId),
@@ -288,7 +289,7 @@ impl BlockLoop {
                 affected.nodes.push(owner.name);
             }
             (Some(Step::Replace), RequestOutcome::Block(block)) => {
-                // A write that changed nothing causes no watch event, so the block is settled here.
+                // A write that changes nothing in the object causes no watch event, so the block is settled here.
                 if entry.step == Step::Replace && entry.is_kept_in(block) {
                     entry.step = Step::Settled;
                 }
@@ -330,13 +331,14 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to a block: it lies in the block, and in no block inside of it that a claim has
-/// or another node has borrowed.
+/// Returns whether an address belongs to this block. An address does not if it lies in a smaller block inside this
+/// block, which a claim has or another node has borrowed.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }
 
-/// Returns why a block stays in quarantine: a pod reports an address of it, or an agent reports that it uses one.
+/// Returns why a block stays in quarantine: a pod reports an address of the block, or the agent of another node reports
+/// that an address of the block is in use. Returns `None` if nothing uses the block.
 fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState) -> Option<String> {
     if let Some(addr) = by_pod.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on()) {
         return Some(format!(
@@ -349,8 +351,8 @@ fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState)
     ))
 }
 
-/// Records that the object exists. The watch will show which node owns the object, and whether an older block overlaps
-/// it.
+/// Records that the object exists. When the watch delivers the object, the leader learns its owner, and whether an
+/// older block overlaps the block.
 fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
     if entry.step == Step::Create || entry.step == Step::Await {
         let spec = block.spec.as_ref();
@@ -363,7 +365,7 @@ fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
 }
 
 impl BlockEntry {
-    /// Returns whether the object has the spec that it should have.
+    /// Returns whether the object has the spec that follows from this entry.
     pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
@@ -380,8 +382,8 @@ impl BlockEntry {
                 Step::Replace
             };
         } else {
-            // The object exists, but the watch may be behind. The next read waits, so that the watch has time to show
-            // the object.
+            // The object exists, but the watch may be behind. The next read waits, so that the watch has time to
+            // deliver the object.
             self.await_until = now + AWAIT;
         }
     }
@@ -407,7 +409,7 @@ mod tests {
         }
     }
 
-    /// A block of node `n1`. No request for its object is sent yet.
+    /// A block of node `n1`, for whose object no request is sent yet.
     struct Fixture {
         allocations: AllocationState,
         blocks: BlockLoop,
@@ -436,7 +438,7 @@ mod tests {
             self.allocations.blocks.get_mut(&cidr(BLOCK)).unwrap()
         }
 
-        /// Passes the loop the answer to the request of `step`, or to a read if there is no step.
+        /// Passes to the loop the answer to the request of `step`. If there is no step, the answer is that to a read.
         fn answer(&mut self, step: Option<Step>, object: Block, now: Now) {
             let (key, outcome) = ((&cidr(BLOCK), self.holding), RequestOutcome::Block(object));
             let answered = |cx: &mut Context| self.blocks.written_or_read(key, step, &outcome, cx);
@@ -464,7 +466,8 @@ mod tests {
         // and is then deleted.
         assert_eq!(step_after(invalid(), false), Step::Settled);
         assert_eq!(step_after(invalid(), true), Step::Replace);
-        // The object has another owner. A provisional block waits for the watch, a confirmed one is written again.
+        // The object has another owner. A provisional block waits for the watch, but the object of a confirmed block is
+        // written again.
         let of_another = || block(BLOCK, Owner::node(&"n2".into(), &"u2".into())).spec;
         assert_eq!(step_after(of_another(), false), Step::Await);
         assert_eq!(step_after(of_another(), true), Step::Replace);

@@ -1,15 +1,16 @@
 //! Decides on the default pool of a cluster that has none.
 //!
-//! The first source that names ranges decides: the flags, else kubeadm's podSubnet, else a private range that overlaps
-//! neither nodes nor services. The default pool is an ordinary pool, which can be changed like any other.
+//! The ranges come from the first of these sources that names any: the flags, then kubeadm's podSubnet, then a private
+//! range that overlaps neither nodes nor services. The default pool is an ordinary pool, which can be changed like any
+//! other.
 //!
 //! # Guarantees
 //! - The default pool always has the same name and is never updated. So if two controllers choose different ranges, the
 //!   API server rejects the second creation.
 //! - One source decides alone: if it names ranges of one family only, the pool has no other family. Ranges of both
 //!   families become one dual-stack pool, because a node gets all its ranges from one pool.
-//! - If a source cannot be read, that is an error. The source is not skipped, because the next one would supply ranges
-//!   that the administrator did not intend.
+//! - If a source cannot be read, no pool is created. The source is not skipped, because the next source would supply
+//!   ranges that the administrator did not intend.
 //!
 //! # Caveats
 //! - If the default pool was the only pool and is deleted, it is created again. To delete it for good, create another
@@ -29,7 +30,8 @@ pub(crate) const NAME: &str = "default";
 pub(crate) const KUBEADM: (&str, &str, &str) =
     ("kube-system", "kubeadm-config", "ClusterConfiguration");
 
-/// Private ranges in order of preference: the usual one first, then those that clouds and hosts use least.
+/// Private ranges in the order in which they are tried: the usual range first, then those that clouds and hosts use
+/// least.
 const PRIVATE: Dual<&[&str]> = Dual {
     v4: &[
         "10.244.0.0/16",
@@ -57,9 +59,9 @@ const PRIVATE: Dual<&[&str]> = Dual {
 /// Facts about the cluster, on which the decision is based.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cluster<'a> {
-    /// Ranges from flags; empty if not given
+    /// Ranges from flags; empty if the flags name none
     pub flags: &'a [Cidr],
-    /// The text under [`KUBEADM`]; `None` if there is no such ConfigMap
+    /// kubeadm's configuration, as read from [`KUBEADM`]; `None` if the cluster has no such ConfigMap
     pub kubeadm: Option<&'a str>,
     /// Addresses of all nodes, which a private range must not contain
     pub node_addresses: &'a [Addr],
@@ -67,7 +69,7 @@ pub(crate) struct Cluster<'a> {
     pub services: &'a [Cidr],
 }
 
-/// Which source named the ranges of the default pool, for error messages.
+/// The source that named the ranges of the default pool, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Flags,
@@ -88,7 +90,6 @@ pub(crate) enum BootstrapError {
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
     )]
     Kubeadm {
-        /// The parser's message
         why: String,
     },
     /// A part of `networking.podSubnet` is not a CIDR.
@@ -112,7 +113,6 @@ pub(crate) enum BootstrapError {
         PRIVATE.get(*family).join(", ")
     )]
     NoPrivateRange {
-        /// The family that has no free private range
         family: Family,
     },
 }
@@ -140,7 +140,8 @@ pub(crate) fn decide(
     if cluster.node_addresses.is_empty() {
         return Err(BootstrapError::NoNode);
     }
-    // An invalid serviceSubnet is ignored, because it is only a hint: ServiceCIDRs, if they exist, are more reliable.
+    // An invalid serviceSubnet is ignored, because it is only a hint. ServiceCIDR objects, if they exist, are more
+    // reliable.
     let hinted =
         subnets(service_subnet.as_deref()).filter_map(|text| Cidr::parse_lenient(text).ok());
     let services: Vec<Cidr> = cluster.services.iter().copied().chain(hinted).collect();

@@ -1,5 +1,5 @@
-//! Allocation of new blocks: *whole* blocks, which have the pool's `blockSize`, or smaller ones if no whole block is
-//! free.
+//! Allocates new blocks. A *full-size* block has the pool's `blockSize`. If no full-size block is free, a node gets a
+//! smaller block.
 
 use super::Context;
 use crate::allocations::holders::HolderUse;
@@ -7,11 +7,11 @@ use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
 use cadastre_core::{Cidr, Dual, PoolExhausted};
 
-/// A smaller block's prefix is at most this many bits longer than that of the pool's blocks.
+/// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
 const SMALLER: u8 = 6;
 
-/// Allocates one block per family of the pool to a node, and returns the blocks. If no whole block is left, allocates a
-/// smaller one.
+/// Allocates one block per family of the pool to a node, and returns the blocks. If no full-size block is left,
+/// allocates a smaller block.
 pub(super) fn carve(
     pool: &PoolName,
     node: &Node,
@@ -57,8 +57,8 @@ pub(super) fn carve(
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
-            // A free range for a smaller block counts as avoided, too, if pods or agents use addresses in it: like a
-            // whole block, it can be allocated once nothing uses these addresses.
+            // If pods or agents use addresses in a free range, the range counts as avoided, even if it only has room
+            // for a smaller block. Like a full-size block, it can be allocated once nothing uses these addresses.
             let avoided = full.avoided.max(avoided);
             return Err(PoolExhausted { avoided, ..full });
         }

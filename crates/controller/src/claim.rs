@@ -1,25 +1,27 @@
-//! The loop of IPClaims: allocates their addresses, hands them to the nodes of their pods, and writes their statuses.
+//! The loop of IPClaims: it allocates their addresses, gives these to the nodes of their pods, and writes the claims'
+//! statuses.
 //!
 //! # How a claim's address gets to a pod
 //! 1. The address is recorded in the ledger and in the claim's status. From then on it is allocated to nothing else.
 //! 2. A pod that names the claim is bound to a node. The address becomes a block of that node, with an IPAMBlock.
 //! 3. The node's NodeSubnet lists the block with the claim, and the agent assigns its address to the pod.
-//! 4. No pod of the claim is bound to the node any more: the block is recalled, the agent releases it, and its
-//!    IPAMBlock is deleted. If the node is deleted instead, the block is quarantined like any block. Then step 2 can
-//!    follow for another node.
+//! 4. When no pod of the claim is bound to the node any more, the block is recalled, the agent releases it, and its
+//!    IPAMBlock is deleted. If the node is deleted instead, the block is quarantined like any block. After that, step 2
+//!    can follow for another node.
 //!
-//! This loop does steps 1 and 2 and the recall. Other loops do the rest, as for every block, so an address has two
-//! holders only if a block can have two owners. This loop also deletes claims some time after their last use
-//! (`retention`).
+//! This loop does steps 1 and 2 and the recall. Other loops do the rest in the same way as for every block. So the
+//! rules that keep a block from having two owners also protect the addresses of claims. This loop also deletes claims
+//! some time after their last use (`retention`).
 //!
 //! # Guarantees
 //! - No address becomes a block before the API server has stored it in the claim's status.
 //! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other
-//!   node gets one, and the claim keeps its finalizer. The claim also keeps its finalizer for the cooldown afterwards,
-//!   so that no other pod gets an address earlier.
-//! - The addresses of a claim never change, with one exception: another node has got one of them meanwhile. That node's
-//!   foreign allocator chose a podCIDR with the address, or a late write of an earlier leader gave the address to the
-//!   claim. If no pod has used the claim and the claim did not ask for that address, the claim gets another address.
+//!   node gets a block of the claim, and the claim keeps its finalizer. The claim also keeps its finalizer during the
+//!   cooldown after that, so that no other pod gets its addresses before the cooldown is over.
+//! - The addresses of a claim change only if another node has got one of them. There are two possible causes: a foreign
+//!   allocator gave the node a podCIDR with the address, or a late write of an earlier leader gave the address to the
+//!   claim. In these cases the claim gets another address, unless a pod has used the claim or the claim asks for that
+//!   address.
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
@@ -65,15 +67,15 @@ const WITHDRAWING: &str = "Withdrawing";
 /// The cooldown in seconds that applies when the claim's pool is gone.
 const DEFAULT_COOLDOWN: u32 = 30;
 
-/// At most this many claims are decided about before the next request is sent.
+/// The loop decides about at most this many claims before it returns the next request.
 const AT_ONCE: usize = 256;
 
-/// Why a claim has no addresses, or why the pod that names it has to wait.
+/// Why a claim has no addresses, or why the pod that names the claim has to wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimProblem {
     /// The reason of the condition, in CamelCase
     pub reason: &'static str,
-    /// Says what is wrong, and what would end the wait
+    /// What is wrong, and what would end the wait
     pub text: String,
 }
 
@@ -91,11 +93,11 @@ pub struct ClaimLoop {
     /// Claims whose object may need a write
     writes: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
-    /// Deleted claims whose addresses are released, and when their cooldown is over, by the monotonic clock
+    /// Deleted claims whose addresses are released. The value is the end of their cooldown, by the monotonic clock
     cooling: BTreeMap<ClaimName, Duration>,
-    /// Claims that are deleted some time after their last use, and are unused now
+    /// Unused claims that are to be deleted some time after their last use
     expiring: BTreeMap<ClaimName, Expiry>,
-    /// Claims that wait for something to change in the ledger
+    /// Claims that wait for a change in the ledger, each with the reason
     problems: BTreeMap<ClaimName, ClaimProblem>,
     /// Pools that had no free address for a claim, with the reason. An entry stays until a range becomes free
     full: BTreeMap<PoolName, ClaimProblem>,
@@ -121,8 +123,8 @@ impl Loop for ClaimLoop {
 }
 
 impl ClaimLoop {
-    /// Queues claims that wait, because a range became free or a pool has changed. Of the claims of exhausted pools,
-    /// only the first few are queued. If one of them gets addresses, more are queued.
+    /// Queues waiting claims. The caller has seen a range become free or a pool change. Of the claims that wait for an
+    /// exhausted pool, only the first few are queued. If one of them gets addresses, more are queued.
     pub(crate) fn requeue(&mut self) {
         self.full.clear();
         let mut exhausted = 0;
@@ -134,7 +136,8 @@ impl ClaimLoop {
         }
     }
 
-    /// Queues the claims whose addresses somebody else used, because a pod no longer reports an address.
+    /// Queues the claims that wait because something else uses their addresses. The caller has seen that a pod no
+    /// longer reports an address.
     pub(crate) fn requeue_in_use(&mut self) {
         let in_use = self.problems.iter().filter(|(_, it)| it.reason == IN_USE);
         for (name, _) in in_use {
@@ -155,8 +158,8 @@ impl ClaimLoop {
         self.requests.forget(name);
     }
 
-    /// Decides about queued claims: allocates addresses, and hands them to nodes or recalls them. Returns what other
-    /// loops must check.
+    /// Handles queued claims: allocates addresses to the claims, and gives the addresses to nodes or recalls them.
+    /// Returns what other loops must check.
     pub(crate) fn work(&mut self, cx: &mut Context) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         let mut has_room = false;
@@ -175,7 +178,8 @@ impl ClaimLoop {
                     has_room |= before.is_some_and(|it| it.reason == EXHAUSTED);
                 }
                 Err(problem) => {
-                    // Not every event that ends a wait is seen, such as the end of a pause of the pool.
+                    // Some changes that end a wait cause no event, such as the end of a pool's pause. So the claim is
+                    // checked again later.
                     self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
                     if self.problems.get(&name) != Some(&problem) {
                         tell_pod(&claim, &problem, cx);
@@ -207,7 +211,7 @@ impl ClaimLoop {
         if has_none || is_to_choose {
             self.allocate(claim, cx)?;
         }
-        // The NodeSubnet of a node in whose block an address lies asks for the address.
+        // If an address lies in the block of a node, this node's NodeSubnet has to withdraw the address.
         affected
             .nodes
             .extend(cx.allocations.nodes_around(&claim.name));
@@ -239,7 +243,7 @@ impl ClaimLoop {
         KeyDecision::Send(request, Purpose::Claim { name: name.clone() })
     }
 
-    /// Returns the write that the claim's object needs next, or `None` if it is as it should be.
+    /// Returns the write that the claim's object needs next, or `None` if the object needs no write.
     fn difference(&mut self, name: &ClaimName, cx: &Context) -> Option<ApiRequest> {
         let claim = cx.cache.claims.get(name)?;
         let has_block = cx.allocations.has_block_of(name);
@@ -289,7 +293,8 @@ impl ClaimLoop {
     }
 }
 
-/// Tells the pod that asks for the addresses of a claim why it does not get them.
+/// Emits an event about the pod for which the controller created a claim of certain addresses. The event says why the
+/// pod does not get these addresses.
 fn tell_pod(claim: &Claim, problem: &ClaimProblem, cx: &mut Context) {
     let has_addresses = cx.allocations.claims.get(&claim.name).is_some();
     let pods = cx.cache.pods.of_claim(&claim.name);
@@ -324,8 +329,8 @@ fn joined(addresses: impl Iterator<Item = Addr>) -> String {
     addresses.join(" and ")
 }
 
-/// Returns whether a claim must get other addresses: a node has a range with one of its addresses, no pod has used the
-/// claim, and the claim did not ask for certain addresses.
+/// Returns whether a claim must get other addresses. This is so if a node has a range with one of its addresses, no pod
+/// has used the claim, and the claim did not ask for certain addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
@@ -350,7 +355,8 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
 fn left_after(released_at: Timestamp, seconds: u32, cx: &Context) -> Duration {
     let until = released_at.as_second().saturating_add(i64::from(seconds));
     let left = until.saturating_sub(cx.now.wall.as_second());
-    // The clock may have been set back since, or the clock of the leader that wrote the time was ahead.
+    // The time is bounded by `seconds`, because the clock may have been set back since, or the clock of the leader that
+    // wrote the time may have been ahead.
     let left = left.clamp(0, i64::from(seconds));
     Duration::from_secs(left.unsigned_abs())
 }

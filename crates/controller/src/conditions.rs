@@ -21,12 +21,13 @@ use cadastre_core::{Dual, Family, Holder};
 /// Reason and message of a condition that is True, or `None` if the condition is False.
 type Problem = Option<(&'static str, String)>;
 
-/// A type of condition that is True if there is a problem. `Ready` is no such type: it is True if there is no problem,
-/// and no event reports it, because it repeats other conditions.
+/// A type of condition that is True if there is a problem. The condition `Ready` is not of such a type, because it is
+/// True if there is no problem. No event reports changes of `Ready`, because it repeats other conditions.
 pub(crate) struct ProblemType {
     /// `type` of the condition
     pub name: &'static str,
-    /// Reasons of two events: that the condition became True, and that it became False
+    /// Reasons of the events that report changes of the condition: first the reason of the change to True, then that of
+    /// the change to False
     pub events: [&'static str; 2],
     find: fn(&PoolFacts) -> Problem,
     /// Reason and message of the condition while it is False
@@ -111,15 +112,15 @@ static PROBLEMS: [ProblemType; 10] = [
     },
 ];
 
-/// Returns all types of problems in the order in which events report their changes. For example, events say that a pool
-/// is nearly exhausted before they say that it is exhausted.
+/// Returns all types of problems in the order in which events report their changes. In this order, for example, the
+/// event that a pool is nearly exhausted comes before the event that the pool is exhausted.
 pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
     [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
         .map(|at| &PROBLEMS[at])
         .into_iter()
 }
 
-/// Counts about one pool that the pool loop maintains for the pool's status.
+/// Counts of one pool that the pool loop maintains for the pool's status.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PoolCounts {
     /// Number of nodes that wait for ranges of the pool
@@ -141,7 +142,7 @@ struct PoolFacts<'a> {
     rejected: Problem,
 }
 
-/// Builds the status that a pool should have. A condition whose status is unchanged keeps its transition time.
+/// Builds the status that a pool should have. A condition whose status is unchanged keeps its `lastTransitionTime`.
 pub(crate) fn status(
     pool: &Pool,
     state: &PoolState,
@@ -197,8 +198,8 @@ impl PoolFacts<'_> {
     }
 }
 
-/// Returns the counts of one family with a forecast. The forecast's trend continues the trend in the last written
-/// status, so the trend survives a restart of the controller.
+/// Returns the counts of one family with a forecast. The forecast continues the trend in the last written status, so
+/// the trend survives a restart of the controller.
 fn family_status(
     facts: &PoolFacts,
     family: Family,
@@ -333,7 +334,7 @@ fn nearly_exhausted(facts: &PoolFacts) -> Problem {
 fn shrinking(facts: &PoolFacts) -> Problem {
     let totals = facts.counts.totals.iter();
     let outside: usize = totals.map(|(_, it)| it.outside).sum();
-    // If the spec is invalid, its ranges are unknown. So it is unknown, too, which blocks lie outside of them.
+    // If the spec is invalid, its ranges are unknown. So it is also unknown which blocks lie outside the ranges.
     if outside == 0 || matches!(facts.state.phase, PoolPhase::Invalid(_)) {
         return None;
     }

@@ -18,7 +18,7 @@ pub struct Context<'a> {
     pub cache: &'a ClusterCache,
     /// The ledger: which node has which range
     pub allocations: &'a mut AllocationState,
-    /// Reports to be emitted as Kubernetes events
+    /// Reports of the step, to be emitted as Kubernetes events
     pub reports: &'a mut Vec<EventRecord>,
     /// The time of this step
     pub now: Now,

@@ -1,4 +1,5 @@
-//! The loop of the default pool. The leader creates the pool if the cluster has no pool and the flag asks for one.
+//! The loop of the default pool. The leader creates the pool if the cluster has no pool and the settings ask for a
+//! default pool.
 //!
 //! [`super::bootstrap`] decides about the ranges of the pool. This loop decides when to create it, sends the requests
 //! and handles the answers. Two controllers that start at the same time create only one pool, because the name is fixed
@@ -15,16 +16,16 @@ use crate::cluster::request::{ApiRequest, ObjectSpec, Rejection, RequestOutcome}
 use crate::settings::ControllerSettings;
 use cadastre_core::Addr;
 
-/// Interval of checks whether a node has an address yet.
+/// While no node has an address, the loop checks for one at this interval.
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
-/// The loop's next check, and the facts on which the decision about the default pool is based.
+/// When the loop checks next, and the facts on which the decision about the default pool is based.
 #[derive(Debug, Default)]
 pub struct DefaultPool {
-    /// When to check next; the single key stands for the default pool
+    /// Schedules the next check; the single key stands for the default pool
     pub queue: Queue<()>,
     in_flight: bool,
-    /// kubeadm's configuration as last read; `None` if there is none
+    /// kubeadm's configuration as last read; `None` if the cluster has no such configuration
     kubeadm: Option<String>,
     /// Whether kubeadm's configuration was read since the last error
     has_read: bool,
@@ -55,7 +56,7 @@ impl Loop for DefaultPool {
                 self.queue.add_failed((), cx.now.mono);
             }
             // Another controller may have created the pool, or the outcome of the write is unknown. The next check
-            // comes after a delay, in which the watch may show the pool.
+            // comes after a delay, in which the watch may deliver the pool.
             _ => {
                 self.queue.add_failed((), cx.now.mono);
             }
@@ -70,7 +71,7 @@ impl DefaultPool {
         self.trouble.as_ref()
     }
 
-    /// Returns the next request, if the flag asks for a default pool and the cluster has no pool.
+    /// Returns the next request, if the settings ask for a default pool and the cluster has no pool.
     pub(crate) fn next_urgent(
         &mut self,
         settings: &ControllerSettings,
@@ -107,7 +108,8 @@ impl DefaultPool {
         };
         let mut pause = IDLE_PAUSE;
         if error != BootstrapError::NoNode {
-            // An administrator has to act, perhaps by editing kubeadm's ConfigMap. So the ConfigMap is read again.
+            // An administrator has to act, perhaps by editing kubeadm's ConfigMap. So the loop reads the ConfigMap
+            // again.
             self.has_read = false;
             pause = 6 * IDLE_PAUSE;
         }

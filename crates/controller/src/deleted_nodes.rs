@@ -1,16 +1,17 @@
 //! Nodes with podCIDRs that this process saw deleted, as leader or as standby.
 //!
 //! The podCIDRs of a deleted node are quarantined, and its NodeSubnet records the quarantine for the next leader. If
-//! the node was deleted before its NodeSubnet was written, no object records the podCIDRs. So every process, also a
+//! the node was deleted before its NodeSubnet was written, no object records the podCIDRs. So every process, even a
 //! standby, remembers the nodes that it saw deleted, and quarantines their podCIDRs when it begins to lead.
 //!
 //! # Guarantees
-//! - A deleted node is remembered until its quarantine is over. Then its NodeSubnet no longer records the node.
+//! - A deleted node is remembered until its quarantine is over, that is, until its NodeSubnet no longer records the
+//!   node.
 //! - At most [`MOST`] nodes are remembered.
 //!
 //! # Caveats
-//! If a Node is created and deleted before its NodeSubnet is written, and no process that still runs has seen the Node,
-//! its range is free at once.
+//! A node's range is free at once in one case: the Node is created and deleted before its NodeSubnet is written, and no
+//! process that still runs has seen the Node.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::cluster::objects::{MachineIdentity, Node, Subnet};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 
-/// At most this many nodes are remembered. Beyond that, the oldest are forgotten.
+/// At most this many nodes are remembered. If there are more, the oldest are forgotten.
 const MOST: usize = 16_384;
 
 /// Nodes that this process saw deleted, the oldest deletion first.
@@ -40,7 +41,7 @@ pub(crate) struct DeletedNode {
 }
 
 impl DeletedNodes {
-    /// Remembers the node if this change deleted it and it had podCIDRs.
+    /// Remembers the node if this change deleted the node and it had podCIDRs.
     pub(crate) fn node_changed(&mut self, delta: &ObjectUpdate<Node>, now: Duration) {
         let Some(before) = delta.before.as_deref() else {
             return;
@@ -61,12 +62,12 @@ impl DeletedNodes {
         });
     }
 
-    /// Forgets the nodes that the NodeSubnet recorded before this change and does not record any more: their quarantine
-    /// is over.
+    /// Forgets the nodes whose quarantine is over. The NodeSubnet recorded these nodes before this change and does not
+    /// record them any more.
     pub(crate) fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>) {
         let Some(before) = &delta.before else { return };
         let was_recorded = |uid: &ObjectUid| before.spec.as_ref().is_ok_and(|it| records(it, uid));
-        // An invalid spec may record any node. So it lets no node be forgotten.
+        // An invalid spec may record any node, so no node is forgotten.
         let is_recorded = |uid: &ObjectUid| match &delta.after {
             Some(after) => after.spec.as_ref().map_or(true, |it| records(it, uid)),
             None => false,

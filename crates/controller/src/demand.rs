@@ -1,4 +1,4 @@
-//! The demand loop: allocates blocks to nodes that need them, and recalls blocks that nodes do not need.
+//! The demand loop: it allocates blocks to nodes that need them, and recalls blocks that nodes do not need.
 //!
 //! The loop is level-triggered: it checks a node whenever the Node, its NodeSubnet, a pool or its blocks have changed.
 //! Each decision depends only on the blocks that the node has and on the demand that its agent reports. The demand is
@@ -6,12 +6,12 @@
 //! allocate twice.
 //!
 //! # Guarantees
-//! - A dual-stack pool allocates a block of each family or none.
-//! - If several nodes want blocks, nodes without any come first, and each node gets only a few at a time. A node
-//!   without demand gets its first block of a pool only if no node with demand waits for that pool.
+//! - From a dual-stack pool, a node gets a block of each family or no block.
+//! - If several nodes want blocks, nodes without any block come first, and each node gets only a few blocks at a time.
+//!   A node without demand gets its first block of a pool only if no node with demand waits for that pool.
 //!
-//! The module `recall` decides which blocks a node does not need, the module `lend` which parts of blocks a node lends
-//! to another one.
+//! The module `recall` decides which blocks a node does not need. The module `lend` decides which parts of its blocks a
+//! node lends to other nodes.
 
 mod lend;
 mod recall;
@@ -39,7 +39,7 @@ use cadastre_core::mutation::Mutation;
 
 /// At most this many blocks of one pool are allocated to a node before other nodes are handled.
 const AT_ONCE_PER_NODE: usize = 16;
-/// Once this many blocks are allocated, no further node is handled until the requests for them are sent.
+/// Once this many blocks are allocated, the loop handles no further node until the requests for these blocks are sent.
 const AT_ONCE: usize = 64;
 /// Minimum interval between two rounds in which empty blocks are recalled for waiting nodes.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
@@ -71,16 +71,17 @@ pub struct Demand {
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
     /// Exhausted pools, with the message for events; emptied when space may have become free
     full: BTreeMap<PoolName, String>,
-    /// Nodes (by UID) and pools for which an event has reported that the node wants more than its limit
+    /// Pairs of a node (by UID) and a pool. For these pairs, an event has reported that the node wants more blocks than
+    /// it may have
     limited: BTreeSet<(ObjectUid, PoolName)>,
-    /// Recent events about nodes and pools, so that they are not repeated. While pods fail and are created again, the
-    /// demand comes and goes every few seconds.
+    /// Recent events about nodes and pools. They are not repeated, because the demand comes and goes every few seconds
+    /// while pods fail and are created again
     recent: RecentReports,
-    /// What the loop remembers about its requests that nodes lend parts of their blocks
+    /// What the loop remembers about requests that nodes lend parts of their blocks, such as nodes that did not answer
     lending: Lending,
     /// Monotonic time of the next round of recalls and lending for waiting nodes
     recall_at: Option<Duration>,
-    /// Whether nodes are asked for parts of their blocks
+    /// Whether the controller waits for answers of nodes that it has asked for parts of their blocks
     has_asks: bool,
     /// Whether space may have become free, so that all waiting nodes must be handled
     woken: bool,
@@ -88,7 +89,7 @@ pub struct Demand {
     recount: bool,
 }
 
-/// What a node still lacks of a pool that has no free block.
+/// What a node still lacks from a pool that has no free block.
 struct Lacking {
     /// How many addresses the node lacks
     missing: u64,
@@ -118,7 +119,7 @@ impl Demand {
         }
     }
 
-    /// Queues the node of that name, if it exists.
+    /// Queues the node of that name, if the Node exists.
     pub(crate) fn add_name(
         &mut self,
         name: &NodeName,
@@ -143,14 +144,14 @@ impl Demand {
         }
     }
 
-    /// Returns whether another node waits for the pool with a more urgent need than a first block without demand.
+    /// Returns whether another node waits for the pool and its need is more urgent than a first block without demand.
     fn is_needed_elsewhere(&self, pool: &PoolName, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
-    /// Ends a node's wait and returns the wait. If every node that still waits wants only a first block without demand,
-    /// these nodes are queued: they may have waited only because of this node.
+    /// Ends a node's wait and returns it. If all other waiting nodes want only a first block without demand, queues
+    /// these nodes, because they may have waited only for this node.
     fn end_wait(&mut self, pool: &PoolName, node: &NodeName) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
@@ -169,8 +170,9 @@ impl Demand {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
     }
 
-    /// Queues all waiting nodes: the most urgent need first, then the longest wait. They go before the nodes that were
-    /// queued already, because one of the latter may have just released the block that became free.
+    /// Queues all waiting nodes: the most urgent need first, then the longest wait. The waiting nodes go before the
+    /// nodes that were queued already, because one of the queued nodes may have just released the block that became
+    /// free.
     fn requeue_all(&mut self) {
         self.full.clear();
         let (first, more) = (self.first.take_ready(), self.more.take_ready());
@@ -214,13 +216,13 @@ impl Demand {
         self.waiting.iter().map(|(pool, waits)| (pool, waits.len()))
     }
 
-    /// Returns the start of the longest wait, by the monotonic clock. Returns `None` if no node waits.
+    /// Returns when the longest wait began, by the monotonic clock. Returns `None` if no node waits.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         let waits = self.waiting.values().flat_map(BTreeMap::values);
         waits.map(|wait| wait.since).min()
     }
 
-    /// Returns whether the waits have changed since the last call.
+    /// Returns whether a wait has begun, changed or ended since the last call.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
@@ -284,7 +286,8 @@ impl Demand {
             let mut own = cx.allocations.plain_blocks(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))
         };
-        // A node without any block gets one even without demand, from the first suitable pool that has a free block.
+        // A node without any block gets a block even without demand, from the first suitable pool that has a free
+        // block.
         let mut lacks_first = !has_any(cx);
         let mut first_full = None;
         let mut done: BTreeSet<PoolName> = BTreeSet::new();
@@ -328,7 +331,8 @@ impl Demand {
         }
     }
 
-    /// Allocates the blocks that a node lacks of one pool. Returns what is still missing if the pool has no free block.
+    /// Allocates the blocks that a node lacks from one pool. If the pool has no free block, returns what the node still
+    /// lacks.
     fn provide_from(
         &mut self,
         pool: &PoolName,
@@ -350,7 +354,8 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx);
                 return None;
             }
-            // A node without blocks gets only one. It gets more after all other nodes without blocks have got theirs.
+            // A node without blocks gets only one block. It gets more blocks after all other nodes without blocks have
+            // got their first one.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
             if carved >= AT_ONCE_PER_NODE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
@@ -368,8 +373,8 @@ impl Demand {
                     Err(full) => {
                         let note = format!("pool \"{pool}\": {full}");
                         if full.avoided > 0 {
-                            // No watch event announces that the addresses in use are gone, so the node is handled again
-                            // later.
+                            // No watch event announces that the addresses are no longer in use, so the node is handled
+                            // again later.
                             let at = cx.now.mono + IN_USE_PAUSE;
                             self.more.add_at(node.name.clone(), at);
                         } else {
@@ -388,7 +393,7 @@ impl Demand {
         }
     }
 
-    /// Reports once that a node wants more addresses than its limit of blocks allows.
+    /// Reports once that a node wants more addresses than its maximum number of blocks provides.
     fn report_limit(&mut self, pool: &PoolName, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
@@ -429,8 +434,8 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    /// Ends a node's wait. If the node has got a block, an event reports this. If the node merely demands no more
-    /// addresses, no event does.
+    /// Ends a node's wait. If the node has got a block, an event reports this. If the node only demands no more
+    /// addresses, no event is emitted.
     fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;

@@ -2,8 +2,9 @@
 //!
 //! A policy, a quota or a webhook may reject an object until an administrator acts, and some calls may never be
 //! answered. So each call has a back-off of its own. Neither a watch event nor the success of another call shortens the
-//! delay, even if it is about the same object. A call that keeps failing is counted. If it is a write, an event reports
-//! it, at most once per [`REPORT_PAUSE`]. A call that is no longer repeated is forgotten after a time.
+//! delay, even if the event or the other call is about the same object. A call that keeps failing is counted. If the
+//! call is a write, an event reports that it keeps failing, at most once per [`REPORT_PAUSE`]. A call that is no longer
+//! repeated is forgotten after a time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,20 +16,20 @@ use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::{ObjectKind, Rejection, RequestOutcome};
 use cadastre_core::Cidr;
 
-/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer: one of these calls
-/// is repeated per [`INTERVAL`], so that a policy against thousands of objects costs the API server little.
+/// Longest delay of a call that keeps failing. If many calls keep failing, their delays are longer, so that only one of
+/// these calls is repeated per [`INTERVAL`]. So a policy that rejects thousands of objects costs the API server little.
 const LONGEST: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(20);
 /// Longest delay that a server can ask for (`Retry-After`).
 const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// After this many failures in a row, a call counts as one that keeps failing. The first number applies if the last
-/// failure was a rejection or a missing answer; the second if it was a conflict, a busy server, or a write of which the
-/// server dropped a part.
+/// failure was a rejection or a missing answer. The second number applies if it was a conflict, a busy server, or a
+/// write of which the server dropped a part.
 const PERSISTENT: (u32, u32) = (3, 6);
-/// If a call was not repeated for this long after the end of its delay, it no longer counts as failing.
+/// A call that was not repeated for this long after the end of its delay no longer counts as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
 
-/// A kind of call about one object. Two different calls about one object have separate back-offs.
+/// A kind of call about one object. If two kinds of call are about the same object, each has its own back-off.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectCall {
     /// Write of the podCIDRs of the node with this UID
@@ -62,8 +63,8 @@ pub enum ObjectCall {
 }
 
 impl ObjectCall {
-    /// Returns the call that a request makes: the write if `wrote`, else the read after the write. Returns `None` for
-    /// requests whose loop has a back-off of its own.
+    /// Returns the call that a request makes: the write if `wrote`, else the read that follows the write. Returns
+    /// `None` for requests whose loop has a back-off of its own.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -140,7 +141,7 @@ struct CallFailures {
 /// A report about a call, which becomes an event.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallReport {
-    /// The call keeps failing, for this reason.
+    /// The call keeps failing. The text is the server's message.
     Refused(String),
     /// The call has succeeded after its failure was reported.
     Accepted,
@@ -150,20 +151,20 @@ pub enum CallReport {
 #[derive(Debug, Default)]
 pub struct FailingCalls {
     calls: BTreeMap<ObjectCall, CallFailures>,
-    /// Number of calls that keep failing
+    /// Number of calls that keep failing now
     persistent: u32,
     swept_at: Duration,
 }
 
 impl FailingCalls {
-    /// Returns the time until which the call has to wait after a failure. Returns `None` if it may be made now.
+    /// Returns the time until which the call has to wait after a failure. Returns `None` if the call may be made now.
     pub fn paused(&self, call: &ObjectCall, now: Duration) -> Option<Duration> {
         let until = self.calls.get(call)?.again_at;
         (until > now).then_some(until)
     }
 
-    /// Records the outcome of a call, and returns a report if one is due. `kept` is false if the server accepted a
-    /// write but dropped part of the object.
+    /// Records the outcome of a call. Returns a report if one is due. `kept` is false if the server accepted a write
+    /// but dropped part of the object.
     pub fn note(
         &mut self,
         call: &ObjectCall,
@@ -270,7 +271,7 @@ impl FailingCalls {
         self.calls.get(call)?.persistent.as_deref()
     }
 
-    /// Returns whether the call failed when it was made last.
+    /// Returns whether the last attempt of the call failed.
     pub(crate) fn is_failing(&self, call: &ObjectCall) -> bool {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }

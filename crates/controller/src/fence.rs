@@ -1,15 +1,17 @@
 //! The fence: what a new leader does before it allocates podCIDRs, frees ranges, or permits the deletion of a pool.
 //!
 //! An earlier leader that crashed, was suspended or was cut off may have allocations of podCIDRs in flight, which can
-//! take effect at any time. The Lease that the new leader took over names all of them. The earlier leader can send no
-//! others: it would first have to name them in the Lease, and that write now fails. So the new leader lists the objects
-//! and reserves the named ranges for the named nodes (`Leader::inherit`). This relies on no clock and writes no Node.
+//! take effect at any time. The Lease that the new leader took over names all of these allocations. The earlier leader
+//! can send no further ones. It would first have to name them in the Lease, and that write now fails. So the new leader
+//! lists the objects and reserves the named ranges for the named nodes (`Leader::inherit`). This procedure relies on no
+//! clock and writes no Node.
 //!
 //! The Lease does not name these allocations if its holder ran an earlier version of Cadastre, or if the Lease was
-//! deleted. Then the new leader *touches* every node without podCIDRs: it sets the node's annotation to its own term.
-//! From then on the API server rejects every allocation that was decided before the touch, and the answer to the touch
-//! shows what took effect before. A touch tests the term that it replaces, so a late touch by an earlier leader cannot
-//! undo it. Until all nodes are touched, no podCIDR is allocated and no pool may be deleted. Everything else continues.
+//! deleted. In these cases the new leader *touches* every node without podCIDRs: it sets the node's annotation to its
+//! own term. After the touch, the API server rejects every allocation that was decided before the touch. The answer to
+//! the touch shows which allocations took effect before. Each touch tests the term that it replaces, so a late touch by
+//! an earlier leader cannot undo a newer touch. Until all nodes are touched, no podCIDR is allocated and no pool may be
+//! deleted. Everything else continues.
 //!
 //! | how the term began | lists | touches |
 //! |---|---|---|
@@ -18,10 +20,10 @@
 //! | the Lease names the writes in flight | only kinds whose watch is behind | no |
 //! | anything else | yes | yes |
 //!
-//! A kind needs no list if the list of its watch was requested after this process won the Lease. It also needs no list
-//! if the watch has reached the versions that the Lease records, because writes in flight were decided on those or
-//! earlier versions. But these versions do not count if the API server may have been restored since the watch began:
-//! either the API server was unreachable meanwhile, or no controller led for over a minute.
+//! A kind needs no list if the list of its watch was requested after this process won the Lease. A kind also needs no
+//! list if its watch has reached the versions that the Lease records, because writes in flight were decided on these or
+//! earlier versions. But these versions do not count if the API server may have been restored since the watch began.
+//! This is so if the API server was unreachable meanwhile, or if no controller led for over a minute.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,24 +45,25 @@ use cadastre_core::mutation::Mutation;
 /// After this many failures in a row, the touch of a node counts as one that keeps failing.
 const PERSISTENT: u32 = 3;
 
-/// The state of one takeover: which lists and touches it still needs.
+/// The state of one takeover: which lists and touches the new leader still needs.
 #[derive(Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
     term: TermId,
     /// Whether the Lease names the writes that earlier leaders have in flight
     names_writes: bool,
-    /// If a watch has reached these versions, and its own list was requested at this time or later, the watch replaces
-    /// a list. `None` if no watch can replace a list
+    /// The versions that a watch must have reached so that the watch replaces a list, and the earliest time at which
+    /// the watch's own list may have been requested. `None` if no watch can replace a list
     sufficient: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, by the monotonic clock
     won: Duration,
     step: Step,
     lists: Lists,
-    /// Nodes (name, UID) for which no answer has proven yet that they are touched
+    /// Nodes (name, UID) that are not yet proven to be touched by an answer of the API server
     left: BTreeSet<(NodeName, ObjectUid)>,
     queue: Queue<(NodeName, ObjectUid)>,
-    /// Nodes to read before the next touch, because the last touch failed a guard or is indeterminate
+    /// Nodes to read before the next touch, because the precondition of the last touch failed or the last touch is
+    /// indeterminate
     to_read: BTreeSet<(NodeName, ObjectUid)>,
     /// Nodes for which an event has reported that the API server rejects the touch
     reported: BTreeSet<(NodeName, ObjectUid)>,
@@ -129,13 +132,13 @@ impl Fence {
         matches!(self.step, Step::Touching | Step::Done)
     }
 
-    /// Returns how many nodes are still to be touched, and for how many of these the touch keeps failing.
+    /// Returns how many nodes are still to be touched, and for how many of these nodes the touch keeps failing.
     pub(crate) fn left(&self) -> (usize, usize) {
         let failing = |key: &&(NodeName, ObjectUid)| self.queue.failures(key) >= PERSISTENT;
         (self.left.len(), self.left.iter().filter(failing).count())
     }
 
-    /// Describes what is still to be done, for the log and for `/readyz`.
+    /// Describes the steps that the fence still has to do, for the log and for `/readyz`.
     pub(crate) fn progress(&self, cache: &ClusterCache) -> String {
         match self.step {
             Step::Syncing => format!(
@@ -154,7 +157,7 @@ impl Fence {
         }
     }
 
-    /// Returns the next list or touch that is due.
+    /// Returns the next list request or touch that is due.
     pub(crate) fn next_urgent(
         &mut self,
         cache: &ClusterCache,
@@ -207,8 +210,8 @@ impl Fence {
         self.touch_if_listed(cache);
     }
 
-    /// Returns whether the kind needs no list, because the list of its watch was requested after the Lease was won, or
-    /// the watch has reached the versions that earlier leaders had seen.
+    /// Returns whether the kind needs no list. This is so if the list of its watch was requested after the Lease was
+    /// won, or if the watch has reached the versions that earlier leaders had seen.
     fn needs_no_list<T: Object>(
         &self,
         table: &ObjectCache<T>,
@@ -246,7 +249,7 @@ impl Fence {
         }
     }
 
-    /// Handles the answer to a list request. If the cache could not apply the list (`applied`), the list is requested
+    /// Handles the answer to a list request. If the list is not in the cache (`applied` is false), requests the list
     /// again.
     fn listed(&mut self, kind: ObjectKind, applied: bool, cx: &Context) {
         if !applied {
@@ -275,7 +278,7 @@ impl Fence {
         self.finish_if_through();
     }
 
-    /// Handles the answer to a touch, or to the read after a touch.
+    /// Handles the answer to a touch, or to the read that follows a touch.
     fn touched(
         &mut self,
         name: &NodeName,
@@ -328,7 +331,7 @@ impl Fence {
 
 /// Returns the versions that a watch must have reached to replace a list, and the earliest time at which the watch's
 /// own list may have been requested. Returns `None` if the Lease records no versions. Also returns `None` if the term
-/// follows a gap, because the API server may have been restored in the gap.
+/// follows a gap, because the API server may have been restored during the gap.
 fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
     let known = term.inherited.as_ref()?.known?;
     let since = term.answered_since;

@@ -1,4 +1,4 @@
-//! Counts of a pool. They are computed from the ledger each time, so they always agree with the ledger.
+//! Computes the counts of a pool from the ledger each time, so that the counts always agree with the ledger.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use cadastre_api::{AddressStatus, FamilyStatus};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family, Holder, Holding, HoldingState};
 
-/// Counts of one pool and family. `capacity` and `free` count blocks of the pool's block size, `held` and `quarantined`
+/// Counts of one pool and family. `capacity` and `free` count blocks of the pool's block size. `held` and `quarantined`
 /// count ranges of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FamilyCounts {
     /// Blocks that fit into the pool, not counting reserved and service ranges
     pub capacity: u128,
-    /// Ranges of live nodes, including those still being allocated
+    /// Ranges of live nodes, including ranges that are still being allocated
     pub held: u128,
     /// Quarantined ranges of deleted nodes
     pub quarantined: u128,
@@ -37,7 +37,7 @@ impl FamilyCounts {
     /// `None` for a pool in mode NodeCIDR.
     pub fn status(self, block_len: Option<u8>, addresses: Option<AddressStatus>) -> FamilyStatus {
         let percent = (self.utilization() * 100.0).floor();
-        // Rounding must not show 100 % while a range is free.
+        // Rounding must not result in 100 % while a range is free.
         let percent = if self.free > 0 {
             percent.min(99.0)
         } else {
@@ -77,7 +77,7 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
         quarantined: 0,
         free: room.free,
     };
-    // A lent part is no holding of its own in these counts: it counts as a part of its parent block.
+    // A borrowed block is not counted separately, because it counts as a part of its parent.
     let is_lent = |it: &Holding| {
         let entry = allocations.blocks.get(&it.cidr);
         entry.is_some_and(|entry| allocations.parent_of(entry).is_some())
@@ -93,10 +93,10 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
     figures
 }
 
-/// Returns whether a pool that is being deleted may lose its finalizer. No block may be left that was allocated from
-/// the pool, even outside its present ranges. Another pool must guard every range in the pool that is not free
-/// ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` is true guards nothing, because its
-/// own finalizer may be removed at any time.
+/// Returns whether the finalizer of a pool that is being deleted may be removed. It may not while any block exists that
+/// was allocated from the pool, even outside the pool's present ranges. Another pool must guard every range of the pool
+/// that is not free ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` returns true guards
+/// nothing, because its own finalizer may be removed at any time.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,
@@ -116,8 +116,8 @@ pub fn may_go(
     holdings.all(|it| is_guarded(&it.cidr) || goes && it.state == HoldingState::Quarantined)
 }
 
-/// Returns the holders of ranges that count against the pool. The value is true if a live node holds at least one of
-/// these ranges.
+/// Returns the holders of ranges that count against the pool. The value is true if the holder has at least one of these
+/// ranges as a live node.
 pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     let families = Family::ALL.into_iter();
@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(counts(range, block_size, held), expected);
         }
-        // The IPv6 space has one address more than a u128 can count, so its count is one too low.
+        // The IPv6 space has one address more than a u128 can count, so the count of its /128 blocks is one too low.
         let (capacity, _, utilization) = counts("::/0", 128, "fd00::/48");
         assert_eq!((capacity, &*utilization), (u128::MAX.to_string(), "0%"));
     }

@@ -30,7 +30,7 @@ pub(crate) fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// Returns [`NOW`], but with a monotonic clock that shows `second` seconds.
+/// Returns [`NOW`], but with a monotonic time of `second` seconds.
 pub(crate) fn at(second: u64) -> Now {
     Now {
         mono: Duration::from_secs(second),
@@ -67,7 +67,7 @@ pub(crate) fn node_with(name: &str, pod_cidrs: &[&str]) -> Node {
     }
 }
 
-/// Returns a pod that reports these addresses. The pods of all versions have the same name and UID.
+/// Returns a pod that reports these addresses. Pods of all versions have the same name and UID.
 pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
     let addresses = addresses.iter().map(|text| text.parse().unwrap());
     Pod {
@@ -98,7 +98,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     }
 }
 
-/// Returns a pool that allocates /28 blocks, after `change` has changed its spec.
+/// Returns a pool that allocates /28 blocks and whose spec `change` has edited.
 pub(crate) fn pool_with(name: &str, cidr: &str, change: impl FnOnce(&mut IPPoolSpec)) -> Pool {
     let mut pool = pool(name, cidr);
     change(pool.spec.as_mut().unwrap());
@@ -113,7 +113,7 @@ pub(crate) fn ipv6_ranges(cidr: &str, block_size: u32) -> IPv6Ranges {
     }
 }
 
-/// Returns a pool with only one range, of IPv6.
+/// Returns a pool with a single range, which is an IPv6 range.
 pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     pool_with(name, "10.0.0.0/24", |spec| {
         spec.ipv4 = None;
@@ -121,7 +121,7 @@ pub(crate) fn pool_of_v6(name: &str, range: &str, block_size: u32) -> Pool {
     })
 }
 
-/// Returns a block of pool `p` as a NodeSubnet lists it. The UID of its object equals its CIDR.
+/// Returns the entry of a block of pool `p` in a NodeSubnet. The UID of the block's object equals its CIDR.
 pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
     AllocatedBlock {
         cidr: cidr.to_owned(),
@@ -137,7 +137,7 @@ pub(crate) fn listed_block(cidr: &str) -> AllocatedBlock {
     }
 }
 
-/// Returns a report of a block without used addresses.
+/// Returns an agent's report about a block without used addresses.
 pub(crate) fn block_report(text: &str) -> BlockReport {
     BlockReport {
         cidr: cidr(text),
@@ -150,8 +150,8 @@ pub(crate) fn block_report(text: &str) -> BlockReport {
     }
 }
 
-/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. Its spec lists the blocks, its status reports them as
-/// empty.
+/// Returns a NodeSubnet with a demand of `wanted` in pool `p`. Its spec lists the blocks, and its status reports them
+/// as empty.
 pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     Subnet {
         name: name.into(),
@@ -173,7 +173,7 @@ pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
     }
 }
 
-/// Returns the object of a block of pool `p`. Its UID equals the CIDR.
+/// Returns the object of a block of pool `p`. The object's UID equals the block's CIDR.
 pub(crate) fn block(text: &str, owner: Owner) -> Block {
     Block {
         name: block_name(&cidr(text)).into(),
@@ -216,7 +216,7 @@ pub(crate) fn list<T: Object>(table: &mut ObjectCache<T>, objects: Vec<T>) {
     table.change(ObjectEvent::Listed);
 }
 
-/// Returns a claim of this pool, or of these addresses if there are any, with the controller's finalizer.
+/// Returns a claim of this pool, or of these addresses if there are any. The claim has the controller's finalizer.
 pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
     Claim {
         name: name.into(),
@@ -236,7 +236,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
     }
 }
 
-/// Returns a pod that names this claim and is bound to this node, if any.
+/// Returns a pod that names this claim. The pod is bound to `node`, if that is not `None`.
 pub(crate) fn claiming_pod(name: &str, claim: &str, node: Option<&str>) -> Pod {
     Pod {
         name: format!("default/{name}").into(),

@@ -1,8 +1,8 @@
 //! Forecast of when a pool will be exhausted, based on the growth of its use.
 //!
-//! A [`Trend`] is small enough for the pool's status, where the next leader finds it and continues it. It contains the
-//! growth per hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So changes
-//! of a day ago hardly count.
+//! A [`Trend`] is small enough for the pool's status, where the next leader finds it and continues it. A trend contains
+//! the growth per hour, as an exponentially weighted mean of samples with a time constant of [`MEMORY_HOURS`]. So
+//! changes of a day ago hardly count.
 //!
 //! # Guarantees
 //! - A trend that is written to a status and read back gives the same results as before, because every step rounds
@@ -13,11 +13,12 @@
 //! - Neither a single jump nor use that fluctuates around a level causes a forecast.
 //!
 //! # Caveats
-//! - Growth is recognised only after some time. A forecast appears after about an hour, from a rate that is still far
-//!   too low. After 6 hours of steady growth the rate is two thirds of the true one; after a day only 2 % are missing.
+//! - Growth is recognised only after some time. A forecast appears after about an hour. At that time, the computed rate
+//!   is still far too low. After 6 hours of steady growth the rate is two thirds of the true one; after a day only 2 %
+//!   are missing.
 //! - Use that goes up and down over days looks like growth each time it rises.
 //! - Growth by less than one block per hour, for example by an occasional new node, causes no forecast: within
-//!   [`MEMORY_HOURS`] it looks like single jumps.
+//!   [`MEMORY_HOURS`], such growth looks like single jumps.
 //! - Changes between two samples that are more than [`GAP_HOURS`] apart do not count.
 
 use jiff::{SignedDuration, Timestamp};
@@ -31,26 +32,26 @@ pub(crate) const SAMPLE_MINUTES: i64 = 10;
 pub(crate) const MEMORY_HOURS: f64 = 6.0;
 /// Longest time between two samples while the trend is not zero. After a longer time, a new trend starts.
 pub(crate) const GAP_HOURS: i64 = 48;
-/// Exhaustion that is further ahead than this, one year, is not forecast.
+/// The longest forecast: one year. If exhaustion is further ahead, there is no forecast.
 pub(crate) const HORIZON_HOURS: f64 = 365.0 * 24.0;
 
 /// A rate below this, about one block per year, counts as no growth.
 const LEAST_RATE: f64 = 0.0001;
-/// A new forecast needs at least this ratio: the square of the mean growth, divided by the mean of the squared growth.
-/// The ratio is 1 after long steady growth. It is n/36 after n equal jumps among the 36 samples in memory, and less
-/// than 1/100 for use that fluctuates around a level.
+/// A new forecast needs at least this ratio. The ratio is the square of the mean growth, divided by the mean of the
+/// squared growth. It is 1 after long steady growth. It is n/36 after n equal jumps among the 36 samples in memory. It
+/// is less than 1/100 for use that fluctuates around a level.
 const SURE: f64 = 1.0 / 8.0;
 /// An existing forecast is withdrawn if the ratio that [`SURE`] describes falls below this value.
 const STILL_SURE: f64 = 1.0 / 16.0;
 /// A forecast stays the same while the time until exhaustion differs from a new estimate by at most this share.
 const ABOUT: f64 = 0.1;
 
-/// How the number of blocks in use grows, for one pool and family.
+/// How the number of blocks that are not free grows, for one pool and family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
     /// Time of the last sample, in whole minutes
     at: Timestamp,
-    /// Blocks that were not free at the time of the last sample
+    /// Number of blocks that were not free at the time of the last sample
     used: u128,
     /// Smoothed growth in blocks per hour; negative if use shrinks
     per_hour: f64,
@@ -127,8 +128,8 @@ impl Trend {
         }
     }
 
-    /// Returns when the pool will be exhausted if its use continues to grow at this rate. `free` is the number of free
-    /// blocks now. `last` is the last forecast, which is returned again while it is about right.
+    /// Returns when the pool will be exhausted if its use continues to grow at the rate of the trend. `free` is the
+    /// number of free blocks now. `last` is the last forecast, which is returned again while it is about right.
     ///
     /// Returns `None` in four cases: use does not grow, its growth may be chance, exhaustion is more than a year away,
     /// or nothing is free now. The returned time is rounded to the hour if it is more than a day away, else to ten

@@ -1,4 +1,4 @@
-//! Reads from one version of a NodeSubnet which ranges its node has handed over ([`crate::withdrawals`]).
+//! Determines from one version of a NodeSubnet which ranges its node has handed over ([`crate::withdrawals`]).
 
 use crate::cluster::cache::{ClusterCache, report_of, spec_for};
 use crate::cluster::names::ObjectUid;
@@ -7,8 +7,8 @@ use cadastre_api::{ClaimedAddress, LentRange};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Returns whether `node`, in whose block the address of a claim lies, has handed the address over to the claim, and
-/// still has it withdrawn.
+/// Returns whether `node` has handed the address over to the claim with this UID, and still has the address withdrawn.
+/// The address lies in a block of `node`.
 pub(crate) fn is_handed_over(
     node: &Node,
     address: &Cidr,
@@ -59,8 +59,8 @@ pub(crate) fn is_listed_as_lent(
     spec.is_some_and(|spec| spec.lent.iter().any(is_same))
 }
 
-/// Returns whether one version of the node's NodeSubnet shows both that the controller wants the range back
-/// (`spec.withdraw`) and that the agent has withdrawn the range (`status.withdrawn`).
+/// Returns whether the node has withdrawn the range. In one version of the node's NodeSubnet, the controller must want
+/// the range back (`spec.withdraw`) and the agent must report the range as withdrawn (`status.withdrawn`).
 pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> bool {
     let Some(spec) = spec_for(cache, &node.name, &node.uid) else {
         return false;

@@ -1,7 +1,7 @@
-//! Requests in flight: at most one per object at a time.
+//! Requests in flight, of which each object has at most one at a time.
 //!
-//! If an answer is lost or a precondition fails, the state of the object is unknown. Then the object must be read
-//! before the next write.
+//! If an answer is lost or a precondition fails, the state of the object is unknown. In that case the object must be
+//! read before the next write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::reconcile::RequestAnswer;
 /// Objects with a request in flight, and objects that must be read before they are written.
 #[derive(Debug)]
 pub(crate) struct InFlight<K, W = ()> {
-    /// Objects with a request in flight. The value is the content, if the request is a write
+    /// Objects with a request in flight. The value is the content of the request, if the request is a write
     sent: BTreeMap<K, W>,
     to_read: BTreeSet<K>,
 }
@@ -26,27 +26,27 @@ impl<K, W> Default for InFlight<K, W> {
 }
 
 impl<K: Ord + Clone, W> InFlight<K, W> {
-    /// Records that a request for the object is sent; `content` is its content if the request is a write.
+    /// Records that a request for the object is sent. `content` is what the request writes, if it is a write.
     pub(crate) fn send(&mut self, key: K, content: W) {
         self.to_read.remove(&key);
         self.sent.insert(key, content);
     }
 
-    /// Records the answer to the request in flight. If the object's state is unknown then, the object must be read
-    /// next.
+    /// Records the answer to the request in flight. If the answer leaves the object's state unknown, the object must be
+    /// read next.
     pub(crate) fn answered(&mut self, key: &K, answer: &RequestAnswer) {
         self.sent.remove(key);
         self.note(key, answer);
     }
 
-    /// Records the answer to a request about another part of the object, such as its status. Such a request is not
+    /// Records the answer to a request about another part of the object, such as the status. Such a request is not
     /// among the requests in flight, but its answer also decides whether the object must be read next.
     pub(crate) fn note(&mut self, key: &K, answer: &RequestAnswer) {
         let is_known = match answer.outcome {
             RequestOutcome::Rejected(Rejection::Guard(_)) | RequestOutcome::Indeterminate(_) => {
                 false
             }
-            // A rejected write has no effect, so the object's state is still known. A rejected read has shown nothing,
+            // A rejected write has no effect, so the object's state is still known. A rejected read returns no state,
             // so the read is repeated.
             RequestOutcome::Rejected(
                 Rejection::Busy(_) | Rejection::Rejected(_) | Rejection::NotSent,
@@ -64,7 +64,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         self.to_read.remove(key);
     }
 
-    /// Drops the pending read, because the state of the object became known in another way than by a read.
+    /// Drops the pending read, because the state of the object became known without a read.
     pub(crate) fn forget_indeterminate(&mut self, key: &K) {
         self.to_read.remove(key);
     }
@@ -77,7 +77,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
         self.to_read.contains(key)
     }
 
-    /// Returns whether the effect of a write is still open: a request is in flight, or the object must be read next.
+    /// Returns whether a write may still take effect, because a request is in flight or the object must be read next.
     pub(crate) fn is_open(&self, key: &K) -> bool {
         self.is_sent(key) || self.is_to_read(key)
     }
@@ -103,7 +103,7 @@ mod tests {
         let table = [
             (RequestOutcome::Indeterminate(String::new()), [true, true]),
             (refused(Rejection::Guard(String::new())), [true, true]),
-            // A rejected write had no effect, so no read is needed. A rejected read has shown nothing, so the read is
+            // A rejected write has no effect, so no read is needed. A rejected read returns no state, so the read is
             // repeated.
             (refused(Rejection::Busy(None)), [false, true]),
             (refused(Rejection::Missing), [false, false]),

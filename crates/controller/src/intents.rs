@@ -1,8 +1,9 @@
-//! The writes that this leader intends, and which of them its Lease already names.
+//! The writes that this leader intends, and which of these writes its Lease already names.
 //!
 //! # Guarantees
-//! - An allocation of podCIDRs to a node is sent only after a Lease write that names the allocation has succeeded. That
-//!   Lease write began after the node was read. The Lease names the allocation until its outcome is known.
+//! - An allocation of podCIDRs to a node is sent only after a Lease write that names the allocation has succeeded. This
+//!   Lease write began after the node was read. The Lease names the allocation until the outcome of the allocation is
+//!   known.
 //! - Every other allocating write gets a number when it is decided. The write is sent only after a Lease write that
 //!   began later has succeeded (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after
 //!   it lost its Lease is never sent.
@@ -21,12 +22,12 @@ use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
 /// A further allocation is named only while the Lease names fewer than `LIMIT` allocations, in fewer than `BYTES`
-/// bytes. Allocations that are set aside are not counted.
+/// bytes. Allocations that are set aside do not count.
 const LIMIT: usize = 512;
 const BYTES: usize = 40 * 1024;
 
-/// Allocations that keep failing are set aside: the Lease names them in addition, in at most this many bytes. The API
-/// server allows 256 KiB for all annotations of an object together.
+/// Allocations that keep failing are set aside. The Lease names them in addition to the others, in at most this many
+/// bytes. The API server allows 256 KiB for all annotations of an object together.
 const ASIDE: usize = 128 * 1024;
 
 /// The allocations and other writes that a leader intends during one term.
@@ -40,11 +41,12 @@ pub(crate) struct IntentBook {
     aside: usize,
     /// Nodes whose allocations could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
-    /// The highest number passed to the elector
+    /// The highest number of a Lease write that the elector was asked for
     requested: u64,
     /// The highest number that a successful Lease write has reached
     confirmed: u64,
-    /// Whether a decided write waits for another Lease write. Its number will be `requested` + 1
+    /// Whether a decided write waits for a Lease write that the elector was not asked for yet. The number of this Lease
+    /// write will be `requested` + 1
     is_wanted: bool,
     /// Whether the Lease may still name allocations whose outcome is known by now
     names_settled: bool,
@@ -53,29 +55,29 @@ pub(crate) struct IntentBook {
 /// Whether this leader knows the writes that earlier leaders have in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum InheritedIntents {
-    /// This process does not lead. It only computes what a leader would do, and sends no writes. So none has to be
-    /// named.
+    /// This process does not lead. It computes what a leader would do, but sends no writes. So the Lease need not name
+    /// any write.
     #[default]
     Irrelevant,
-    /// Earlier leaders may have any write in flight.
+    /// Earlier leaders may have writes in flight that this leader does not know.
     Unknown,
-    /// Every write that earlier leaders may have in flight is also named by this leader.
+    /// This leader names every write that earlier leaders may have in flight.
     Known,
 }
 
 #[derive(Debug)]
 struct IntentEntry {
     name: NodeName,
-    /// The term annotation that the write tests. If the annotation of the node changes, the allocation has to be named
-    /// again
+    /// The term annotation that the write tests. If the node's annotation changes, the Lease must name the allocation
+    /// anew
     guard: (Option<TermId>, bool),
     since: u64,
     is_aside: bool,
 }
 
 impl IntentBook {
-    /// Creates the empty intents of a new leader. `known` says whether the leader knows which writes earlier leaders
-    /// have in flight.
+    /// Creates the book of a new leader, which names no allocations yet. `known` says whether the leader knows which
+    /// writes earlier leaders have in flight.
     pub(crate) fn of_leader(known: bool) -> Self {
         IntentBook {
             past: if known {
@@ -83,8 +85,8 @@ impl IntentBook {
             } else {
                 InheritedIntents::Unknown
             },
-            // This requests a Lease write. Once it has succeeded, the next leader can see that the Lease names all
-            // allocations in flight.
+            // This requests a Lease write. Once it has succeeded, the next leader learns from the Lease that the Lease
+            // names all allocations in flight.
             is_wanted: known,
             ..IntentBook::default()
         }
@@ -137,7 +139,8 @@ impl IntentBook {
         Mutation::AllocatedBeforeNamed.is_on()
     }
 
-    /// Names an allocation that the earlier leader's Lease names, because its write may still be in flight.
+    /// Names an allocation that an earlier leader named in the Lease, because the write of the allocation may still be
+    /// in flight.
     pub(crate) fn inherit(&mut self, node: &Node, cidrs: &[Cidr]) {
         let guard = (node.term.clone(), node.annotated);
         let next = self.requested + 1;
@@ -163,7 +166,7 @@ impl IntentBook {
         self.named.insert(key, named);
     }
 
-    /// Stops naming the allocations to the node with this UID, because the outcome of all its writes is known.
+    /// Stops naming the allocations to the node with this UID, because the outcome of all writes to the node is known.
     pub(crate) fn settled(&mut self, uid: &ObjectUid) {
         for key in self.of_uid(uid) {
             if let Some(named) = self.named.remove(&key) {
@@ -179,7 +182,7 @@ impl IntentBook {
     }
 
     /// Sets aside the allocations to the node with this UID, because they keep failing. The Lease still names them, but
-    /// they take no room from others any more. If too many are set aside already, nothing changes.
+    /// they take no room from other allocations any more. If too many are set aside already, nothing changes.
     pub(crate) fn set_aside(&mut self, uid: &ObjectUid) {
         if Mutation::FailingNamesTakeRoom.is_on() {
             return;
@@ -203,7 +206,8 @@ impl IntentBook {
         of_uid.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Records that the Lease is written up to `number`. Returns the nodes whose allocations waited for that write.
+    /// Records that the Lease write with this number has succeeded. Returns the nodes whose allocations waited for that
+    /// write or an earlier one.
     pub(crate) fn confirmed(&mut self, number: u64) -> Vec<NodeName> {
         let (from, to) = (self.confirmed, number.max(self.confirmed));
         self.confirmed = to;
@@ -216,22 +220,22 @@ impl IntentBook {
     }
 
     /// Returns nodes that waited for room in the Lease. Returns nothing while more than half of the room is in use, so
-    /// that nodes come in batches, and many nodes cost few Lease writes.
+    /// that the nodes come in batches. As a result, many nodes cost few Lease writes.
     pub(crate) fn room(&mut self) -> Vec<NodeName> {
         if self.open.0 > LIMIT / 2 || self.open.1 > BYTES / 2 {
             return Vec::new();
         }
         let next = std::iter::from_fn(|| self.waiting.pop(Duration::ZERO));
         let next: Vec<NodeName> = next.take(LIMIT - self.open.0).collect();
-        // The Lease write that names these nodes also leaves out settled allocations. So no write is needed only to
+        // The Lease write that names these nodes also leaves out settled allocations. So no extra write is needed to
         // leave them out.
         self.names_settled &= next.is_empty();
         next
     }
 
     /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
-    /// settled allocations. While any allocation is named, settled ones alone cause no Lease write, because it is
-    /// harmless to name too many. `known` has the versions that the cache has reached.
+    /// settled allocations. While any allocation is named, settled allocations alone cause no Lease write, because it
+    /// is harmless if the Lease names too many. `known` has the versions that the cache has reached.
     pub(crate) fn take(&mut self, term: &TermId, known: SeenVersions) -> Option<LeaseContent> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         let empty = self.names_settled && self.named.is_empty();

@@ -54,7 +54,7 @@ pub(super) struct Leader {
     /// Whether a range became free since blocks were last adopted. An agent may already use that range, so adoption is
     /// tried again
     freed: bool,
-    /// Whether the pools have to be evaluated again
+    /// Whether it must be computed again which ranges each pool may allocate, and to which nodes
     needs_evaluation: bool,
     /// Whether a pool was created, deleted or changed in more than its status. If so, every NodeSubnet has to be
     /// checked, because NodeSubnets list the ranges of pools
@@ -198,12 +198,13 @@ impl Leader {
                 || Mutation::HandOverWhileIndeterminate.is_on())
     }
 
-    /// Returns whether the outcome of any write is indeterminate.
+    /// Returns whether any write is indeterminate.
     pub(super) fn has_unclear(&self) -> bool {
         self.allocations.has_indeterminate()
     }
 
-    /// Handles a successful write of the Lease: allocations that the Lease names now may be sent.
+    /// Handles a successful write of the Lease. Queues the nodes whose allocations the Lease names now, because these
+    /// allocations may be sent.
     pub(super) fn renewed(&mut self, term: LeadershipTerm) {
         for name in self.allocations.intents.confirmed(term.named) {
             self.loops.podcidrs.queue.add(name);
@@ -234,8 +235,8 @@ impl Leader {
         })
     }
 
-    /// Reserves the podCIDRs that the Lease of the earlier leader names, each for its node, because the earlier leader
-    /// may have these writes in flight. The podCIDR loop repeats such a write until the node has podCIDRs or is gone.
+    /// Reserves the podCIDRs that the Lease names for nodes, because an earlier leader may have the writes of these
+    /// podCIDRs in flight. The podCIDR loop repeats each of these writes until the node has podCIDRs or is gone.
     fn inherit(&mut self, cache: &ClusterCache) {
         if self.term.takeover == Takeover::First || Mutation::TakeOverCountsAsClean.is_on() {
             return;
@@ -307,8 +308,8 @@ impl Leader {
         }
     }
 
-    /// If a machine with quarantined blocks has registered again, allocates these blocks to its new Node. Does nothing
-    /// before agents have reported which blocks they use.
+    /// If a machine with quarantined blocks has registered again, allocates these blocks to the machine's new Node.
+    /// Does nothing before the agent grace is over.
     fn return_blocks(&mut self, cache: &ClusterCache, now: Now) {
         if self.allocations.in_agent_grace {
             return;
@@ -337,7 +338,8 @@ impl Leader {
         }
     }
 
-    /// Because a range became free, queues all nodes that wait for ranges, and marks the pools for a new count.
+    /// Queues all nodes and claims that wait for ranges, and marks the pools for a new count. Callers use this when a
+    /// range may have become free.
     fn requeue_waiting(&mut self) {
         self.freed = true;
         self.loops.podcidrs.requeue();

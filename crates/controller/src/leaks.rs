@@ -3,17 +3,18 @@
 //! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
 //! only after two proofs. The controller gives the first proof, which has three parts:
 //! - In the cache of all pods, the pod's UID has been unknown or finished for longer than a grace period.
-//! - No pod reports the address.
-//! - A consistent list of the pods bound to the node confirms both.
+//! - No cached pod reports the address.
+//! - A consistent list of the pods bound to the node confirms the first two parts.
 //!
-//! Then the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent gives the second proof,
-//! that the sandbox is gone, by asking the container runtime. Without that proof the agent keeps the address.
+//! After that, the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent gives the second
+//! proof, that the sandbox is gone, by asking the container runtime. Without the second proof the agent keeps the
+//! address.
 //!
-//! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these there is no grace
-//! period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
+//! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these addresses there is
+//! no grace period, but both proofs are still needed. Addresses of deleted nodes are freed together with their blocks.
 //!
-//! There are no leak candidates while the list of pods is incomplete. An address without a known pod UID never becomes
-//! a leak candidate.
+//! The controller finds no leak candidates while the list of pods is incomplete. An address without a known pod UID
+//! never becomes a leak candidate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +36,7 @@ use cadastre_core::{Addr, Cidr};
 
 /// Shortest and longest interval between two comparisons of agents' reports with the pods.
 const SCAN_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Shortest interval between two lists of one node's pods. A list sooner than that would hardly show anything new.
+/// Shortest interval between two lists of one node's pods. An earlier list would hardly contain anything new.
 const LIST_PAUSE: Duration = Duration::from_secs(3);
 /// A NodeSubnet lists at most this many leak candidates at once.
 const AT_ONCE: usize = 256;
@@ -50,14 +51,15 @@ pub struct Leaks {
     grace: Duration,
     /// Nodes whose pods must be listed, because some of their addresses may have become leak candidates
     pub queue: Queue<NodeName>,
-    /// Addresses without a pod, by node, with the monotonic time at which the controller first found them without one
+    /// Addresses without a pod, by node. The value is the monotonic time at which the controller first found the
+    /// address without a pod
     since: BTreeMap<NodeName, BTreeMap<Orphan, Duration>>,
     /// Monotonic time of the next comparison of agents' reports with the pods
     scan_at: Duration,
-    /// Monotonic time of the last list of a node's pods
+    /// Monotonic time of the last list of each node's pods
     listed_at: BTreeMap<NodeName, Duration>,
-    /// Addresses that several pods reported at the last scan. The value is true if an event has reported the address,
-    /// because the scan before had found it, too
+    /// Addresses that several pods reported at the last comparison. The value is true if several pods reported the
+    /// address at the comparison before, too
     duplicates: BTreeMap<Addr, bool>,
 }
 
@@ -67,7 +69,7 @@ impl Loop for Leaks {
     }
 
     /// Returns the next request for a list of a node's pods. If a comparison of agents' reports with the pods is due,
-    /// makes it first.
+    /// makes the comparison first.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         if self.scan_at <= cx.now.mono && cx.cache.pods.is_complete() {
             self.scan_at = cx.now.mono + (self.grace / 4).clamp(SCAN_PAUSE.0, SCAN_PAUSE.1);
@@ -123,7 +125,7 @@ impl Leaks {
         }
     }
 
-    /// Returns the number of addresses without a pod, and the monotonic time since when the first of these addresses
+    /// Returns the number of addresses without a pod. Also returns the monotonic time since which the oldest of them
     /// has been without a pod.
     pub fn candidates(&self) -> (usize, Option<Duration>) {
         let count = self.since.values().map(BTreeMap::len).sum();
@@ -217,22 +219,22 @@ impl Leaks {
     }
 }
 
-/// Returns the addresses that users asked to release. The grace period does not apply to these.
+/// Returns the addresses that users asked to release. The grace period does not apply to these addresses.
 fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     let named = subnet.requests.release.iter();
     let named = named.map(|(addr, pod)| (*addr, PodUid::read(pod)));
     named.collect()
 }
 
-/// Returns whether the cached pods confirm that an address has no pod: its pod's UID is known, that pod is gone or has
-/// finished, and no pod reports the address.
+/// Returns whether the address has no pod, according to the cached pods. This is so if the pod's UID is known, the pod
+/// is gone or has finished, and no pod reports the address.
 fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported
 }
 
 impl AllocationState {
-    /// Returns the leak candidates of the node with this UID that its agent still reports, at most [`AT_ONCE`].
+    /// Returns the leak candidates of the node with this UID that the node's agent still reports, at most [`AT_ONCE`].
     pub(crate) fn leak_candidates_of(
         &self,
         uid: &ObjectUid,
@@ -265,7 +267,7 @@ mod tests {
         (addr, PodUid::read(&format!("gone {n}")))
     }
 
-    /// Returns the NodeSubnet of node `n`, whose agent reports an orphan, and a cluster with it.
+    /// Returns the NodeSubnet of node `n`, whose agent reports an orphan, and a cluster that contains this NodeSubnet.
     fn with_an_orphan() -> (Subnet, ClusterCache) {
         let mut subnet = subnet("n", &["10.0.0.16/28"], 0);
         subnet.report.as_mut().unwrap().orphans = [orphan(17)].into();

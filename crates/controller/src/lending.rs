@@ -1,17 +1,17 @@
 //! Decides which parts of blocks nodes lend when a pool is exhausted. The decision depends only on the arguments.
 //!
 //! The node that can spare the most addresses lends first. It lends the largest aligned part of its blocks in which no
-//! address is known to be in use. A node never lends a whole block: an empty block is recalled instead. A node keeps
-//! the addresses that it uses, and the free addresses that it wants to have ready.
+//! address is known to be in use. A node never lends a complete block, because an empty block is recalled instead. A
+//! node keeps the addresses that it uses, and the free addresses that it wants to have ready.
 
 use std::collections::BinaryHeap;
 
 use cadastre_core::usable::{above, union};
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// A lent part's prefix is at most this many bits longer than that of the block.
+/// The prefix of a lent part is at most this many bits longer than that of the block.
 const SMALLER: u8 = 6;
-/// A node is asked for at most this many parts at once.
+/// The controller asks a node for at most this many parts at once.
 const MOST_OF_NODE: usize = 4;
 
 /// A node that may lend parts of its blocks of one family.
@@ -20,7 +20,7 @@ pub(crate) struct Lender<N> {
     pub node: N,
     /// How many addresses the node can spare
     pub spare: u64,
-    /// How many parts the node is asked for already
+    /// How many parts the controller is asking the node for already
     pub asks: usize,
     pub blocks: Vec<LenderBlock>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct LenderBlock {
     pub never: Vec<IpRange>,
 }
 
-/// A part that a node is to be asked for.
+/// A part that the controller is to ask a node for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part<N> {
     pub node: N,
@@ -45,9 +45,9 @@ pub(crate) struct Part<N> {
     pub addresses: u64,
 }
 
-/// Chooses parts until they have `lacking` addresses, and at most `most` parts. If `is_refused` returns true for a
-/// part, only smaller parts inside of it are considered. The chosen parts are removed from `lenders`, so that the next
-/// call does not choose them again.
+/// Chooses parts until the parts together have `lacking` addresses, but at most `most` parts. If `is_refused` returns
+/// true for a part, only smaller parts inside that part are considered. The chosen parts are removed from `lenders`, so
+/// that the next call does not choose them again.
 pub(crate) fn choose<N: Clone>(
     lenders: &mut [Lender<N>],
     lacking: u64,
@@ -60,7 +60,7 @@ pub(crate) fn choose<N: Clone>(
         let able = lenders
             .iter_mut()
             .filter(|it| it.spare > 0 && it.asks < MOST_OF_NODE);
-        // If several nodes can spare equally many addresses, the first one lends.
+        // If several nodes can spare equally many addresses, the first of these nodes lends.
         let Some(richest) = able.rev().max_by_key(|it| it.spare) else {
             break;
         };
@@ -75,7 +75,7 @@ pub(crate) fn choose<N: Clone>(
 }
 
 impl<N: Clone> Lender<N> {
-    /// Takes the largest part that the node can spare.
+    /// Chooses and removes the largest part that the node can spare.
     fn largest_part(&mut self, is_refused: impl Fn(&Cidr) -> bool) -> Option<Part<N>> {
         let spare = self.spare;
         let parts = self.blocks.iter_mut().filter_map(|block| {
@@ -96,8 +96,8 @@ impl<N: Clone> Lender<N> {
 }
 
 impl LenderBlock {
-    /// Returns the largest aligned part of which no address is taken, and the number of its addresses. Of equally large
-    /// parts it is the highest, because nodes assign the lowest addresses first.
+    /// Returns the largest aligned part in which no address is taken, and the number of its addresses. If several parts
+    /// are equally large, returns the highest of them, because nodes assign the lowest addresses first.
     fn largest_part(&self, spare: u64, is_refused: impl Fn(&Cidr) -> bool) -> Option<(Cidr, u64)> {
         let free = gaps(self.cidr, &self.taken);
         let parts = free.iter().flat_map(IpRange::to_cidrs);
@@ -126,13 +126,13 @@ impl LenderBlock {
     }
 }
 
-/// Returns a key to compare parts: a larger part is greater; of two equally large parts, the one with the higher
-/// addresses is greater.
+/// Returns a key by which parts are compared. A larger part is greater. Of two equally large parts, the part with the
+/// higher addresses is greater.
 fn rank(part: Cidr) -> (u8, Addr) {
     (u8::MAX - part.len(), part.first())
 }
 
-/// Returns the two halves of a range. A single address has none.
+/// Returns the two halves of a range. A single address has no halves.
 fn halves(range: Cidr) -> impl Iterator<Item = Cidr> {
     let half = |addr| Cidr::new(addr, range.len() + 1);
     [half(range.first()), half(range.last())]
@@ -199,7 +199,7 @@ mod tests {
             lender("b", 50, "10.0.0.64/26", &["10.0.0.65", "10.0.0.66"]),
         ];
         assert_eq!(chosen(&mut lenders, 1, &[]), ["b 10.0.0.96/27 31"]);
-        // Now node `a` can spare more addresses than node `b`, but only a half of its largest free part.
+        // Now node `a` can spare more addresses than node `b`, but node `a` lends only half of its largest free part.
         let parts = ["a 10.0.0.48/28 15", "b 10.0.0.80/28 16"];
         assert_eq!(chosen(&mut lenders, 20, &[]), parts);
         // Node `b` could spare 50 addresses at first, and has lent parts of 31 and of 16 addresses.

@@ -17,10 +17,11 @@
 //! | `leader` | the state that exists only while this process leads: the allocations and the loops |
 //! | [`reconcile`], `in_flight` | the trait of a reconcile loop; which objects have a request in flight |
 //! | [`fence`], `intents` | the steps of a new leader before it allocates; the writes that the Lease must name |
-//! | `agent_grace`, [`allocations::adopt`] | blocks that the API has lost and only agents still report |
+//! | `agent_grace`, [`allocations::adopt`] | blocks that the API server has lost and only agents still report |
 //! | [`allocations`] | the leader's ledger: which node has which range, and which ranges are quarantined |
 //! | [`pools`] | which ranges each pool may allocate now, and to which nodes |
-//! | `node_balance`, `carve`, `lending` | the blocks that a node has, needs and can spare; ranges for new blocks; parts of blocks that nodes lend |
+//! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
+//! | `lending` | the parts of blocks that nodes lend |
 //! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
@@ -31,9 +32,9 @@
 //! | [`run`], [`events`] | the process around the state machine: watches, tasks, logs and Kubernetes events |
 //!
 //! # Guarantees
-//! The state machine does no IO, reads no clock and spawns no task: each step is a function of the state, an event and
-//! the time. Only [`run`], [`events`], and in [`cluster`] the writer and the calls of the election do IO. So the
-//! simulation runs the same state machine as the process.
+//! The state machine does no IO, reads no clock and spawns no task, because each step is a function of the state, an
+//! event and the time. All IO is in [`run`], in [`events`], and in two parts of [`cluster`]: the writer and the calls
+//! of the election. So the simulation runs the same state machine as the process.
 
 #![warn(unreachable_pub)]
 

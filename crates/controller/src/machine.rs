@@ -1,11 +1,11 @@
 //! The controller as a state machine: events come in, requests go out.
 //!
 //! # Guarantees
-//! - Nothing is allocated until this process holds the lease, the fence has its lists, and the first lists of all
-//!   watched kinds are complete. podCIDRs are not allocated before the fence is done.
-//! - Critical requests have precedence: requests about podCIDRs and new blocks, and requests that must precede these.
-//!   Other requests are sent only if no critical request is ready and at most two critical requests are in flight.
-//! - Objects in an answer are written to the cache at once, even if this process has lost the lease since it sent the
+//! - Nothing is allocated until this process holds the Lease, the lists that the fence needs have arrived, and the
+//!   first lists of all watched kinds are complete. podCIDRs are not allocated before the fence is done.
+//! - A request is critical if it is about podCIDRs or new blocks, or must precede such a request. Other requests are
+//!   sent only if no critical request is ready and at most two critical requests are in flight.
+//! - Objects in an answer are written to the cache at once, even if this process has lost the Lease since it sent the
 //!   request. But the loop that sent the request gets the answer only if this process still leads in the same term.
 
 mod answers;
@@ -62,13 +62,14 @@ struct Pending {
     purpose: Purpose,
     wrote: bool,
     term: TermId,
-    /// State of the cache when the request was sent. It shows whether the answer is older than the cache.
+    /// The state of the cache when the request was sent. The cache uses this state to find out whether the answer is
+    /// outdated.
     sent: CacheMark,
     /// The object that the request is about, as the cache had it when the request was sent.
     known: Option<(ObjectKind, KnownObject)>,
 }
 
-/// A kind of object that the cache contains. The controller handles its changes.
+/// A kind of object that the cache contains, and whose changes the controller handles.
 trait CachedKind: Object + Clone {
     fn table(cache: &mut ClusterCache) -> &mut ObjectCache<Self>;
     fn changed(controller: &mut Controller, delta: &ObjectUpdate<Self>, now: Now);
@@ -154,8 +155,8 @@ impl Controller {
         }
     }
 
-    /// Returns the next request to send, or `None` if nothing can be sent now. The caller repeats the call until it
-    /// returns `None`, after every event and at [`Controller::wake_at`].
+    /// Returns the next request to send, or `None` if nothing can be sent now. After every event, and at
+    /// [`Controller::wake_at`], the caller calls this method again and again until it returns `None`.
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.term.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
@@ -200,8 +201,8 @@ impl Controller {
         Some(self.send(found))
     }
 
-    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The caller passes it to
-    /// the elector, each time after [`Controller::poll`] has returned `None`.
+    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. Each time after
+    /// [`Controller::poll`] has returned `None`, the caller calls this method and passes the content to the elector.
     pub fn take_wanted(&mut self) -> Option<LeaseContent> {
         self.leader.as_mut()?.take_wanted(&self.cache)
     }
@@ -222,9 +223,9 @@ impl Controller {
         self.stopping = true;
     }
 
-    /// Returns whether the lease may be handed over as clean: no request is in flight, no write is indeterminate, and
-    /// the fence against earlier leaders is complete. A process that does not lead is settled once it waits for no
-    /// answer.
+    /// Returns whether the Lease may be handed over as clean: no request is in flight, no write is indeterminate, and
+    /// the fence against earlier leaders is complete. A process that does not lead is settled once no request is in
+    /// flight.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
     }
@@ -356,7 +357,7 @@ impl Controller {
         }
     }
 
-    /// Queues the claims of pods for which CNI now requests other addresses, or none.
+    /// Queues the claims of pods for which CNI now requests other addresses or no addresses.
     fn requests_changed(&mut self) {
         let claims = self.cache.pods.take_claims();
         if let Some(leader) = &mut self.leader {

@@ -1,7 +1,7 @@
-//! How many addresses of a pool a node has, wants and can spare, and how urgent its need is.
+//! Computes how many addresses of a pool a node has, wants and can spare, and how urgent its need is.
 //!
 //! Addresses are counted per family, as the agent reports them. A block that the agent has not reported yet counts by
-//! its size. All functions depend only on the ledger and the reports.
+//! its size. The results depend only on the ledger and the reports.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use cadastre_api::{MOST_BLOCKS, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family};
 
-/// How urgently a node needs more addresses of a pool. The most urgent need comes first.
+/// How urgently a node needs more addresses of a pool. The variants are in order of urgency, the most urgent first.
 ///
 /// A block is recalled for a node only from nodes whose need is less urgent, so no block moves back and forth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +35,7 @@ pub(super) enum NodeNeed {
 pub(super) struct NodeBalance {
     /// Addresses per family in the blocks that the node has or will get
     capacity: Dual<u64>,
-    /// Addresses per family that are in use or cooling
+    /// Addresses per family that are in use or cooling, as the agent reports them
     in_use: Dual<u64>,
     /// Blocks per family that the node has or will get
     count: Dual<usize>,
@@ -45,7 +45,7 @@ pub(super) struct NodeBalance {
 }
 
 impl NodeBalance {
-    /// Returns how many addresses the node lacks, in the family that lacks most.
+    /// Returns how many addresses the node lacks in the family in which it lacks most.
     pub(super) fn missing(&self, pool: &PoolState) -> u64 {
         let families = pool.space.families();
         families.map(|it| self.lacking(it)).max().unwrap_or(0)
@@ -94,8 +94,8 @@ impl NodeBalance {
     }
 }
 
-/// Returns the demand for addresses of a pool that the agent reports, or 0 if it reports none. The demand applies to
-/// each family of the pool.
+/// Returns the demand for addresses of a pool that the agent reports, or 0 if the agent reports no demand. The demand
+/// applies to each family of the pool.
 pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
@@ -126,14 +126,15 @@ pub(super) fn usable_addresses(
     }
 }
 
-/// Adds addresses and stops at `u64::MAX`, because two IPv6 blocks may have more addresses than `u64` can count.
+/// Adds addresses to a sum, which stays at `u64::MAX` if it would overflow. Two IPv6 blocks may have more addresses
+/// than `u64` can count.
 pub(super) fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// Returns how many addresses of a block its agent never assigns: network, gateway and broadcast address, unless the
-/// pool names a gateway. If small blocks were counted without this, a node would at first get too few of them for its
-/// demand.
+/// Returns how many addresses of a block its agent never assigns. These are the network, gateway and broadcast
+/// addresses. If the pool names a gateway, the number is 0. If all addresses of small blocks counted, a node would at
+/// first get too few blocks for its demand.
 fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.node_view.ipv4.as_ref(),
@@ -150,7 +151,7 @@ fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     }
 }
 
-/// Sums up the blocks of a pool that a node has.
+/// Adds up the blocks of a pool that a node has.
 pub(super) fn node_balance(
     pool: &PoolName,
     wanted: u64,
@@ -190,7 +191,7 @@ pub(super) fn node_balance(
 pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> bool {
     let Some(pool) = pool else { return true };
     match pool.phase {
-        // It is unknown which nodes and ranges an invalid pool is for, so its blocks stay.
+        // It is unknown which nodes and ranges an invalid pool is for, so the blocks of the pool stay.
         PoolPhase::Invalid(_) => false,
         PoolPhase::Terminating => true,
         _ => !pool.selects(node) || !pool.space.covers(&entry.cidr),
@@ -198,8 +199,8 @@ pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> 
 }
 
 /// Returns the monotonic time since which a node has used none of its blocks of a pool, as its agent reports. Returns
-/// `None` if the node uses one of these blocks or has none. Also returns `None` if the demand exceeds the reserve,
-/// because then pods are about to use the blocks.
+/// `None` if the node uses one of these blocks or has none. Also returns `None` if the demand exceeds the pool's
+/// reserve, because in that case pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
     uid: &ObjectUid,
@@ -223,7 +224,7 @@ pub(super) fn unused_since(
 /// spare none, or its agent has not reported. The node keeps at least one block per family.
 ///
 /// The tuple has the node's free addresses in the family of the block, the block, and the node's name and UID. The
-/// caller takes the greatest tuple, so it takes a block of the node with the most free addresses.
+/// caller chooses the greatest tuple, and so a block of the node with the most free addresses.
 pub(super) fn recall_candidate(
     pool: &PoolState,
     name: &NodeName,

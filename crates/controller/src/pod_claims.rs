@@ -1,19 +1,20 @@
-//! The loop of pods' claims: creates the IPClaims that pods need and that no user creates.
+//! The loop of pods' claims: it creates the IPClaims that pods need and that no user creates.
 //!
-//! | a pod of which the controller knows that | gets a claim when it is bound to a node |
+//! | a pod gets a claim when it is bound to a node, if | the claim |
 //! |---|---|
-//! | its StatefulSet has sticky addresses | with the name of the pod, which the next pod of this name uses, too |
-//! | it asks for addresses (`cadastre.dev/addresses`) | of its own, unless the ranges of its node contain the addresses |
+//! | its StatefulSet has sticky addresses | has the name of the pod, and the next pod of this name uses it, too |
+//! | it asks for addresses (`cadastre.dev/addresses`) that its node's ranges do not contain | is for this pod only |
 //!
-//! Controller and agent agree on the name of the claim ([`claim_of`](cadastre_api::pod_claim::claim_of)). All else is done
-//! for every claim, by the loop of claims.
+//! Controller and agent agree on the name of the claim ([`claim_of`](cadastre_api::pod_claim::claim_of)). Everything
+//! else is done for every claim, by the loop of claims.
 //!
 //! # Guarantees
-//! - A claim that exists is left as it is, whoever created it. So users can create the claims of certain pods in advance.
+//! - A claim that exists is left as it is, even if the controller did not create it. So users can create the claims of
+//!   certain pods in advance.
 //! - The pod or its StatefulSet owns the claim. So the garbage collector deletes the claim after its owner.
-//! - A pod whose claim cannot be created hears of it by an event, and no other pod waits for that.
-//! - Whether the node's ranges contain the addresses of a pod decides only whether a claim is needed. If the decision is
-//!   wrong, because the ranges change meanwhile, the pod waits, and the decision is made again.
+//! - If the claim of a pod cannot be created, an event reports this to the pod, and no other pod waits for that claim.
+//! - Whether the node's ranges contain the addresses of a pod decides only whether a claim is needed. If the decision
+//!   is wrong, because the ranges change meanwhile, the pod waits, and the decision is made again.
 
 #[cfg(test)]
 mod tests;
@@ -42,24 +43,24 @@ use cadastre_api::{AllocationMode, AssignmentMode, IPClaimSpec, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Interval at which the loop looks again for a pool. Most changes that help, such as a new pool, queue the claim
-/// sooner.
+/// If no pool can serve a claim, the loop looks for a pool again at this interval. Most changes that help, such as a
+/// new pool, queue the claim sooner.
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
 /// State of the loop of pods' claims.
 #[derive(Debug, Default)]
 pub struct PodClaimLoop {
-    /// Claims that a pod has named, or that are gone
+    /// Claims that a pod has named, and claims that are gone
     pub queue: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
     /// Claims of sticky pods for which there is no pool
     without_pool: BTreeMap<ClaimName, Report>,
 }
 
-/// When a pod was last told that no pool can serve its claim.
+/// When an event last told a pod that no pool can serve its claim.
 #[derive(Debug)]
 struct Report {
-    /// The pod. A later pod of the same name is told at once
+    /// UID of the pod. For a later pod of the same name, an event is emitted at once
     pod: ObjectUid,
     at: Duration,
 }
@@ -83,7 +84,7 @@ impl Loop for PodClaimLoop {
 }
 
 impl PodClaimLoop {
-    /// Queues the claims for which there was no pool, because pools have changed.
+    /// Queues the claims for which there was no pool. The caller has seen pools change.
     pub(crate) fn requeue(&mut self) {
         for name in self.without_pool.keys() {
             self.queue.add(name.clone());
@@ -114,13 +115,13 @@ impl PodClaimLoop {
         } else {
             let node = pod.node.as_ref().and_then(|it| cx.cache.nodes.get(it));
             let Some(node) = node else {
-                // The watch has not shown the Node yet, or the Node is gone and the pod will follow.
+                // The watch has not delivered the Node yet, or the Node is gone and its pod will be deleted, too.
                 return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
             };
             let claim = match &pod.source {
                 ClaimSource::User => return KeyDecision::Done,
                 ClaimSource::Addresses(asked) if has_addresses(node, asked, cx) => {
-                    // The node may lose the addresses before the pod gets them.
+                    // The node may lose the addresses before the pod gets them, so the loop checks again later.
                     return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
                 }
                 ClaimSource::Addresses(asked) => claim_of_addresses(pod, asked),
@@ -139,8 +140,8 @@ impl PodClaimLoop {
         KeyDecision::Send(request, Purpose::PodClaim { name: name.clone() })
     }
 
-    /// Tells the pod that there is no pool for its claim, unless it was told a short time ago. Returns when to look
-    /// again.
+    /// Emits an event that there is no pool for the pod's claim, unless such an event was emitted a short time ago.
+    /// Returns when the loop checks the claim again.
     fn without_pool(
         &mut self,
         name: &ClaimName,
@@ -177,7 +178,7 @@ impl PodClaimLoop {
     }
 }
 
-/// Returns the oldest pod for which the claim is to be created: it is bound to a node and has no addresses yet.
+/// Returns the oldest pod for which the claim is to be created. This pod is bound to a node and has no addresses yet.
 pub(crate) fn pod_of<'a>(name: &ClaimName, cache: &'a ClusterCache) -> Option<&'a PodClaim> {
     let mut pods = cache.pods.of_claim(name).into_iter();
     pods.find(|pod| {
@@ -196,8 +197,8 @@ pub(crate) fn regarding(pod: &PodClaim) -> Regarding {
     Regarding::new(ObjectKind::Pod, name, &pod.uid)
 }
 
-/// Returns whether the ranges of the node contain the addresses, and the node's agent either assigns them without a claim
-/// or says why it cannot.
+/// Returns whether the pod needs no claim. This is so if the ranges of the node contain the addresses, and the node's
+/// agent either assigns the addresses without a claim or says why it cannot.
 fn has_addresses(node: &Node, asked: &AskedAddresses, cx: &Context) -> bool {
     let is_open = |addr: &Addr| {
         let host = Cidr::host(*addr);
@@ -224,8 +225,8 @@ pub(crate) fn is_in_ranges(node: &Node, asked: &AskedAddresses, cx: &Context) ->
     all.all(|addr| is_in_podcidr(*addr) || is_in_block(*addr))
 }
 
-/// Returns the pool from which the claim gets its addresses: the first pool that the pod names and that can serve
-/// claims. If the pod names none: the best pool that allocates blocks to the pod's node and serves every pod.
+/// Returns the pool from which the claim gets its addresses. If the pod names pools, this is the first of them that can
+/// serve claims. Otherwise it is the best pool that allocates blocks to the pod's node and serves every pod.
 fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
     let pools = &cx.allocations.pools;
     if !sticky.pools.is_empty() {
@@ -247,7 +248,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
     })
 }
 
-/// Returns whether the pool can serve claims, even if it allocates nothing just now.
+/// Returns whether the pool can serve claims, even if it does not allocate now.
 fn serves_claims(pool: &PoolState) -> bool {
     pool.allocation_mode == AllocationMode::Blocks
         && pool.terms.namespaces.specificity() == 0

@@ -1,13 +1,13 @@
 //! The podCIDR loop: every node that a pool in mode NodeCIDR selects gets one range per family of the pool.
 //!
-//! podCIDRs are written by one JSON Patch. The API server rejects the patch if the node has another UID, has podCIDRs
-//! already, or was touched by a later leader. The patch is sent only after the Lease names it.
+//! The loop writes podCIDRs by one JSON Patch. The API server rejects the patch if the node has another UID, has
+//! podCIDRs already, or was touched by a later leader. The patch is sent only after the Lease names it.
 //!
 //! # Guarantees
 //! - A range is allocated to one node only: the ledger records the holding before the Lease names the range, and the
 //!   Lease names the range before the patch is sent.
-//! - After an indeterminate write the holding stays, and only the same write is repeated, until a read shows which
-//!   podCIDRs the node has.
+//! - After an indeterminate write the holding stays. Only the same write is repeated, until a read shows which podCIDRs
+//!   the node has.
 //! - An event reports why a node waits, once per reason.
 
 #[cfg(test)]
@@ -43,13 +43,13 @@ pub struct PodCidrs {
     pub queue: Queue<NodeName>,
     /// Requests in flight, by the UID of the node
     requests: InFlight<ObjectUid>,
-    /// Nodes that wait for a pool, by name
+    /// The nodes that wait for podCIDRs, by name
     waiting: BTreeMap<NodeName, Waiting>,
-    /// Notes about exhausted pools, by the pool's name, until a range may have become free. A search in an exhausted
-    /// pool takes time in proportion to the pool's size, and thousands of nodes may wait for one pool. So the search is
-    /// not repeated for each node.
+    /// Exhausted pools with a note for events. An entry stays until a range may have become free. A search in an
+    /// exhausted pool takes time in proportion to the pool's size, and thousands of nodes may wait for one pool. So the
+    /// search is not repeated for each node.
     full: BTreeMap<PoolName, String>,
-    /// Whether `waiting` has changed since it was last counted
+    /// Whether `waiting` has changed since the last call of [`PodCidrs::take_recount`]
     recount: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct PodCidrs {
 struct Waiting {
     uid: ObjectUid,
     reason: WaitReason,
-    /// Since when the node waits, by the monotonic clock. A time in which no pool selected the node does not count
+    /// Since when the node waits, by the monotonic clock. Time in which no pool selected the node does not count
     since: Duration,
     /// Whether an event has reported that the node waits
     reported: bool,
@@ -70,9 +70,9 @@ pub enum WaitReason {
     /// No pool selects the node. This is not an error.
     Unmanaged,
     /// These pools select the node but do not allocate now, so the node gets nothing. Either no other pool selects the
-    /// node, or these pools are about to allocate and have precedence over the others.
+    /// node, or these pools are about to allocate and take precedence over the others.
     Barred { pools: Vec<PoolName> },
-    /// All pools that select the node and may allocate are exhausted. `pools` names them.
+    /// All pools that select the node and may allocate are exhausted. `pools` are the names of these pools.
     Full { pools: Vec<PoolName> },
 }
 
@@ -123,8 +123,8 @@ impl Loop for PodCidrs {
 }
 
 impl PodCidrs {
-    /// Returns the next request for a node that waits for podCIDRs. If `stopping`, only reads and repetitions of
-    /// indeterminate writes are returned.
+    /// Returns the next request for a node that waits for podCIDRs. If `stopping`, returns only reads and repetitions
+    /// of indeterminate writes.
     pub fn next_urgent(
         &mut self,
         cx: &mut Context,
@@ -141,7 +141,8 @@ impl PodCidrs {
         };
         let uid = node.uid.clone();
         let to_read = self.requests.is_to_read(&uid);
-        // A read cannot exclude that an indeterminate write takes effect later. Only its repetition settles it.
+        // A read cannot exclude that an indeterminate write takes effect later. Only repeating the write settles its
+        // outcome.
         let is_indeterminate = || {
             let mut holdings = cx.allocations.holdings_of(&uid).into_iter();
             holdings.any(|(_, _, state)| state == HoldingState::Indeterminate)
@@ -167,8 +168,8 @@ impl PodCidrs {
                 let request = ApiRequest::Read(ObjectKind::Node, name.clone().into());
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
-            // The Lease does not name this write yet, so it is not sent now. The node is queued again as soon as the
-            // Lease names the write.
+            // The Lease does not name this write yet, so the write is not sent now. The node is queued again as soon as
+            // the Lease names the write.
             PodCidrDecision::Write(cidrs) if !cx.allocations.intents.may_assign(&node, &cidrs) => {}
             PodCidrDecision::Write(cidrs) => {
                 self.requests.send(uid.clone(), ());
@@ -204,8 +205,7 @@ impl PodCidrs {
         let choices = allocations
             .pools
             .choices(mode, node, &allocations.ledger, &self.full);
-        // A Node cannot ask for podCIDRs of a pool by the pool's name. So pools that allocate only by name are left
-        // out.
+        // A Node cannot ask for a pool by name. So pools that allocate only by name are left out.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &PoolStates, best: Option<&PoolName>| {
@@ -234,7 +234,8 @@ impl PodCidrs {
                 notes.push(note.clone());
                 continue;
             }
-            // All better choices are exhausted. But a pool that is about to allocate may rank before this pool.
+            // All better choices are exhausted. But a pool that is about to allocate may have precedence over this
+            // pool.
             if let Some(wait) = wait_for(&allocations.pools, Some(name)) {
                 return wait;
             }
@@ -294,8 +295,8 @@ impl PodCidrs {
         std::mem::take(&mut self.recount)
     }
 
-    /// Returns whether the Node with this UID is gone. If so, forgets its requests: its holdings are in quarantine, and
-    /// no write for that UID can succeed any more.
+    /// Returns whether the Node with this UID is gone. If the Node is gone, forgets its requests: its holdings are in
+    /// quarantine, and no write for that UID can succeed any more.
     fn is_over(&mut self, name: &NodeName, uid: &ObjectUid, cx: &Context) -> bool {
         let gone = cx.cache.nodes.get(name).is_none_or(|node| node.uid != *uid);
         if gone {
@@ -304,7 +305,8 @@ impl PodCidrs {
         gone
     }
 
-    /// Ends the wait of a node that has podCIDRs now. If an event reported the wait, another event reports its end.
+    /// Ends the wait of a node that has podCIDRs now. If an event reported the wait, another event reports the end of
+    /// the wait.
     pub fn served(&mut self, node: &Node, reports: &mut Vec<EventRecord>) {
         self.requests.forget_indeterminate(&node.uid);
         let Some(waiting) = self.waiting.remove(&node.name) else {
@@ -364,8 +366,8 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
         RequestOutcome::Rejected(_) => {
             let mut holdings = allocations.holdings_of(uid).into_iter();
             if holdings.all(|(_, _, state)| state != HoldingState::Indeterminate) {
-                // The write had no effect, so the Lease need not name it until it is sent again. A write that is always
-                // rejected then takes no room in the Lease from others.
+                // The write had no effect, so the Lease need not name it until it is sent again. In this way, a write
+                // that is always rejected takes no room in the Lease from others.
                 allocations.intents.settled(uid);
             }
         }
@@ -399,7 +401,7 @@ fn assignment(node: &Node, cidrs: Vec<Cidr>) -> PodCidrAllocation {
     }
 }
 
-/// Returns the decision to write these ranges, with the range of the cluster's primary family first.
+/// Returns the decision to write these ranges. The range of the cluster's primary family comes first.
 fn write(
     cidrs: impl Iterator<Item = Cidr>,
     allocations: &AllocationState,
@@ -411,8 +413,9 @@ fn write(
     PodCidrDecision::Write(cidrs)
 }
 
-/// Returns the cluster's primary family: that of the service range. If no service range is known, it is the family of
-/// the first podCIDR that a dual-stack node got from another allocator, and otherwise IPv4.
+/// Returns the cluster's primary family, which is the family of the service range. If no service range is known,
+/// returns the family of the first podCIDR that a dual-stack node got from another allocator. If there is no such node,
+/// returns IPv4.
 fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     let of_both = |node: &Node| match &*node.pod_cidrs {
         [one, other] if one.family() != other.family() => Some(one.family()),
@@ -423,9 +426,9 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
-/// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if there are
-/// none, or if no pool allocates all of them to the node any more. Also returns `None` if an address in them has been
-/// reserved since, or is held by another node.
+/// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if the
+/// machine has no quarantined ranges, or if no pool allocates all of them to the node any more. Also returns `None` if
+/// an address in the ranges has been reserved since, or another node holds it.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;

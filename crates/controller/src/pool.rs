@@ -1,9 +1,9 @@
-//! The pool loop: finalizer, conditions and counts of every IPPool.
+//! The pool loop: it maintains the finalizer, the conditions and the counts of every IPPool.
 //!
 //! A pool allocates only once it has its finalizer. The finalizer is removed only if the pool has no blocks any more,
 //! and another pool that keeps its finalizer covers each range of the pool that is not free (see [`may_go`]). Counts
 //! are computed from the ledger each time. A changed status is written, but at most once in [`STATUS_PAUSE`] per pool.
-//! A changed condition causes an event; a restart of the controller causes no event.
+//! A changed condition causes an event. A restart of the controller causes no event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) struct PoolLoop {
     totals_at: Option<Duration>,
     /// Whether anything has changed since `totals` was counted
     outdated: bool,
-    /// The status and reason that each condition last had, by pool UID and type of the condition. An event reports each
+    /// The last status and reason of each condition, by pool UID and type of the condition. An event reports each
     /// change
     reported: BTreeMap<(ObjectUid, &'static str), (String, String)>,
 }
@@ -62,7 +62,7 @@ impl Loop for PoolLoop {
         self.queue.load().or_at(count).or_at(totals)
     }
 
-    /// Returns the next read of a pool, removal of a finalizer or write of a status.
+    /// Returns the next request for a pool: a read, the removal of a finalizer, or a write of the status.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         self.count(cx);
         work_off(self, |it| &mut it.queue, Self::look, cx)
@@ -98,7 +98,7 @@ impl PoolLoop {
             .map_or(Duration::ZERO, |at| at + STATUS_PAUSE)
     }
 
-    /// Returns the write of the finalizer for a pool that can allocate once it has the finalizer.
+    /// Returns the write that adds the finalizer to a pool. The pool allocates only once it has the finalizer.
     pub(crate) fn next_finalizer(&mut self, cx: &Context) -> Option<(ApiRequest, Purpose)> {
         let may_set = |name: &PoolName| {
             let call = ObjectCall::SetPoolFinalizers(name.clone());
@@ -166,8 +166,8 @@ impl PoolLoop {
             let (request, purpose) = self.set_finalizers(pool, others.cloned().collect());
             return KeyDecision::Send(request, purpose);
         } else if pool.deleting && ours && self.requests.is_any_sent() {
-            // Perhaps only a request in flight for another pool prevents the removal now: its outcome decides whether
-            // that other pool keeps guarding the ranges. So this pool is checked again later.
+            // Perhaps the removal has to wait only for a request in flight for another pool. The outcome of that
+            // request decides whether the other pool keeps guarding the ranges. So this pool is checked again later.
             self.queue.add_at(name.clone(), now + COUNT_PAUSE);
         }
         let written = self.written_at.get(&name).map(|at| *at + STATUS_PAUSE);

@@ -1,7 +1,7 @@
-//! The state of all pools: what each may allocate now, and to which nodes.
+//! The state of all pools: what each pool may allocate now, and to which nodes.
 //!
-//! All pools, service ranges and node addresses are evaluated together, because pools depend on each other: of two
-//! overlapping pools the newer one allocates nothing until the older one is gone. Pools are ordered by creation time,
+//! All pools, service ranges and node addresses are evaluated together, because pools depend on each other. Of two
+//! overlapping pools, the newer pool allocates nothing until the older one is gone. Pools are ordered by creation time,
 //! then by name, so every controller finds the same order.
 
 mod evaluate;
@@ -24,7 +24,7 @@ use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
 
-/// How long a range of a deleted node that lies in no pool stays in quarantine.
+/// How long a deleted node's range that lies in no pool stays in quarantine.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
 /// Name of the ServiceCIDR that the API server creates from its flags.
@@ -41,10 +41,10 @@ pub struct PoolState {
     pub created: i64,
     /// Whether the pool allocates podCIDRs or blocks
     pub allocation_mode: AllocationMode,
-    /// The ranges from which the pool allocates. Each family has a cursor, at which the next search for a free range
+    /// The ranges from which the pool allocates. For each family, a cursor marks where the next search for a free range
     /// begins
     pub space: cadastre_core::Pool,
-    /// The conditions under which nodes get blocks; unused in mode NodeCIDR
+    /// The conditions under which nodes get blocks. Unused in mode NodeCIDR
     pub terms: BlockTerms,
     /// The pool's entry in NodeSubnets
     pub node_view: NodePool,
@@ -62,26 +62,27 @@ pub struct PoolState {
     pub quarantine: Duration,
     /// Whether the pool has Cadastre's finalizer
     pub guarded: bool,
-    /// Whether the pool allocates now, or why not
+    /// Whether the pool allocates now. If it does not, says why
     pub phase: PoolPhase,
-    /// Texts for the status: the service ranges and node addresses in the pool, which the pool does not allocate
+    /// Texts for the status that name the service ranges and node addresses in the pool. The pool does not allocate
+    /// these
     pub left_out: Vec<String>,
-    /// The monotonic time at which the pool's pause ends. A pool pauses because a foreign allocator writes podCIDRs in
-    /// its range
+    /// The monotonic time at which the pool's pause ends; `None` if the pool does not pause. A pool pauses because a
+    /// foreign allocator writes podCIDRs in its range
     pub paused_until: Option<Duration>,
 }
 
 /// The conditions under which nodes get blocks of a pool and lose them again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockTerms {
-    /// Whether a node gets its first block without demand. If pods must request the pool by name, or the pool is only
-    /// for some namespaces or pods, this is false
+    /// Whether a node gets its first block without demand. This is false if pods must request the pool by name, or if
+    /// the pool is only for some namespaces or pods
     pub first_immediate: bool,
     /// Selects the namespaces whose pods get addresses of the pool
     pub namespaces: Selector,
     /// Selects the pods that get addresses of the pool
     pub pods: Selector,
-    /// A node gets at most this many blocks of each family; `None`: at most `MOST_BLOCKS`
+    /// A node gets at most this many blocks of each family. If `None`, it gets at most `MOST_BLOCKS`
     pub most: Option<usize>,
     /// Whether nodes borrow parts of other nodes' blocks when the pool is exhausted
     pub borrows: bool,
@@ -89,7 +90,7 @@ pub struct BlockTerms {
     pub idle: Duration,
 }
 
-/// Whether a pool allocates now, or why not.
+/// Whether a pool allocates now, and if not, the reason.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum PoolPhase {
@@ -103,7 +104,7 @@ pub enum PoolPhase {
     Disabled,
     /// The finalizer is not set yet.
     Starting,
-    /// An older pool has some of the same addresses: `range` of this pool overlaps `theirs` of pool `older`.
+    /// An older pool has some of the same addresses. `range` of this pool overlaps `theirs` of the pool `older`.
     Overlaps {
         older: PoolName,
         range: Cidr,
@@ -168,11 +169,12 @@ pub struct PoolStates {
     by_age: Vec<PoolName>,
     /// Finds the pools that share addresses with a range, as positions in `by_age`
     index: PoolRangeIndex,
-    /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their free room.
+    /// Names of the pools that allocate, best first. Pools of equal rank are ordered by name, not by their number of
+    /// free blocks.
     by_rank: Vec<PoolName>,
     /// The ranges of all pools, merged, as NodeSubnets list them.
     pod_ranges: Vec<String>,
-    /// The family of the first service range, which is the cluster's primary family; `None` if no service range is
+    /// The family of the first service range, which is the cluster's primary family. `None` if no service range is
     /// known.
     service_family: Option<Family>,
     /// How many pools the lookups have visited. Tests check the cost of lookups by this count.
@@ -181,12 +183,12 @@ pub struct PoolStates {
 }
 
 impl PoolStates {
-    /// Evaluates all pools from the cache again. Of their earlier states, only the cursors of searches and the pauses
-    /// are kept.
+    /// Evaluates all pools from the cache again. Only the cursors of searches and the pauses are kept from the earlier
+    /// states.
     pub(crate) fn evaluate(&mut self, cache: &ClusterCache, flag_services: &[Cidr], now: Duration) {
         let mut previous = std::mem::take(&mut self.states);
         let mut pools_by_age: Vec<&Pool> = cache.pools.iter().map(AsRef::as_ref).collect();
-        // podCIDRs outlive their pool. So a NodeCIDR pool that is being deleted must not keep a newer pool from
+        // podCIDRs can outlive their pool. So a NodeCIDR pool that is being deleted must not keep a newer pool from
         // allocating.
         let is_last = |it: &Pool| {
             let is_node_cidr = |spec: &IPPoolSpec| spec.allocation_mode == AllocationMode::NodeCIDR;
@@ -246,7 +248,7 @@ impl PoolStates {
         self.states.get(name)
     }
 
-    /// Returns the pool `name` to allocate from. It is mutable, because an allocation moves the pool's cursors.
+    /// Returns the pool of that name, so that the caller can allocate from it. An allocation moves the pool's cursors.
     pub fn get_mut<N: Ord + ?Sized>(&mut self, name: &N) -> Option<&mut PoolState>
     where
         PoolName: Borrow<N>,
@@ -259,13 +261,13 @@ impl PoolStates {
         self.states.values()
     }
 
-    /// Returns the pool against which a range counts: the oldest one that covers the range.
+    /// Returns the pool against which a range counts. This is the oldest pool that covers the range.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |_| true)
     }
 
-    /// Returns the pool that keeps its finalizer while the range is allocated: the oldest pool with a finalizer that
-    /// covers the range. NodeCIDR pools that are being deleted count as the newest.
+    /// Returns the pool that keeps its finalizer while the range is allocated. This is the oldest pool that covers the
+    /// range and has a finalizer. NodeCIDR pools that are being deleted count as the newest.
     pub fn guarding_pool(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |state| state.guarded)
     }
@@ -282,15 +284,15 @@ impl PoolStates {
         self.states.get(self.by_age.get(place)?)
     }
 
-    /// Returns how many pools the lookups have visited, for tests of their cost.
+    /// Returns how many pools the lookups have visited, for tests of the cost of lookups.
     #[cfg(test)]
     pub(super) fn looks(&self) -> usize {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Returns the oldest pool with the same selectors and priority as this one, and the family that the older pool has
-    /// and this one lacks. Because of the older pool, only pods that ask for this pool by name use it (see [`choose`]).
-    /// Returns `None` if no family is lacking or this pool does not allocate.
+    /// Compares this pool with the oldest pool that has the same selectors and priority. If that older pool has a
+    /// family that this pool lacks, returns the older pool and the lacking family. In this case only pods that ask for
+    /// this pool by name use it (see [`choose`]). Returns `None` if this pool lacks no family or does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -322,8 +324,8 @@ impl PoolStates {
     }
 
     /// Returns the pools that allocate and select the node, in the order in which they are tried (see [`choose`]). The
-    /// flag is true if the node gets ranges of that pool only by the pool's name. Pools in `full` count as having no
-    /// free ranges.
+    /// flag is true if the node gets ranges of the pool only for requests that name the pool. Pools in `full` count as
+    /// having no free ranges.
     pub fn choices<V>(
         &self,
         allocate: AllocationMode,
@@ -340,7 +342,7 @@ impl PoolStates {
         named.collect()
     }
 
-    /// Returns a text that explains which pools the node may use and why it may not use the others.
+    /// Returns a text that names the pools that the node may use, and explains why it may not use the others.
     pub fn explain(&self, allocate: AllocationMode, node: &Node, ledger: &RangeLedger) -> String {
         let states = self.states.values();
         let of_kind = states.filter(|state| state.allocation_mode == allocate);
@@ -353,8 +355,8 @@ impl PoolStates {
         choice.trim_end().replace('\n', "; ")
     }
 
-    /// Returns the pools from which a node may demand blocks. The best comes first, without regard to free ranges. The
-    /// flag is true if pods get addresses of the pool only by its name.
+    /// Returns the pools from which a node may demand blocks, in order of their rank, best first. Free ranges do not
+    /// affect the order. The flag is true if only pods that name the pool get addresses of it.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
@@ -376,8 +378,8 @@ impl PoolStates {
     }
 
     /// Returns the pools that select the node, are about to allocate, and rank before the pool `best`. If `best` is
-    /// `None`, the rank does not matter. The caller should wait for these pools, because a node keeps the podCIDRs that
-    /// it gets now.
+    /// `None`, returns such pools of every rank. The caller should wait for these pools, because a node keeps the
+    /// podCIDRs that it gets now.
     pub fn starting_before<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -417,7 +419,8 @@ impl PoolStates {
         }
     }
 
-    /// Returns the monotonic time at which the first pause ends; the pools have to be evaluated then.
+    /// Returns the monotonic time at which the first pause ends, or `None` if no pool pauses. The pools have to be
+    /// evaluated at that time.
     pub fn next_at(&self) -> Option<Duration> {
         let pauses = self.states.values();
         pauses.filter_map(|state| state.paused_until).min()
@@ -436,7 +439,7 @@ impl PoolState {
     }
 
     /// Converts the pool to a candidate for the choice of a node's pools. Pools with `assignment: Manual` count as
-    /// automatic here, because pods can name such a pool, and the agent may then demand blocks of the pool.
+    /// automatic here, because pods can name such a pool. In that case the agent may demand blocks of the pool.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,

@@ -7,9 +7,9 @@ use cadastre_core::{Cidr, HoldingId};
 /// The next request that a block's object needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// No request is needed: the object is as it should be.
+    /// No request is needed, because the object is as it should be.
     Settled,
-    /// Send no request: the watch has to show the created object first.
+    /// No request is sent, because the watch has to deliver the created object first.
     Await,
     /// Create the object.
     Create,
@@ -26,8 +26,8 @@ impl Step {
     }
 }
 
-/// The purpose of a request in flight. When the answer arrives, the state machine passes purpose and answer to the
-/// loop.
+/// The purpose of a request in flight. When the answer arrives, the state machine passes purpose and answer to the loop
+/// that sent the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
@@ -43,25 +43,26 @@ pub enum Purpose {
     /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate; `urgent` if the node
     /// waits for the write
     Subnet { name: NodeName, urgent: bool },
-    /// The last list of a deleted node's pods before its podCIDRs become free
+    /// The last list of a deleted node's pods before the node's podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
-    /// A request about a block's object: the write of `step`, or a read if there is no step. `holding` distinguishes
-    /// blocks that have the same CIDR one after the other, so that an answer about an earlier block does not reach the
-    /// next one
+    /// A request about a block's object: the write of `step`, or a read if there is no step. Two blocks can have the
+    /// same CIDR one after the other. `holding` distinguishes them, so that an answer about an earlier block does not
+    /// reach the later one
     Block {
         cidr: Cidr,
         holding: HoldingId,
         step: Option<Step>,
     },
-    /// The last list of a deleted node's pods before its blocks become free
+    /// The last list of a deleted node's pods before the node's blocks become free
     BlockPods { name: NodeName, uid: ObjectUid },
-    /// A list of a node's pods, which shows whether the pods of orphans are gone. If so, the orphans become leak
-    /// candidates
+    /// A list of a node's pods, from which the leak loop learns whether the pods of orphans are gone. If they are gone,
+    /// the orphans become leak candidates
     LeakPods { name: NodeName, uid: ObjectUid },
-    /// The read of kubeadm's configuration for the ranges of the default pool, or the creation of that pool
+    /// The read of kubeadm's configuration, from which the ranges of the default pool are taken, or the creation of
+    /// that pool
     DefaultPool,
-    /// A write of the controller's conditions in a NodeSubnet's status. For example, one of them reports invalid
-    /// entries of the status
+    /// A write of the controller's conditions in a NodeSubnet's status. For example, the condition `Accepted` reports
+    /// invalid entries of the status
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
@@ -77,7 +78,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Returns the name of the loop that sent the request. Metrics have it in the label `name` or `loop`.
+    /// Returns the name of the loop that sent the request. Metrics have this name in the label `name` or `loop`.
     pub fn loop_name(&self) -> &'static str {
         match self {
             Purpose::Relist(_) | Purpose::Touch { .. } => "fence",

@@ -1,10 +1,10 @@
-//! The quarantine loop: podCIDRs of a deleted node wait, then become free.
+//! The quarantine loop: podCIDRs of a deleted node stay in quarantine and become free after that.
 //!
-//! A range becomes free only when all of these hold:
+//! A range becomes free only when all of these conditions hold:
 //! - The node's UID is gone.
 //! - The pool's quarantine is over.
 //! - No cached pod reports an address in the range.
-//! - A consistent list of the pods bound to the node's name shows no such pod either.
+//! - In a consistent list of the pods bound to the node's name, no pod reports an address in the range either.
 //! - This controller has written the NodeSubnet without the node's UID.
 //!
 //! The NodeSubnet records the quarantine (`spec.quarantined`), so a restart of the controller does not shorten it.
@@ -98,8 +98,8 @@ impl Quarantine {
         )
     }
 
-    /// Frees ranges of earlier nodes with this name, once the quarantine of the ranges is over and the NodeSubnet no
-    /// longer records it. Returns whether a range became free.
+    /// Frees the ranges of earlier nodes with this name whose quarantine is over and which the NodeSubnet no longer
+    /// records. Returns whether a range became free.
     pub fn release(
         name: &NodeName,
         cache: &ClusterCache,
@@ -120,8 +120,8 @@ impl Quarantine {
     }
 }
 
-/// Returns whether the NodeSubnet names the UID as that of its node or of a deleted node. An invalid spec counts as
-/// naming every UID.
+/// Returns whether the NodeSubnet names the UID as that of its own node or of a deleted node. A NodeSubnet with an
+/// invalid spec counts as naming every UID.
 fn names(subnet: &Subnet, uid: &ObjectUid) -> bool {
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)
@@ -149,7 +149,7 @@ mod tests {
     use crate::fixtures::{NOW, at, in_step, node_with, pod, subnet};
     use cadastre_daemon::watch::ObjectEvent;
 
-    /// Returns a time at which every quarantine is over.
+    /// Returns a time at which the quarantine of every test is over.
     fn later() -> Now {
         at(600)
     }

@@ -1,11 +1,11 @@
-//! A work queue. A key that is ready several times is processed once, keys may be delayed, and each failure in a row
-//! doubles a key's delay.
+//! A work queue with three properties. A key that is added several times is processed once. Keys may be delayed. Each
+//! failure of a key in a row doubles the key's delay.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Add;
 use std::time::Duration;
 
-/// First and longest delay of a key after failures.
+/// Delay of a key after its first failure, and the longest delay after several failures in a row.
 const FIRST: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST: Duration = Duration::from_secs(10);
 
@@ -28,14 +28,14 @@ pub struct Load {
     pub ready: usize,
     /// Keys that are delayed
     pub later: usize,
-    /// How many times a key has become ready since the queue was created
+    /// How many times any key has become ready since the queue was created
     pub added: u64,
     /// Monotonic time at which the first delayed key becomes ready; `None` if none is delayed
     pub next_at: Option<Duration>,
 }
 
 impl Load {
-    /// Returns the load with `next_at` no later than `at`, because the loop has work at that time that is not in the
+    /// Returns the load with `next_at` no later than `at`. The caller has work at the time `at` that is not in the
     /// queue.
     pub(crate) fn or_at(self, at: Option<Duration>) -> Self {
         let next_at = self.next_at.into_iter().chain(at).min();
@@ -57,8 +57,8 @@ impl Add for Load {
     }
 }
 
-/// Returns the delay after `failures` earlier failures in a row: 0.1 s at first, doubled with each failure, at most
-/// `longest`.
+/// Returns the delay after `failures` earlier failures in a row. It is 0.1 s at first, doubles with each failure, and
+/// is at most `longest`.
 pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
     FIRST.saturating_mul(1 << failures.min(10)).min(longest)
 }
@@ -77,7 +77,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Makes the key ready, after all others that are ready, unless it is ready already.
+    /// Makes the key ready, unless it is ready already. It is processed after all keys that are ready now.
     pub fn add(&mut self, key: K) {
         if self.members.insert(key.clone()) {
             self.added += 1;
@@ -85,7 +85,7 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// Makes the key ready at the monotonic time `at`. If the key is delayed already, the earlier of both times
+    /// Makes the key ready at the monotonic time `at`. If the key is delayed already, the earlier of the two times
     /// applies.
     pub(crate) fn add_at(&mut self, key: K, at: Duration) {
         let known = self.times.get(&key).copied();

@@ -2,9 +2,9 @@
 //!
 //! | step | what happens |
 //! |---|---|
-//! | gather | a ready key is taken from a queue, and its objects are looked up in the cache |
-//! | decide | the loop needs nothing for the key, or needs it again later, or needs one request |
-//! | write | the loop returns the request with its [`Purpose`]; it has no other effect outside this process |
+//! | gather | a ready key is removed from a queue, and its objects are looked up in the cache |
+//! | decide | the loop decides that the key needs nothing now, one request now, or another check later |
+//! | write | the loop returns the request with its [`Purpose`]; the loop has no other effect outside this process |
 //! | report | the loop gets the answer, updates its state, and returns work for other loops ([`AffectedLoops`]) |
 
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::request::{ApiRequest, RequestOutcome};
 
-/// A reconcile loop. The leader asks the loop for requests, passes answers to it and wakes it.
+/// A reconcile loop. The leader gets requests from the loop, passes answers to it and wakes it.
 pub trait Loop {
     /// Returns how many keys wait in the loop's queues, and when the loop may have work even if no event arrives.
     fn load(&self) -> Load;
 
-    /// Returns the loop's next request that is not critical, or `None`.
+    /// Returns the loop's next request, or `None` if it has none. Critical requests are returned by other functions.
     fn next(&mut self, _: &mut Context) -> Option<(ApiRequest, Purpose)> {
         None
     }
@@ -34,13 +34,13 @@ pub trait Loop {
 /// The answer to a request, for the loop that sent the request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAnswer<'a> {
-    /// The purpose with which the loop returned the request. It contains the key of the object
+    /// The purpose that the loop returned with the request. It contains the key of the object
     pub purpose: &'a Purpose,
     /// Whether the request was a write; if not, it was a read or a list
     pub wrote: bool,
     /// The answer of the API server, or why the outcome is unknown
     pub outcome: &'a RequestOutcome,
-    /// Whether the answer was a list and the cache has applied it
+    /// Whether the answer is a list that the cache has applied
     pub applied: bool,
 }
 
@@ -63,7 +63,7 @@ impl<'a> RequestAnswer<'a> {
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum KeyDecision {
-    /// The key needs no request now. An event or another loop queues the key when that changes.
+    /// The key needs no request now. When that changes, an event or another loop queues the key.
     Done,
     /// The key has to be processed again at this monotonic time.
     Later(Duration),
@@ -71,7 +71,7 @@ pub(crate) enum KeyDecision {
     Send(ApiRequest, Purpose),
 }
 
-/// Takes ready keys from the queue and decides about each, until one needs a request. Returns that request.
+/// Removes ready keys from the queue and decides about each, until one of them needs a request. Returns that request.
 pub(crate) fn work_off<L, K: Ord + Clone>(
     it: &mut L,
     queue: fn(&mut L) -> &mut Queue<K>,

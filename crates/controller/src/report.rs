@@ -1,5 +1,8 @@
-//! Reports that become Kubernetes events. A state is reported once when it begins, and once when it ends. Only writes
-//! that keep failing, and nodes that go on to borrow or lend, are reported again after [`REPORT_PAUSE`].
+//! Reports that become Kubernetes events. A state is reported once when it begins, and some states also when they end.
+//! These states are reported again after [`REPORT_PAUSE`] while they last:
+//! - a write keeps failing
+//! - a node goes on to borrow or lend
+//! - a pod's claim is not created because no pool can serve the claim
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,8 +13,8 @@ use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
 /// Minimum interval between two reports of one state of an object, so that a state that ends and begins again every few
-/// seconds causes few events. A wait for blocks whose end was reported is exempt: if it begins again, it is reported at
-/// once.
+/// seconds causes few events. One case is exempt: if the end of a node's wait for blocks was reported, the next wait is
+/// reported at once.
 pub(crate) const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
@@ -24,7 +27,7 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// Creates a reference to an object. The name of a pod must contain its namespace.
+    /// Creates a reference to an object. For a pod, `name` must be `namespace/name`.
     pub(crate) fn new(kind: ObjectKind, name: impl Into<Text>, uid: &ObjectUid) -> Self {
         let (name, uid) = (name.into(), uid.clone());
         Regarding { kind, name, uid }
@@ -75,8 +78,8 @@ impl EventRecord {
     }
 }
 
-/// The last reports about nodes and pools, by reason. With these, a state that ends and begins again is not reported
-/// each time.
+/// When each state of a node and a pool was last reported. This prevents a report each time that a state ends and
+/// begins again after a few seconds.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReports {
     /// Monotonic time of the last report, by the node's UID, the pool's name and the reason
@@ -101,7 +104,8 @@ impl RecentReports {
         is_due
     }
 
-    /// Forgets a report, so that it is due at once if the state begins again. Returns whether there was such a report.
+    /// Forgets the last report of a state, so that a report is due at once if the state begins again. Returns whether
+    /// there was a last report.
     pub(crate) fn end(&mut self, node: &Node, pool: &PoolName, reason: &'static str) -> bool {
         let key = (node.uid.clone(), pool.clone(), reason);
         self.made.remove(&key).is_some()
@@ -113,41 +117,42 @@ impl RecentReports {
     }
 }
 
-/// A node that waited has got podCIDRs.
+/// Event reason: a node that waited for podCIDRs has got them.
 pub(crate) const POD_CIDR_ALLOCATED: &str = "PodCIDRAllocated";
-/// A node waits for podCIDRs.
+/// Event reason: a node waits for podCIDRs.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// The API server keeps rejecting a write, or does not answer it.
+/// Event reason: the API server keeps rejecting a write, or keeps not answering a write.
 pub(crate) const WRITE_REJECTED: &str = "WriteRejected";
-/// A write that kept failing has succeeded.
+/// Event reason: a write that kept failing has succeeded.
 pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
-/// The podCIDRs of two nodes overlap.
+/// Event reason: the podCIDRs of two nodes overlap.
 pub(crate) const OVERLAPPING: &str = "OverlappingPodCIDR";
-/// An entry of a node's `spec.podCIDRs` is not a valid CIDR.
+/// Event reason: an entry of a node's `spec.podCIDRs` is not a valid CIDR.
 pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
-/// A podCIDR that overlaps a pool is wider than any range that a node can have been allocated, so it is ignored.
+/// Event reason: a podCIDR that overlaps a pool is wider than any range that a node can have been allocated. The
+/// controller ignores such a podCIDR.
 pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
-/// A foreign allocator has written podCIDRs in a pool's range.
+/// Event reason: a foreign allocator has written podCIDRs in a pool's range.
 pub(crate) const FOREIGN_ALLOCATOR: &str = "ForeignAllocator";
-/// A node waits for blocks of an exhausted pool.
+/// Event reason: a node waits for blocks of an exhausted pool.
 pub(crate) const WAITING_FOR_BLOCK: &str = "WaitingForBlock";
-/// A node that waited has got blocks.
+/// Event reason: a node that waited for blocks has got blocks.
 pub(crate) const BLOCK_ALLOCATED: &str = "BlockAllocated";
-/// A node borrows parts of other nodes' blocks.
+/// Event reason: a node borrows parts of other nodes' blocks.
 pub(crate) const BLOCK_BORROWED: &str = "BlockBorrowed";
-/// A node lends parts of its blocks.
+/// Event reason: a node lends parts of its blocks.
 pub(crate) const BLOCK_LENT: &str = "BlockLent";
-/// Several pods report one address.
+/// Event reason: several pods report one address.
 pub(crate) const DUPLICATE_ADDRESS: &str = "DuplicateAddress";
-/// A block of a deleted node stays in quarantine beyond its time, because addresses in it are still used.
+/// Event reason: a block of a deleted node stays in quarantine beyond its time, because addresses in it are still used.
 pub(crate) const KEPT: &str = "KeptInQuarantine";
-/// A NodeSubnet has no room for all pools that select the node.
+/// Event reason, and condition of a NodeSubnet: a NodeSubnet has no room for all pools that select the node.
 pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
-/// A node demands more blocks than `maxBlocksPerNode` allows.
+/// Event reason: a node demands more blocks than `maxBlocksPerNode` allows.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
-/// No pool can serve the claim of a StatefulSet's pod, so the claim is not created.
+/// Event reason: no pool can serve the claim of a StatefulSet's pod, so the claim is not created.
 pub(crate) const NO_POOL_FOR_CLAIM: &str = "NoPoolForClaim";
-/// A pod cannot have the addresses that it asks for now.
+/// Event reason: the addresses that a pod asks for are not available now.
 pub(crate) const ADDRESS_UNAVAILABLE: &str = "AddressUnavailable";
-/// An agent uses a block that the API had lost, so the block was adopted.
+/// Event reason: an agent uses a block that the API server had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

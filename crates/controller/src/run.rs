@@ -28,10 +28,10 @@ use cadastre_daemon::watch::{
     ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
-/// Maximum number of watch events that wait for the controller. Beyond that, the watches wait.
+/// Maximum number of watch events that wait for the controller. If so many events wait, the watches wait, too.
 const BACKLOG: usize = 4096;
 
-/// Log message for a list that shows an older state than an earlier list or watch event.
+/// Log message about a list that shows an older state than an earlier list or watch event did.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
 /// First and longest delay of a watch after an error, before jitter is added.
@@ -53,19 +53,19 @@ pub struct ControllerParts {
     pub clock: Clock,
     /// Whether this process leads, as the elector publishes it
     pub leadership: watch::Receiver<Leadership>,
-    /// Passes the content that the Lease should get to the elector
+    /// Passes to the elector the content that the Lease should get
     pub want: watch::Sender<Option<LeaseContent>>,
     /// Metrics of the loops, of their requests, and of pools
     pub metrics: ControllerMetrics,
     /// Receives the controller's progress, from which `/readyz` is computed
     pub readiness: LeaderReadiness,
-    /// How many objects the API server returns per page of a list; `None`: all at once
+    /// How many objects the API server returns per page of a list. If `None`, it returns all objects at once
     pub page: Option<u32>,
 }
 
-/// Runs the controller until `stop` is true. Then waits, for at most `grace`, until no request is in flight and no
-/// write is indeterminate. Returns whether the lease may be handed over as clean. If a list shows that the API server
-/// was restored to an older state, returns false at once.
+/// Runs the controller until `stop` is true. After that, waits, for at most `grace`, until no request is in flight and
+/// no write is indeterminate. Returns whether the Lease may be handed over as clean. If a list shows that the API
+/// server was restored to an older state, returns false at once.
 pub async fn run(
     parts: ControllerParts,
     settings: ControllerSettings,
@@ -91,10 +91,9 @@ pub async fn run(
         allocating: false,
         trouble: None,
     };
-    // The watches begin only after the first result of the election. This has two reasons. First, if this process
-    // leads by then, the lists of the watches can replace those of the fence. Second, the Lease is then read before
-    // these lists. If the API server is restored later, the Lease goes back to an older version, and the election
-    // notices this.
+    // The watches begin only after the first result of the election. This has two reasons. First, if this process leads
+    // when the watches begin, their lists can replace those of the fence. Second, the Lease is read before these lists.
+    // If the API server is restored later, the Lease goes back to an older version, and the election notices this.
     let mut stop = shell.stop.clone();
     tokio::select! {
         _ = shell.parts.leadership.changed() => {}
@@ -129,7 +128,8 @@ struct Watches<'a> {
 }
 
 impl Watches<'_> {
-    /// Starts a watch of all objects of a kind. The controller gets no errors, because the watch itself reports them.
+    /// Starts a watch of all objects of a kind. Errors are not passed to the controller, because the watch itself
+    /// reports them.
     fn start<K, T: Send + 'static>(
         &mut self,
         kind: &'static str,
@@ -144,7 +144,7 @@ impl Watches<'_> {
             + Sync
             + 'static,
     {
-        // The seed depends on the kind and the process, so that watches do not retry at the same time.
+        // The seed depends on the kind and the process ID, so that watches do not retry at the same time.
         let seed = kind
             .bytes()
             .fold(u64::from(std::process::id()), |seed, byte| {
@@ -308,7 +308,7 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // No timer is needed for work that is due already, because such work waits for an answer or for the lease.
+        // Work that is due already waits for an answer or for the Lease, so it needs no timer.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

@@ -16,7 +16,7 @@ pub struct ControllerSettings {
     pub background_in_flight: usize,
     /// How long a pool pauses after a foreign allocator has written a podCIDR in its range
     pub foreign_allocator_pause: Duration,
-    /// How the default pool allocates ranges. `None`: a cluster without pools gets no default pool
+    /// How the default pool allocates ranges. If `None`, a cluster without pools gets no default pool
     pub default_pool: Option<AllocationMode>,
     /// Ranges of the default pool. If empty, [`crate::bootstrap`] chooses them
     pub default_pool_cidrs: Vec<Cidr>,

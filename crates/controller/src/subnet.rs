@@ -1,8 +1,9 @@
-//! The NodeSubnet loop. It writes which ranges a node has, and which ranges of earlier nodes of that name are in
-//! quarantine. The node's agent and the next leader read these records.
+//! The NodeSubnet loop. It writes to the NodeSubnet which ranges a node has, and which ranges of earlier nodes of that
+//! name are in quarantine. The node's agent and the next leader read these records.
 //!
-//! The loop is level-triggered: it computes the spec from the Node and the ledger, and writes it whenever the present
-//! spec differs, for whatever reason. No podCIDR waits for this loop.
+//! The loop is level-triggered: it computes the spec from the Node and the ledger. Whenever the present spec differs
+//! from the computed one, for whatever reason, the loop writes the computed spec. No allocation of a podCIDR waits for
+//! this loop.
 
 mod conditions;
 mod spec;
@@ -29,13 +30,13 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use crate::withdrawals::holds_back;
 use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
 
-/// The pools in a NodeSubnet may take at most this many bytes of JSON, because the rest of the object needs room in
-/// etcd, too.
+/// The list of pools in a NodeSubnet may have at most this many bytes of JSON, because etcd limits the size of an
+/// object, and the rest of the object needs room, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
-/// The NodeSubnet of a node records the node's new podCIDRs. The write of this record waits while other nodes get
+/// When a node gets podCIDRs, its NodeSubnet has to record them. The write of this record waits while other nodes get
 /// podCIDRs, but no longer than this. The wait is a risk: if the Node is deleted before the record is written, only
-/// processes that saw the deletion know that its podCIDRs must be quarantined.
+/// processes that saw the deletion know that the node's podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
 /// The queues of the NodeSubnet loop, its requests in flight, and what it has to record or report.
@@ -45,16 +46,17 @@ pub struct Subnets {
     pub urgent: Queue<NodeName>,
     /// Names of all other NodeSubnets to process
     pub queue: Queue<NodeName>,
-    /// Names of nodes that got podCIDRs, with the monotonic time, oldest first
+    /// Names of nodes that got podCIDRs, each with the monotonic time at which it got them, oldest first
     unrecorded: VecDeque<(Duration, NodeName)>,
     /// Conditions whose write is in flight, by the name of the NodeSubnet
     conditions_in_flight: BTreeMap<NodeName, Vec<SubnetCondition>>,
-    /// Requests for specs by the name of the NodeSubnet, each with the spec if it writes one
+    /// Requests for specs in flight, by the name of the NodeSubnet. The value is the spec, if the request writes one
     requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
-    /// Nodes (by UID) whose NodeSubnet has no room for all pools that select them, with the reported text
+    /// Nodes (by UID) whose NodeSubnet has no room for all pools that select them. The value is the text that the event
+    /// reported
     left_out: BTreeMap<ObjectUid, String>,
-    /// Names of nodes for which, in this term, a write has succeeded, or has failed so often that it counts as one that
-    /// keeps failing
+    /// Names of nodes for which the API server has shown in this term whether it accepts writes. Either a write has
+    /// succeeded, or a write has failed so often that it counts as one that keeps failing
     with_outcome: BTreeSet<NodeName>,
     /// Names of nodes with podCIDRs that their agents must not use, because other nodes use addresses in them
     withheld: BTreeSet<NodeName>,
@@ -71,7 +73,7 @@ impl Loop for Subnets {
         {
             KeyDecision::Done => it.update_conditions(name, cx),
             // The write of the spec has to wait, perhaps because the API server keeps rejecting it. The conditions
-            // report such rejections, so the conditions must not wait for that write.
+            // report such rejections, so the write of the conditions must not wait for the write of the spec.
             KeyDecision::Later(at) => {
                 it.queue.add_at(name.clone(), at);
                 it.update_conditions(name, cx)
@@ -99,7 +101,7 @@ impl Loop for Subnets {
 }
 
 impl Subnets {
-    /// Returns the next request for a NodeSubnet whose node waits for it.
+    /// Returns the next request for a NodeSubnet from the urgent queue, because the node waits for the request.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
@@ -113,13 +115,14 @@ impl Subnets {
         }
     }
 
-    /// Queues the NodeSubnet of a node that got podCIDRs, which have to be recorded in time.
+    /// Queues the NodeSubnet of a node that got podCIDRs. Ensures that the NodeSubnet records the podCIDRs within
+    /// [`RECORD_WAITS`].
     pub(crate) fn has_podcidrs(&mut self, name: &NodeName, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
     }
 
-    /// Returns the write of the next record that has waited for [`RECORD_WAITS`].
+    /// Returns the write of the next NodeSubnet that has waited for [`RECORD_WAITS`] to record podCIDRs.
     pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
@@ -165,8 +168,8 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        // When nobody uses a withdrawn range any more, it can be returned. Perhaps only an event of another object,
-        // such as a pod, shows this. So this NodeSubnet is checked again later.
+        // A withdrawn range can be returned when nobody uses it any more. Perhaps only an event of another object, such
+        // as a pod, announces this. So this NodeSubnet is checked again later.
         let withdrawn = is
             .and_then(|is| is.report.as_ref())
             .map_or(&[][..], |it| &it.withdrawn);
@@ -188,7 +191,7 @@ impl Subnets {
         KeyDecision::Send(request, Purpose::Subnet { name, urgent })
     }
 
-    /// Reports by an event, once, that a NodeSubnet has no room for all pools that select the node.
+    /// Emits an event, once, if a NodeSubnet has no room for all pools that select the node.
     fn report_left_out(
         &mut self,
         node: &Node,
@@ -227,10 +230,10 @@ impl Subnets {
         }
     }
 
-    /// Returns the write of the conditions, if they have to change.
+    /// Returns the write of the conditions, if the conditions have to change.
     fn update_conditions(&mut self, name: &NodeName, cx: &Context) -> KeyDecision {
-        // The write of the conditions needs the object's present version, which a write in flight would change. So the
-        // conditions have to wait for the answer.
+        // The write of the conditions names the object's present version, which a write in flight would change. So the
+        // conditions have to wait for the answer to that write.
         let is_open = self.is_open(name) || self.conditions_in_flight.contains_key(name);
         let Some(subnet) = cx.cache.subnets.get(name).filter(|_| !is_open) else {
             return KeyDecision::Done;
@@ -253,13 +256,14 @@ impl Subnets {
         self.requests.is_open(name)
     }
 
-    /// Returns whether the API server has stored the whole spec that was just written, as `is` shows.
+    /// Returns whether the API server has stored the complete spec that was just written. `is` is the stored
+    /// NodeSubnet.
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// Returns whether the API server has stored all conditions that were just written, as `is` shows.
+    /// Returns whether the API server has stored all conditions that were just written. `is` is the stored NodeSubnet.
     pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.conditions_in_flight.get(&is.name) else {
             return true;
@@ -269,13 +273,13 @@ impl Subnets {
     }
 }
 
-/// Returns the conditions that a NodeSubnet has now; none if it has no status.
+/// Returns the conditions that a NodeSubnet has now. Returns none if the NodeSubnet has no status.
 fn present(subnet: &Subnet) -> &[SubnetCondition] {
     let report = subnet.report.as_ref();
     report.map_or(&[], |it| &it.conditions)
 }
 
-/// Returns the request that makes the NodeSubnet as `wanted`, or `None` if none is needed.
+/// Returns the request that makes the NodeSubnet's spec equal `wanted`, or `None` if no request is needed.
 fn difference(
     name: &NodeName,
     wanted: Option<NodeSubnetSpec>,

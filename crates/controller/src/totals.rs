@@ -1,5 +1,5 @@
-//! Counts the addresses of each pool by state. The counts come from agents' reports. Blocks that no agent reports are
-//! counted by the addresses that pods report. Each count visits all blocks once.
+//! Counts the addresses of each pool by state, from agents' reports. If no agent reports a block, the addresses of the
+//! block that pods report are counted instead. Each count visits all blocks once.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use cadastre_core::Family;
 /// Counts of addresses and blocks of one pool and family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Addresses in confirmed blocks of live nodes, without reserved addresses
+    /// Addresses in confirmed blocks of live nodes, not counting reserved addresses
     pub held: u128,
-    /// The part of `held` that other nodes have borrowed
+    /// Addresses of the blocks that nodes have borrowed. They also count in `held`, as addresses of the lender's blocks
     pub borrowed: u128,
-    /// Addresses in use, as agents report them; in blocks that no agent reports, as pods report them
+    /// Addresses in use, as agents report them. In blocks that no agent reports, the addresses that pods report
     pub used: u128,
     /// Addresses in cooldown, as agents report them
     pub cooling: u128,

@@ -10,12 +10,13 @@ use crate::queue::Load;
 use crate::totals::Totals;
 use cadastre_core::Family;
 
-/// A snapshot of the controller's state. If this process does not lead, only the fields that need no leader are filled.
+/// A snapshot of the controller's state. If this process does not lead, only the fields that do not depend on
+/// leadership are filled.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerView {
-    /// Kinds whose first list has not arrived
+    /// Kinds of objects whose first list has not arrived
     pub missing: Vec<&'static str>,
-    /// The steps that the fence still has to do; `None` if the fence is done or this process does not lead
+    /// The steps that the fence still has to do. `None` if the fence is done or this process does not lead
     pub fencing: Option<String>,
     /// Whether this process leads and its loops run
     pub allocating: bool,
@@ -23,13 +24,13 @@ pub struct ControllerView {
     pub pools: Vec<(PoolName, Family, FamilyCounts)>,
     /// Numbers of addresses by state, for each pool and family that has blocks
     pub addresses: Vec<(PoolName, Family, Totals)>,
-    /// Number of blocks by state: `allocated`, `recalled`, `provisional` (not confirmed yet), `quarantined`, or
-    /// `overdue` (in quarantine beyond its end)
+    /// Number of blocks by state. The states are `allocated`, `recalled`, `provisional` (not confirmed yet),
+    /// `quarantined`, and `overdue` (in quarantine beyond its planned end)
     pub blocks: BTreeMap<&'static str, usize>,
-    /// Number of addresses without a pod; the longest time for which one of these addresses has been without a pod;
-    /// number of leak candidates that NodeSubnets list
+    /// Three values: the number of addresses without a pod, the longest time for which one of these addresses has been
+    /// without a pod, and the number of leak candidates that NodeSubnets list
     pub leaks: (usize, Duration, usize),
-    /// Why the default pool could not be created; `None` if no reason is known or a pool exists
+    /// Why the default pool could not be created. `None` if no reason is known or a pool exists
     pub trouble: Option<String>,
     /// Number of addresses that several pods report
     pub doubled: usize,
@@ -37,13 +38,13 @@ pub struct ControllerView {
     pub rejected_writes: BTreeMap<ObjectKind, usize>,
     /// Number of invalid entries in the agents' statuses
     pub refused: u64,
-    /// The longest time for which a block has stayed in quarantine beyond the end of its quarantine
+    /// The longest time for which a block has stayed in quarantine beyond the planned end of the quarantine
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
     /// Number of claims by state, as in the label `state`
     pub claims: BTreeMap<&'static str, usize>,
-    /// Number of nodes that wait for each pool; pools without waiting nodes are missing
+    /// Number of nodes that wait for each pool. Pools without waiting nodes are missing
     pub pool_waiting: BTreeMap<PoolName, i64>,
     /// The longest time that a node has been waiting for a podCIDR or a block
     pub oldest_wait: Duration,

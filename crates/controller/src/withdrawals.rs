@@ -1,30 +1,32 @@
 //! Withdrawals: which ranges a NodeSubnet wants back from its node, and which ranges it returns to the node.
 //!
-//! A range is wanted back by a user's request, because it is the address of a claim that lies in a block of the node, or
-//! because another node borrows it. For a claim or another node, the range is handed over in three versions of the
-//! NodeSubnet:
+//! A NodeSubnet wants a range back for one of three reasons: a user requests the range, the range is the address of a
+//! claim, or another node borrows the range. For a claim or another node, the range is handed over in three versions of
+//! the NodeSubnet:
 //! 1. The controller lists the range in `spec.withdraw`.
 //! 2. The agent reports the range as withdrawn.
-//! 3. The controller lists the range in `spec.claimed`, with the UID of the claim, or in `spec.lent`, with the UID of the
-//!    block that the other node is to get.
+//! 3. The controller lists the range in `spec.claimed`, with the UID of the claim, or in `spec.lent`, with the UID of
+//!    the block that the other node is to get.
 //!
-//! From then on the address of the claim may become a block of any node, and the block of the borrower may be confirmed.
-//! The write of step 3 is based on a version that shows steps 1 and 2. It gives the NodeSubnet a new version, so that
-//! every write that is based on an older version fails, whichever leader has sent it. Without step 3, a write that was
-//! decided before the claim or the block was known could still return the range to the node.
+//! After step 3 the address of the claim may become a block of any node, and the block of the borrower may be
+//! confirmed. The write of step 3 is based on a version that contains the results of steps 1 and 2. This write gives
+//! the NodeSubnet a new version, so that every write that is based on an older version fails, whichever leader has sent
+//! it. Without step 3, a write that was decided before the claim or the block was known could still return the range to
+//! the node.
 //!
 //! The decision follows from the requests, the claims, the borrowed blocks, the present NodeSubnet and what the agent
-//! reports as withdrawn. Only the parts that a leader has just asked for are known to that leader alone; the next one
-//! returns them. So the decision is the same after a change of leaders, and after a restore of the API server.
+//! reports as withdrawn. So the decision is the same after a change of leaders, and after a restore of the API server.
+//! There is one exception: only the leader that has just asked a node for a part knows this. If another leader takes
+//! over, it returns the part.
 //!
 //! # Guarantees
-//! - A range is wanted back only if it lies inside of one of the node's blocks and is not the whole block. A whole
+//! - A range is wanted back only if it lies inside one of the node's blocks and is smaller than the block. A complete
 //!   block is drained instead.
 //! - A range that the agent has withdrawn and that nobody wants any more is returned until the agent no longer reports
 //!   it as withdrawn. Until then the range is not wanted back again, because the report might be older than the return.
-//!   Nor does the return end before, even if somebody uses the range by now: that may be the node itself.
-//! - No range is returned while a block, a pod, or a report of an agent shows that anybody may use an address of it,
-//!   nor during the agent grace.
+//!   The return does not end earlier even if somebody uses the range by now, because that may be the node itself.
+//! - A range is not returned while a block, a pod, or a report of an agent shows that anybody may use an address of it.
+//!   No range is returned during the agent grace.
 
 use std::collections::BTreeSet;
 
@@ -49,8 +51,8 @@ pub(crate) struct Withdrawals {
 }
 
 impl Withdrawals {
-    /// Returns the withdrawals of a node with these blocks. `is` is the node's NodeSubnet, whose annotations contain
-    /// the requests of users.
+    /// Returns the withdrawals that the NodeSubnet of a node with these blocks should list. `is` is the NodeSubnet as
+    /// it is now, whose annotations contain the requests of users.
     pub(crate) fn of(
         node: &Node,
         is: Option<&Subnet>,
@@ -76,7 +78,7 @@ impl Withdrawals {
             claims.extend(allocations.claims.inside(block));
             lent.extend(allocations.lent_inside(block));
         }
-        // What a user asks for does not include what another node has borrowed.
+        // A user's request for a range that overlaps a borrowed part is ignored while another node has the part.
         wanted.retain(|range| !lent.iter().any(|it| it.part.overlaps(range)));
         wanted.extend(claims.iter().map(|(address, ..)| *address));
         wanted.extend(lent.iter().map(|it| it.part));
@@ -106,7 +108,7 @@ impl Withdrawals {
                 block_uid: uid.to_string(),
             })
         });
-        // The agent may have seen the return already, so a return is never taken back.
+        // The agent may already have followed the return, so the controller never takes a return back.
         let is_returnable = |range: &&Cidr| {
             let is_free = || may_return(range, &wanted, cache, allocations);
             let stays = is_returned(range) && !Mutation::ReturnEndsEarly.is_on();
@@ -123,21 +125,21 @@ impl Withdrawals {
 }
 
 /// Returns whether a node's agent has withdrawn ranges that its NodeSubnet lists neither in `withdraw` nor in
-/// `returned`. Such ranges are not wanted any more, but cannot be returned yet.
+/// `returned`. Nobody wants such ranges back any more, but they cannot be returned yet.
 pub(crate) fn holds_back(spec: &NodeSubnetSpec, withdrawn: &[Cidr]) -> bool {
     let is_listed = |range| lists(&spec.withdraw, range) || lists(&spec.returned, range);
     withdrawn.iter().any(|range| !is_listed(range))
 }
 
-/// Returns whether users have taken the address out of a block of the node, so that something else can use it.
+/// Returns whether users have withdrawn the address from the node, so that something else can use it.
 pub(crate) fn is_taken_out(node: &NodeName, address: &Cidr, cx: &Context) -> bool {
     let subnet = cx.cache.subnets.get(node);
     let mut ranges = subnet.into_iter().flat_map(|it| &it.requests.withdraw);
     ranges.any(|range| range.contains(address))
 }
 
-/// Returns whether a range that a node has withdrawn may be assigned by the node again: nobody else uses it. `wanted`
-/// are the ranges that stay withdrawn.
+/// Returns whether a withdrawn range may be returned to its node, because nobody else uses the range. `wanted` are the
+/// ranges that stay withdrawn.
 fn may_return(
     range: &Cidr,
     wanted: &BTreeSet<Cidr>,
@@ -157,7 +159,7 @@ fn may_return(
     !allocations.in_agent_grace && (!is_used || Mutation::ReturnedInUse.is_on())
 }
 
-/// Returns the ranges that users want back, as far as they are parts of blocks.
+/// Returns the ranges that users want back. A requested range counts only if it is a part of a block.
 fn requested(is: Option<&Subnet>, blocks: &[Cidr]) -> BTreeSet<Cidr> {
     let is_part = |range: &&Cidr| {
         let is_inside = |block: &Cidr| block.contains(range) && block != *range;
@@ -165,7 +167,7 @@ fn requested(is: Option<&Subnet>, blocks: &[Cidr]) -> BTreeSet<Cidr> {
     };
     let requested = is.into_iter().flat_map(|is| &is.requests.withdraw);
     let mut wanted: BTreeSet<Cidr> = BTreeSet::new();
-    // A CIDR sorts before the CIDRs inside of it, so of nested requests the outermost one comes first.
+    // A CIDR sorts before the CIDRs inside it, so the outermost of several nested requests comes first.
     for range in requested.filter(is_part).take(MOST_WITHDRAWALS) {
         let is_nested = wanted.last().is_some_and(|last| last.contains(range));
         if !is_nested {

@@ -1,4 +1,5 @@
-//! Elections with a real API server: which candidate leads, since when, and what the Lease contains.
+//! Tests of leader elections with a real API server. They check which candidate leads, since when, and what the Lease
+//! contains.
 //!
 //! The elections run in this process. Each test uses a Lease of its own, so that tests do not affect each other.
 
@@ -86,7 +87,8 @@ impl Candidate {
         term
     }
 
-    /// Waits until the candidate's state has changed `times` times. A leader's state changes when it renews the Lease.
+    /// Waits until the candidate's state has changed `times` times. The state of a leader changes with each renewal of
+    /// the Lease.
     async fn renews(&mut self, times: u32) {
         for _ in 0..times {
             let renewed = tokio::time::timeout(LIMIT, self.leadership.changed()).await;

@@ -53,7 +53,7 @@ pub fn available() -> Result<(), String> {
     )
 }
 
-/// Returns an error that names all missing programs at once, and the packages that contain them.
+/// Returns an error if programs are missing. The error names all of them at once, and the packages that contain them.
 fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
     let all = PROGRAMS.iter().chain([&BUSYBOX]);
     let (programs, packages): (Vec<&str>, BTreeSet<&str>) =
@@ -90,7 +90,7 @@ pub(super) fn busybox() -> Result<PathBuf, String> {
     let advice = "apt-get install busybox-static";
     let path = find("busybox").ok_or_else(|| format!("busybox is missing: {advice}"))?;
     let text = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    // A dynamic executable contains the path of the dynamic loader, a static one does not.
+    // A dynamic executable contains the path of the dynamic loader. A static executable does not.
     let loader = b"/ld-linux";
     if text.windows(loader.len()).any(|it| it == loader) {
         return Err(format!("{} is not static: {advice}", path.display()));

@@ -1,8 +1,8 @@
 //! Creates the cgroups below which the kubelets create theirs: `cadastre-e2e-PID-N/NODE` in every hierarchy.
 //!
 //! Cgroups are the only part of a node that is outside all namespaces. They are removed when the [`Cgroups`] is
-//! dropped. If this process ends without dropping it, a caretaker process removes the cgroups. If the caretaker was
-//! killed, too, the next start removes them.
+//! dropped. If this process ends without dropping the [`Cgroups`], a caretaker process removes them. If the caretaker
+//! was killed, too, the next start removes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -69,7 +69,8 @@ impl Fabric {
         self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
             .await?;
         let [v4, v6] = Self::addresses(number);
-        // The MAC address is the same after each boot, so that neighbours need not resolve it anew.
+        // The MAC address is the same after each boot, so that the neighbours' ARP and NDP entries for this machine
+        // stay valid.
         let script = "set -e
             ip link set lo up
             ip link set eth0 address $2
@@ -83,7 +84,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Routes `cidr` to machine `number`. This replaces an earlier route to `cidr`.
+    /// Routes `cidr` to machine `number`. Replaces an earlier route to `cidr`.
     pub async fn route(&self, cidr: &str, number: u8) -> Result<()> {
         let [v4, v6] = Self::addresses(number);
         let by = if cidr.contains(':') { v6 } else { v4 };
@@ -92,7 +93,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Disconnects a machine from the network (`false`) or reconnects it.
+    /// Disconnects a machine from the network if `up` is false, and reconnects it if `up` is true.
     pub async fn link(&self, number: u8, up: bool) -> Result<()> {
         let state = if up { "up" } else { "down" };
         self.run(&["ip", "link", "set", &port(number), state])

@@ -29,7 +29,7 @@ impl Guest {
         let mut outer = Process::spawn(name, command, log)?;
         let start = Instant::now();
         loop {
-            // setpriv and nsenter replace each other without a fork, so the first child of the process is the guest.
+            // setpriv executes nsenter without a fork, so the first child of the process is the guest.
             if let Some(pid) = first_child(outer.pid()) {
                 return Ok(Self { outer, pid });
             }
@@ -60,7 +60,7 @@ impl Guest {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pid = pid.context("no process id")?;
         kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))?;
-        // nsenter stops itself when its child is stopped. So it is continued at once.
+        // nsenter stops itself when its child is stopped. So nsenter is continued at once.
         let _ = self.outer.signal(Signal::CONT);
         Ok(())
     }

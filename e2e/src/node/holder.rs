@@ -2,8 +2,8 @@
 //!
 //! The holder is the first process of its own pid namespace. When the holder dies, the kernel kills every process in
 //! that namespace. When the last process is gone, the other namespaces disappear with their interfaces, routes and
-//! mounts. The holder dies when this process ends in any way: the kernel then kills `unshare`, and by `--kill-child`
-//! also the holder.
+//! mounts. The holder also dies when this process ends in any way, because the kernel then kills `unshare` and, by
+//! `--kill-child`, the holder.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -36,8 +36,9 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Creates the namespaces and runs a shell script in them, as their first process. In the script, `$1` is `folder`,
-    /// and `args` follow. Returns when the script has ended. Programs in the namespaces log to `folder`.
+    /// Creates the namespaces and runs a shell script in them. In the script, `$1` is `folder`, and `args` follow.
+    /// Returns when the script has ended. The shell then remains as the holder, the first process of the namespaces.
+    /// Programs in the namespaces log to `folder`.
     pub async fn start(name: &str, script: &str, folder: &Path, args: &[&str]) -> Result<Self> {
         let ready = folder.join("ready");
         let _ = std::fs::remove_file(&ready);
@@ -101,7 +102,7 @@ impl Holder {
         output(command).await
     }
 
-    /// Runs a program that enters the network namespace only, so it sees the host's files and process ids.
+    /// Runs a program that enters only the network namespace. So the program can use the host's files and process ids.
     pub async fn run_in_network<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<String> {
         let mut command = process::command(Path::new("nsenter"));
         command

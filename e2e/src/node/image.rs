@@ -1,6 +1,6 @@
 //! The only container image that nodes have: a static busybox, imported without a registry.
 //!
-//! Pod sandboxes use this image too: its entry point sleeps, and ends at once on a signal.
+//! Pod sandboxes use this image too, because its entry point sleeps, and ends at once on a signal.
 
 use std::fmt::Write as _;
 use std::fs;

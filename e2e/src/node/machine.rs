@@ -21,10 +21,10 @@ use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Sets up the machine's namespaces. `$1` is its folder, `$2` its name. The machine has its own /etc, /opt, /var and
-/// /run, as far as a node reads or writes there. All other files are the host's. Kubelets require shared mounts. The
-/// mounts become shared only at the end: a mount that was shared earlier would also appear wherever else the same
-/// folder is mounted.
+/// Sets up the machine's namespaces. `$1` is the machine's folder, `$2` its name. The machine has its own /etc, /opt,
+/// /var and /run, as far as a node reads or writes there. All other files are the host's. Kubelets require shared
+/// mounts. The mounts become shared only at the end, because a mount that was shared earlier would also appear wherever
+/// else the same folder is mounted.
 const BOOT: &str = r#"
 hostname "$2"
 mount --bind /etc "$1/host-etc"
@@ -53,7 +53,7 @@ mount --make-rshared /
 
 /// A wrapper for main plugins that wait until the kernel has checked that no other host has the pod's IPv6 address. The
 /// wait takes one to two seconds, and on a busy host the plugin gives up after five. The wrapper switches the check
-/// off. The plugin bridge does not wait.
+/// off. The plugin bridge needs no wrapper, because it does not wait.
 const WITHOUT_DAD: &str = r#"#!/bin/sh
 [ "$CNI_COMMAND" != ADD ] ||
     nsenter --net="$CNI_NETNS" sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad'
@@ -111,7 +111,7 @@ impl Machine {
         Ok(this)
     }
 
-    /// The name of the machine's Node, `n` and the machine's number.
+    /// The name of the machine's Node: `n` followed by the machine's number.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,4 +1,4 @@
-//! A site: a control plane with its controllers, and the fabric to which machines are connected.
+//! A site consists of a control plane with its controllers, and the fabric to which machines are connected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::kubeconfig::{User, write_private};
 use crate::process::Process;
 use crate::{crds, scheduler};
 
-/// The maximum number of machines of a site. The number is fixed, because the API server reads their tokens only when
-/// it starts.
+/// The maximum number of machines of a site. The number is fixed, because the API server reads the machines' tokens
+/// only when it starts.
 pub const MACHINES: u8 = 60;
 
 /// Settings for [`Site::start`].
@@ -29,16 +29,17 @@ pub struct SiteOptions {
     pub control_plane: Options,
     /// Settings of kube-controller-manager. [`Site::start`] adds flags for the detection of dead nodes within 10 s
     pub kcm: KcmOptions,
-    /// Whether the test installs Cadastre's CRDs itself
+    /// Whether [`Site::start`] leaves it to the test to install Cadastre's CRDs
     pub bare: bool,
     /// Additional images that machines import, as `docker save` writes them
     pub images: Vec<PathBuf>,
-    /// Whether machines have the host's boot id instead of one of their own. Containers see the host's boot id, so
-    /// agents that run in pods need this. Such an agent does not notice that its machine rebooted.
+    /// Whether machines have the host's boot id instead of one of their own. Agents that run in pods need this setting,
+    /// because containers see the host's boot id. With this setting, an agent does not notice that its machine
+    /// rebooted.
     pub host_boot_id: bool,
 }
 
-/// A running site. When dropped, it stops its control plane, so drop its machines first.
+/// A running site. A site that is dropped stops its control plane, so drop its machines first.
 #[derive(Debug)]
 pub struct Site {
     next: AtomicU8,
@@ -48,7 +49,7 @@ pub struct Site {
     cluster: ControlPlane,
 }
 
-/// The part of a site that its machines keep alive.
+/// The part of a site that exists until the site and all its machines are dropped.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) fabric: Fabric,
@@ -61,8 +62,8 @@ pub(super) struct Core {
 
 impl Site {
     /// Starts a control plane, a scheduler, and controllers that do not allocate podCIDRs. Installs Cadastre's CRDs,
-    /// unless the site is `bare`. Builds missing programs first, which takes minutes. Check [`super::available()`]
-    /// before.
+    /// unless the site is `bare`. Builds missing programs first, which takes minutes. Call [`super::available()`]
+    /// before, to check that machines can run on this host.
     pub async fn start(options: SiteOptions) -> Result<Self> {
         tokio::task::spawn_blocking(|| assets::ensure(&assets::NODES)).await??;
         let mut control_plane = options.control_plane;

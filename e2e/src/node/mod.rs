@@ -8,7 +8,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `available` | whether nodes can run on this machine, and what is missing |
+//! | `available` | whether nodes can run on this host, and what is missing |
 //! | `machines` | a control plane with controllers, and the fabric that connects machines |
 //! | `fabric` | the network between machines, and their way to the API server |
 //! | `machine` | power, containerd, kubelet; one machine is one node |
@@ -22,13 +22,13 @@
 //! - Everything ends when its value is dropped, and when this process ends in whatever way. One process holds a
 //!   machine's namespaces. When that process dies, the kernel kills everything in them. No process is looked up by
 //!   name.
-//! - Any number of sites may run at the same time. Each has a private network, and names outside the namespaces contain
-//!   the process id.
+//! - Any number of sites may run at the same time, because each has a private network, and names outside the namespaces
+//!   contain the process id.
 //!
 //! # Caveats
 //! - All machines share one kernel, its clock and `/sys`.
-//! - The API server cannot reach the kubelets: no `kubectl exec` or `logs`. Use [`Machine::run`] and
-//!   [`Machine::run_in_pod`].
+//! - The API server cannot reach the kubelets, so `kubectl exec` and `kubectl logs` do not work. Use [`Machine::run`]
+//!   and [`Machine::run_in_pod`].
 
 mod available;
 mod cgroups;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::daemon;
 
-/// The files and the agent of a machine. The reference CNI plugins need not be listed: every machine has them.
+/// The files and the agent of a machine. The reference CNI plugins need not be listed, because every machine has them.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSide {
     /// Executables: names in `/opt/cni/bin`, and the files that are copied there
@@ -58,7 +58,7 @@ impl NodeSide {
     }
 
     /// Returns Cadastre's CNI plugin and agent. `main` is the configuration of the main plugin that calls the CNI
-    /// plugin, without its field `ipam`. The agent runs as `user` with additional `flags`, and writes the CNI
+    /// plugin, but without the field `ipam`. The agent runs as `user` with additional `flags`, and writes the CNI
     /// configuration once the node has a range.
     pub fn cadastre(main: &Value, flags: &[&str], user: &str) -> Result<Self> {
         let mut main = main.clone();

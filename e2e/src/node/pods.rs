@@ -29,8 +29,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Returns the running pod. Returns `None` unless the pod has a ready container and addresses, and is not being
-    /// deleted.
+    /// Returns the running pod. Returns `None` if the pod has no ready container or no addresses, or is being deleted.
     pub fn of(pod: &Pod) -> Option<Self> {
         let status = pod.status.as_ref()?;
         let container = status.container_statuses.as_ref()?.first()?;
@@ -61,8 +60,8 @@ pub async fn list(api: &Fixtures, group: &str) -> Result<Vec<Pod>> {
     Ok(api.pods.list(&params).await?.items)
 }
 
-/// Deletes the pods of a group, and waits until the API does not have them any more. By then, the kubelets have stopped
-/// the pods' sandboxes.
+/// Deletes the pods of a group, and waits until the API does not have them any more. A pod is gone from the API only
+/// after the kubelet has stopped its sandbox.
 pub async fn delete_all(api: &Fixtures, group: &str, limit: Duration) -> Result<()> {
     let params = ListParams::default().labels(&format!("group={group}"));
     let delete = DeleteParams::default();

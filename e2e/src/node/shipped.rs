@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 /// Repository and tag of the image, as in the chart's values.
 pub const SHIPPED: (&str, &str) = ("cadastre.dev/cadastre", cadastre_core::VERSION);
 
-/// Returns the image's archive for [`SiteOptions::images`](super::SiteOptions): the environment variable
-/// `CADASTRE_IMAGE` if set, else the file that make writes. If there is no file, the error says what to do.
+/// Returns the path of the image's archive for [`SiteOptions::images`](super::SiteOptions): the value of the
+/// environment variable `CADASTRE_IMAGE` if set, else the path of the file that make writes. If there is no file, the
+/// error says what to do.
 pub fn shipped() -> Result<PathBuf, String> {
     let path = match env::var_os("CADASTRE_IMAGE") {
         Some(path) => PathBuf::from(path),

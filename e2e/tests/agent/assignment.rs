@@ -250,7 +250,8 @@ async fn a_pod_made_anew_has_its_fixed_address_again_while_that_still_rests() {
     let fixed = async |name: &str, container: &str| {
         let annotations = json!({"cadastre.dev/addresses": "10.17.0.9"});
         let pod = annotated_pod(&api, "default", name, "anew-1", annotations).await;
-        // Until the agent's watch has delivered the annotation, the pod gets any address. So the ADD is repeated.
+        // Until the agent's watch has delivered the annotation, the agent assigns any free address to the pod. So the
+        // ADD is repeated.
         eventually("the agent knows what it asks for", async || {
             machine.del(container).await;
             match machine.add_with(add_of(&pod, container)).await {

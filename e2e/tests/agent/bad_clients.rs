@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(25);
 fn send(path: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    // Errors are ignored: the agent may close the connection while the bytes are being sent.
+    // Errors are ignored, because the agent may close the connection while the bytes are being sent.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
@@ -97,7 +97,8 @@ async fn too_much_is_refused_and_many_calls_are_served_in_their_turn() {
     let code = format!("{:?}", refusal.code());
     assert_eq!(code, "InvalidArgument", "{refusal}");
     assert!(refusal.message().contains("1 to 1024 bytes"), "{refusal}");
-    // The calls are more than the agent processes at once on one connection. All of them must succeed nevertheless.
+    // The agent processes fewer calls at the same time on one connection than are sent here. All calls must succeed
+    // nevertheless.
     let calls = (0..500).map(|_| {
         let mut client = client.clone();
         async move { client.list(v1::ListRequest {}).await }

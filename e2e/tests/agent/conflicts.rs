@@ -15,7 +15,7 @@ use crate::{Machine, eventually, shared, start, uid};
 
 const MAC: &str = "02:00:00:00:00:07";
 
-/// A link between this host and another one.
+/// A link between this host and another host.
 struct Link {
     /// The end of the link on this host
     name: String,
@@ -24,7 +24,7 @@ struct Link {
 }
 
 impl Link {
-    /// Creates the link. If this host does not allow this, prints that and returns `None`. `nth` distinguishes the
+    /// Creates the link. If this host does not allow links, prints that and returns `None`. `nth` distinguishes the
     /// links of this process.
     fn new(nth: u32) -> Option<Self> {
         if !geteuid().is_root() || !Self::ip(&["link"]) {
@@ -57,13 +57,13 @@ impl Link {
         done.is_ok_and(|it| it.status.success())
     }
 
-    /// Gives an address to the other host, or takes it away.
+    /// Runs `ip addr VERB`, which gives an address to the other host (`add`) or takes it away from that host (`del`).
     fn address(&self, verb: &str, address: &str) {
         let args = ["-n", &self.other, "addr", verb, address, "dev", "eth0"];
         assert!(Self::ip(&args), "ip {args:?}");
     }
 
-    /// An ADD on a network whose parent interface is this link.
+    /// Returns an ADD on a network whose parent interface is this link.
     fn add(&self, id: &str) -> Add {
         Add {
             parent: self.name.clone(),

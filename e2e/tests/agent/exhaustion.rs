@@ -70,7 +70,7 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
             && refusal.text.contains("describe ippools.cadastre.dev full"),
         "{refusal}"
     );
-    // The agent is ready although the node has no free address: STATUS succeeds.
+    // STATUS succeeds, because the agent is ready although the node has no free address.
     machine.ask(cadastre_node::Op::Status).await.unwrap();
     // As soon as an address is free, the same ADD succeeds.
     machine.del("c0").await;
@@ -136,7 +136,7 @@ async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_request
         let group = format!("crowd{size}");
         let range = format!("10.16.{}.0/20", 16 * n);
         let terms = json!({"ipv4": {"cidrs": [range], "blockSize": size}});
-        // The agent's default interval, within which the agent writes only urgent changes.
+        // 30 s is the agent's default publish interval. Within the interval, the agent writes only urgent changes.
         let flags = ["--publish-interval", "30"];
         let (_, machine) = start(&group, &range, terms, &flags).await;
         let asked = Instant::now();

@@ -61,8 +61,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
         OpErrorKind::Exhausted
     );
 
-    // Some runtimes remember a pod's CNI configuration and send the pod's DEL to host-local. Others send it to
-    // cadastre-ipam.
+    // Some runtimes remember a pod's CNI configuration and send the pod's DEL to host-local. Other runtimes send the
+    // DEL to cadastre-ipam.
     let ours = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "ptp",
         "ipam": {"type": "cadastre-ipam", "socket": machine.plugin_socket(), "store": machine.store()},
@@ -70,8 +70,8 @@ async fn what_host_local_gave_of_the_pod_cidr_is_not_given_again_while_its_pods_
     call("DEL", "h1", machine.folder(), &before);
     call("DEL", "h2", machine.folder(), &ours);
     assert!(!machine.path("networks/net").join(&old[0]).exists());
-    // The agent knows neither of the two attachments. The agent has no runtime that it could ask for sandboxes, so the
-    // pods decide. Both pods still exist, so their addresses stay in use.
+    // The agent knows neither of the two attachments. The agent has no runtime that it could ask for sandboxes, so it
+    // checks only whether the pods exist. Both pods still exist, so their addresses stay in use.
     publishes(&api, "moved-1", all.into_iter().collect()).await;
     machine.stop().await;
 }

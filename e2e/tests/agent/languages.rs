@@ -17,7 +17,7 @@ fn blocks(language: &str) -> Vec<&'static str> {
     blocks.filter_map(|it| it.split("```").next()).collect()
 }
 
-/// The first shell command of the page that contains `word`.
+/// Returns the first shell command of the page that contains `word`.
 fn command(word: &str) -> &'static str {
     let mut lines = blocks("sh").into_iter().flat_map(str::lines);
     lines.find(|it| it.contains(word)).unwrap()
@@ -57,7 +57,8 @@ async fn programs_in_python_and_go_are_served() {
             return;
         }
     };
-    // The cooldown is longer than the builds of the Go programs, so the released addresses still cool at the end.
+    // The cooldown is longer than the builds of the Go programs, so the released addresses are still cooling at the
+    // end.
     let spec = json!({"cooldownSeconds": 3600});
     let (_, machine) = start("tongues", "10.90.0.0/28", spec, &[]).await;
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +76,7 @@ async fn programs_in_python_and_go_are_served() {
         assert!(address.starts_with("10.90.0."), "{said}");
         assert_eq!(node, "tongues-1");
     }
-    // Each of the three clients has released its address, which cools.
+    // Each of the three clients has released its address, so three addresses are cooling.
     let list = machine.list().await;
     let block = &list.blocks[0];
     assert_eq!((block.used, block.cooling), (0, 3), "{list:?}");

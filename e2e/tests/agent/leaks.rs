@@ -105,7 +105,8 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     }
     machine.add("unknown").await.unwrap();
     fs::remove_file(machine.path("netns/goes")).unwrap();
-    // Meanwhile there are other ADDs and DELs on the node. They must not delay or prevent the release.
+    // Meanwhile there are other ADDs and DELs on the node. They must not delay or prevent the release of the leaked
+    // address.
     eventually("it is freed", async || {
         machine.add("other").await?;
         machine.del("other").await;
@@ -174,7 +175,7 @@ async fn a_pod_whose_sandboxes_fail_one_after_the_other_keeps_the_address_of_the
     // freed.
     for round in 0..3 {
         for n in 0..8 {
-            // A released address cools for a second, so ADD is repeated until one is available.
+            // A released address cools for a second, so ADD is repeated until an address is free.
             last = eventually("an address has cooled", async || {
                 let id = format!("c{round}-{n}");
                 Ok(failed_sandbox(&machine, &pod, &id).await.ok())

@@ -153,8 +153,8 @@ async fn a_pool_that_is_deleted_while_the_agent_is_down_gives_nothing_once_it_is
     };
     let subnet = api.subnet_until("ended-1", "asks the block back", draining);
     assert_eq!(subnet.await.unwrap().spec.blocks.len(), 1);
-    // The CNI plugin alone does not know of the recall, so it assigns an address. This is allowed: the block is the
-    // node's until the agent releases it.
+    // The CNI plugin alone does not know of the recall, so it assigns an address. This is allowed, because the block
+    // belongs to the node until the agent releases the block.
     let second = machine.add("c2").await.unwrap();
     machine.start();
     machine.log_says("holds").await;

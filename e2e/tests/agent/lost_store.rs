@@ -1,4 +1,4 @@
-//! A new Node object with the name of a deleted one. Also a store that is lost or damaged.
+//! A new Node object that has the name of a deleted Node. In other tests, the store is lost or damaged.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -30,8 +30,8 @@ async fn ranges_of_an_earlier_node_object_give_nothing_new() {
         first,
         "what was given stays"
     );
-    // The new Node has another provider id. With the same id, it would count as the same machine and get its block
-    // back.
+    // The new Node has another provider id. With the same id, the new Node would count as the same machine and get its
+    // block back.
     let mut other = labelled(nodes::node("again-1", "192.0.2.1"), &[(GROUP, "again")]);
     other.spec.as_mut().unwrap().provider_id = Some("e2e://another".to_owned());
     let node = api.create_node(other).await.unwrap();
@@ -67,7 +67,8 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     let second = machine.add("c2").await.unwrap();
     publishes(&api, "rot-1", vec![first.clone(), second.clone()]).await;
     machine.kill();
-    // The CNI plugin assigns this address while no agent runs. So only the pod's status shows it, and no NodeAddresses.
+    // The CNI plugin assigns this address while no agent runs. So only the pod's status contains the address, and no
+    // NodeAddresses object does.
     let third = machine.add("c3").await.unwrap();
     api.pod("rot-late", "rot-1", &[&third]).await.unwrap();
     let file = std::fs::OpenOptions::new()
@@ -173,7 +174,7 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
             let id = format!("boot{boot}-{n}");
             addresses.push(machine.add_with(add_of(pod, &id)).await.unwrap());
         }
-        // Attachments of the boot before are released, so that only the new addresses are published.
+        // Attachments of the previous boot are released, so that only the new addresses are published.
         publishes(&api, "wiped-1", addresses).await;
         machine.stop().await;
         std::fs::remove_file(machine.store()).unwrap();

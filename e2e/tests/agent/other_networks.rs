@@ -38,8 +38,8 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     };
     fs::write(&theirs, KINDNET).unwrap();
 
-    // The agent writes no configuration, and reports that. The agent is ready nevertheless: otherwise `helm --wait`
-    // would not end.
+    // The agent writes no configuration, and reports that. The agent is ready nevertheless, because otherwise `helm
+    // --wait` would not end.
     let (api, mut machine) = start("beside", "10.61.0.0/24", json!({}), &flags).await;
     let uid = uid(&api, "beside-1").await;
     let left = says(&api, "LeftToOthers").await;
@@ -93,7 +93,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::rename(&first, &theirs).unwrap();
     assert_eq!(says(&api, "OursFirst").await.status, "False");
 
-    // With the flag set, the agent writes its configuration although the other one exists.
+    // With the flag set, the agent writes its configuration although the other configuration exists.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());

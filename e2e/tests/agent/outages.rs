@@ -1,4 +1,4 @@
-//! The agent is killed, hangs, or is started twice. Also the API server is down.
+//! The agent is killed, hangs, or is started twice. In other tests, the API server is down.
 
 use std::fs::File;
 use std::time::Duration;
@@ -37,9 +37,9 @@ async fn while_it_hangs_the_plugin_helps_itself() {
     let (api, mut machine) = start("hang", "10.31.0.0/24", json!({}), &[]).await;
     let first = machine.add("c1").await.unwrap();
     publishes(&api, "hang-1", vec![first.clone()]).await;
-    // The agent closes its store after a second without work, and only then can the CNI plugin open the store. A STATUS
-    // does not count as work. After a hang, the agent first does the work that it postponed. So each attempt begins
-    // when the store is closed.
+    // The CNI plugin can open the store only while the agent has closed it. The agent closes the store after a second
+    // without work, and a STATUS does not count as work. After a hang, the agent first does the work that it postponed,
+    // for which it may open the store again. So each attempt first waits until the store is closed.
     eventually("the plugin is served beside a hung agent", async || {
         machine.ask(Op::Status).await?;
         until("the agent has let go of its store", LIMIT, async || {
@@ -100,8 +100,8 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
     assert_eq!(given.len(), 12);
     let refusal = machine.add("c15").await.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
-    // While the API server is down, the agent releases no block, because it could not get another one. So the next ADD
-    // succeeds.
+    // While the API server is down, the agent releases no block, because it could not get another block later. So the
+    // next ADD succeeds.
     for n in 3..=14 {
         machine.del(&format!("c{n}")).await;
     }

@@ -19,8 +19,8 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     let terms = json!({"warm": {"low": 30, "high": 60}});
     let (api, mut machine) = start("stall", "10.13.0.0/24", terms, &[]).await;
     api.listed("stall-1", 3).await.unwrap();
-    // Each simulated CNI plugin has received the agent's greeting. So it considers the agent alive and sends it its
-    // request.
+    // Each simulated CNI plugin has received the agent's greeting. So the plugin considers the agent alive, and will
+    // send its request to the agent.
     let mut plugins = Vec::new();
     for _ in 0..ADDS {
         let mut plugin = UnixStream::connect(machine.plugin_socket()).unwrap();
@@ -55,7 +55,7 @@ async fn what_was_deleted_while_the_agent_stalled_is_not_given_when_it_goes_on()
     })
     .await;
     assert_eq!(machine.in_use().await, []);
-    // The agent continues to work, also for a container id that was deleted.
+    // The agent continues to work, even for a container id that was deleted.
     machine.add("c1").await.unwrap();
 }
 

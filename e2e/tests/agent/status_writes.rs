@@ -12,8 +12,8 @@ async fn writes(machine: &Machine) -> f64 {
     machine.metric(name, &[("method", "PATCH")]).await
 }
 
-/// A minute with ten pods per second, compressed to six seconds: the publish interval and the cooldown are a tenth,
-/// too.
+/// A minute with ten pods per second, compressed to six seconds. The publish interval and the cooldown are a tenth of
+/// their defaults, too.
 #[tokio::test]
 async fn churn_costs_at_most_a_write_in_fifty_pod_events() {
     const PODS: u32 = 600;
@@ -56,7 +56,7 @@ async fn nothing_is_written_while_nothing_changes() {
     machine.add("c2").await.unwrap();
     machine.del("c2").await;
     publishes(&api, "quiet-1", vec![address]).await;
-    // When the cooldown is over, the agent reports the address as free. Nothing else changes after that.
+    // When the cooldown is over, the agent reports the address as free. After this report, nothing changes any more.
     eventually("the released address is told as free", async || {
         let status = api.subnets.get("quiet-1").await?.status.unwrap_or_default();
         let block = &status.blocks[0];
@@ -80,7 +80,8 @@ async fn nothing_is_written_while_nothing_changes() {
         "{busy:?} of CPU in 5 idle seconds"
     );
     assert!((writes(&machine).await - written).abs() < 0.5);
-    // The version may differ, because the controller writes the spec when another test creates a pool.
+    // Only the status is compared. The resourceVersion may differ, because the controller writes the spec when another
+    // test creates a pool.
     let now = api.subnets.get("quiet-1").await.unwrap();
     assert_eq!(now.status, status);
 }

@@ -1,4 +1,5 @@
-//! ADDs of pods whose objects the agent has seen or not seen; nodes that have no block until a pod asks for one.
+//! ADDs of pods whose objects the agent has seen or not seen. In other tests, a node has no block until a pod needs
+//! one.
 
 use std::fs;
 use std::process::Command;

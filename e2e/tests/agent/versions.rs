@@ -1,5 +1,5 @@
-//! CRDs, objects and clients of another version. Each side ignores fields that it does not know, and keeps them when it
-//! writes.
+//! CRDs, objects and clients of another version. Each program ignores fields that it does not know. When it writes an
+//! object, it keeps these fields.
 
 use std::time::Duration;
 

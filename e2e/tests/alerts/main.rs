@@ -110,8 +110,8 @@ async fn metrics_and_dashboard_hold_before_a_real_prometheus() {
     assert!(firing.is_empty(), "all is well: {firing:?}");
 }
 
-/// Waits until exactly these alerts fire. Each is given by its name, a label and the label's value. An empty label is
-/// not checked.
+/// Waits until exactly these alerts fire. Each alert is given by its name, a label and the label's value. An empty
+/// label is not checked.
 async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     let what = format!("{expected:?} fire");
     until(&what, LIMIT, async || {

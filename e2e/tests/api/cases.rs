@@ -213,7 +213,7 @@ fn block_sizes() -> Vec<Case> {
             v4(&["10.0.0.1/32"], 32),
             v6(&["fd00::/64"], 64),
             v6(&["fd00::1/128"], 128),
-            // A pool without `blockSize` has a default size, which must fit, too
+            // A pool without `blockSize` has ranges of a default size, for which its CIDRs must be large enough
             with(json!({"ipv4": {"cidrs": ["10.0.0.0/24"]}})),
             blocks(json!({"ipv4": {"cidrs": ["10.0.0.0/26"]}})),
             blocks(json!({"ipv6": {"cidrs": ["fd00::/122"]}})),
@@ -731,8 +731,8 @@ pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     let more_reserved = of(&["10.0.0.1", "10.1.0.1"], &["10.0.0.0/16"]);
     let more_cidrs = ["10.0.0.0/16", "10.5.0.0/16"];
     vec![
-        // A CIDR that contains a reserved entry may be removed. But when an entry is added, the server checks the whole
-        // list
+        // A CIDR that contains a reserved entry may be removed. But when a reserved entry is added, the server checks
+        // all reserved entries
         (two_cidrs(), of(&["10.1.0.1"], &["10.0.0.0/16"]), None),
         (
             two_cidrs(),

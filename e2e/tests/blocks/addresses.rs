@@ -1,6 +1,6 @@
 //! Pods that ask for certain addresses (`cadastre.dev/addresses`), on any node.
 //!
-//! No garbage collector runs here, so the controller itself ends the claims of these pods.
+//! No garbage collector runs here, so only the controller itself deletes the claims of these pods.
 
 use anyhow::{Context as _, Result, ensure};
 use cadastre_api::pod_claim::claim_of_addresses;
@@ -37,7 +37,8 @@ pub(crate) async fn has_claim(fixtures: &Fixtures, pod: &Pod) -> Result<bool> {
     Ok(claims(fixtures).get_opt(&claim_of(pod)).await?.is_some())
 }
 
-/// Creates a pod that asks for addresses, and adds a container of the same name. Fails unless it gets the addresses.
+/// Creates a pod that asks for addresses, and adds a container of the same name. Fails unless the container gets these
+/// addresses.
 async fn run(
     fixtures: &Fixtures,
     agents: &Agents,
@@ -50,7 +51,7 @@ async fn run(
     Ok(pod)
 }
 
-/// Sends the ADD of a pod once.
+/// Sends the ADD of a pod once, and returns the agent's error. Fails if the ADD succeeds.
 async fn try_add(agents: &Agents, node: &str, pod: &Pod) -> Result<cadastre_node::OpError> {
     let request = Add {
         pod: Some(pod_ref(pod)),
@@ -63,7 +64,7 @@ async fn try_add(agents: &Agents, node: &str, pod: &Pod) -> Result<cadastre_node
         .context("the pod has an address")
 }
 
-/// Returns an address of a range.
+/// Returns the address of a range that is `n` addresses after the first one.
 pub(crate) fn nth(cidr: &str, n: u128) -> Result<String> {
     let first = Cidr::parse_strict(cidr)?.first();
     let value = first.value + n;
@@ -87,7 +88,7 @@ async fn a_pod_gets_the_address_that_it_asks_for_on_any_node() -> Result<()> {
     let mut unlisted = blocks.filter(|it| ![&*own, &*others].contains(it));
     let unlisted = unlisted.next().context("no free block")?;
 
-    // The node has the address in its own block, so no claim is needed.
+    // The address is in the node's own block, so no claim is needed.
     let at_home = run(&fixtures, &agents, ("home", "ask-1"), &nth(&own, 9)?).await?;
     // The address is in a block of another node (`away`), or in no node's block (`new`).
     for (name, address) in [("away", nth(&others, 9)?), ("new", nth(unlisted, 5)?)] {
@@ -101,7 +102,7 @@ async fn a_pod_gets_the_address_that_it_asks_for_on_any_node() -> Result<()> {
         assert_eq!((&*owner.kind, &*owner.name), ("Pod", name));
         assert_eq!(Some(&owner.uid), pod.metadata.uid.as_ref());
 
-        // The pod moves: the next pod waits until the old container is gone.
+        // The pod moves to another node. The next pod waits until the old container is gone.
         fixtures.delete_pod(name).await?;
         let next = format!("{name}-next");
         let moved = asking_pod(&fixtures, &next, "ask-2", &address).await?;
@@ -137,7 +138,7 @@ async fn a_pod_that_cannot_have_its_address_hears_why() -> Result<()> {
     let used = nth(&block, 6)?;
     run(&fixtures, &agents, ("user", "refuse-1"), &used).await?;
 
-    // On the node of the pod that has the address, the agent names that pod.
+    // On the node where another pod has the address, the agent's error names that other pod.
     let here = asking_pod(&fixtures, "here", "refuse-1", &used).await?;
     let what = "the agent says who has the address";
     until(what, LIMIT, async || {
@@ -170,7 +171,7 @@ async fn a_pod_that_cannot_have_its_address_hears_why() -> Result<()> {
     let text = fixtures.event_about(&garbage, "InvalidAnnotation").await?;
     assert!(text.contains("10.78.2.300"), "{text}");
 
-    // When the address is free, the pod that waited for it gets it.
+    // When the address is free, the pod that has waited for the address gets it.
     for name in ["here", "user"] {
         fixtures.delete_pod(name).await?;
     }

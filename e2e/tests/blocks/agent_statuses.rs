@@ -1,5 +1,5 @@
-//! Agents' statuses that make no sense. Each affects only its own node, and a condition in the NodeSubnet tells the
-//! agent.
+//! Agents' statuses that make no sense. Each such status affects only its own node. The agent learns of the error from
+//! a condition in the NodeSubnet.
 
 use std::net::Ipv4Addr;
 
@@ -33,7 +33,7 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
     let (_, fixtures, agents) = shared().await?;
     let spec = json!({"ipv4": {"cidrs": ["10.70.0.0/22"], "blockSize": 28}, "idleSeconds": 0});
     fixtures.block_pool("bad", spec).await?;
-    // This node has no agent: the test writes its status.
+    // This node has no agent, so the test writes the node's status.
     let made = fixtures.node("bad", "bad-1").await?;
     let uid = made.metadata.uid.unwrap();
     node(&fixtures, &agents, "bad", "bad-2").await?;
@@ -101,8 +101,8 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
         );
     }
 
-    // A node cannot release another node's block. It cannot release its own block under the UID of an earlier object of
-    // that name, either.
+    // A node cannot release another node's block. Nor can it release its own block if the status has the UID of an
+    // earlier IPAMBlock of the same name.
     for stranger in [
         json!({"cidr": other, "uid": theirs, "released": true}),
         json!({"cidr": own, "uid": "of-old", "released": true}),
@@ -181,7 +181,7 @@ async fn a_status_of_an_earlier_node_of_the_name_is_ignored() -> Result<()> {
 #[tokio::test]
 async fn a_podcidr_that_covers_a_whole_pool_reserves_nothing() -> Result<()> {
     let (_, fixtures, _) = shared().await?;
-    // A kubelet could write this podCIDR if no policy prevents that.
+    // A kubelet could write this podCIDR if no policy prevented that.
     let liar = node_of_group("taken", "taken-0");
     let liar = with_pod_cidrs(liar, &["10.171.0.0/16"]);
     let liar = fixtures.create_node(liar).await?;
@@ -197,7 +197,7 @@ async fn a_podcidr_that_covers_a_whole_pool_reserves_nothing() -> Result<()> {
     let uid = liar.metadata.uid.unwrap();
     let note = fixtures.event(&uid, "PodCIDRTooWide").await?;
     assert!(note.contains("10.171.0.0/16"), "{note}");
-    // The node gets a block like all others, and its podCIDR is not published to its agent.
+    // The node `taken-0` gets a block like all others, and its podCIDR is not published to its agent.
     let subnet = fixtures.listed("taken-0", 1).await?;
     assert!(subnet[0].starts_with("10.171.8."), "{subnet:?}");
     let subnet = fixtures.subnets.get("taken-0").await?;
@@ -219,7 +219,7 @@ async fn of_a_node_with_a_thousand_addresses_sixteen_are_reserved() -> Result<()
     fixtures.block_pool("crowd", spec).await?;
     node(&fixtures, &agents, "crowd", "crowd-1").await?;
     fixtures.listed("crowd-1", 1).await?;
-    // A kubelet could write these addresses, which cover nearly all of the pool, if no policy prevents that.
+    // A kubelet could write these addresses, which cover nearly all of the pool, if no policy prevented that.
     fixtures.node("nobody", "crowd-liar").await?;
     let address =
         |n: u32| json!({"type": "InternalIP", "address": Ipv4Addr::from(0x0AAC_0000 + n)});

@@ -83,7 +83,7 @@ async fn the_address_of_a_claim_follows_its_pod_from_node_to_node() -> Result<()
             (status.node.as_deref(), status.pod.as_deref()),
             (Some(on), Some(&*pod))
         );
-        // A pod that does not name the claim gets no address of it, not even by asking.
+        // A pod that does not name the claim gets no address of the claim, even if the pod asks for this address.
         let other = format!("other-{round}");
         let request = Add {
             pod: Some(pod_ref(&fixtures.pod(&other, on, &[]).await?)),

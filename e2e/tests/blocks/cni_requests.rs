@@ -101,7 +101,7 @@ async fn gets(agents: &Agents, node: &str, (way, address): (Way, &str), pod: &Po
     .await
 }
 
-/// Calls ADD until the error has these parts. Fails if the pod gets an address.
+/// Calls ADD until the text of the error contains all of `parts`. Fails if the pod gets an address.
 async fn is_refused(
     agents: &Agents,
     (node, ifname): (&str, &str),
@@ -119,7 +119,7 @@ async fn is_refused(
     .await
 }
 
-/// Returns a block of the range `start.0/25` that no node has.
+/// Returns a /28 of the range `START.0/25` that is in no node's NodeSubnet.
 fn unlisted(start: &str, listed: &[&str]) -> Result<String> {
     let blocks = (0..8).map(|n| format!("{start}.{}/28", n * 16));
     let mut blocks = blocks.filter(|it| !listed.contains(&it.as_str()));
@@ -172,7 +172,7 @@ async fn a_pod_gets_the_address_that_its_runtime_requests_on_any_node() -> Resul
             let again = call_on(&agents, ("ADD", "cni-1", "eth0"), (way, &address), &pod);
             assert_eq!(again.await?.as_ref(), Ok(&address));
 
-            // The pod moves: the next pod waits until the old container is gone.
+            // The pod moves to another node. The next pod waits until the old container is gone.
             fixtures.report_addresses(&name, &[&address]).await?;
             fixtures.delete_pod(&name).await?;
             let next = fixtures.pod(&format!("{name}-next"), "cni-2", &[]).await?;
@@ -214,8 +214,8 @@ async fn only_the_own_interface_of_a_pod_of_the_node_gets_an_address_from_elsewh
     let says = ["no block of this node contains it"];
     is_refused(&agents, ("cnino-1", "net1"), request, &second, &says).await?;
 
-    // The pod's annotation asks for another address than the runtime. The ADD is refused, and the error names both
-    // addresses.
+    // The pod's annotation asks for one address, and the runtime for another. The ADD is refused, and the error names
+    // both addresses.
     let annotated = fixtures.pod("cnino-annotated", "cnino-1", &[]).await?;
     let annotation = json!({"metadata": {"annotations": {ADDRESSES_ANNOTATION: free[0]}}});
     let annotation: Patch<Value> = Patch::Merge(annotation);

@@ -31,7 +31,7 @@ async fn objects(fixtures: &Fixtures) -> Result<BTreeSet<String>> {
     Ok(blocks.into_iter().map(|it| it.spec.cidr).collect())
 }
 
-/// Returns the listed blocks by node. Asserts that no two of them overlap.
+/// Returns, for each node, the blocks that its NodeSubnet lists. Asserts that no two of all these blocks overlap.
 async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let subnets = fixtures.subnets.list(&ListParams::default()).await?;
     let mut all: Vec<Cidr> = Vec::new();
@@ -65,7 +65,7 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
     let mut cluster = TestCluster::start(Options::default(), &FLAGS).await?;
     let fixtures = cluster.fixtures().await?;
     let agents = Agents::new(&cluster.control_plane)?;
-    // Each half of the nodes has a pool of its own, so that one half can demand more while the other one demands less.
+    // Each half of the nodes has a pool of its own, so that one half can demand more while the other half demands less.
     for (half, range) in ["10.80.0.0/19", "10.80.32.0/19"].into_iter().enumerate() {
         let spec = json!({
             "ipv4": {"cidrs": [range], "blockSize": 28, "gateway": "None"}, "idleSeconds": 0,
@@ -78,7 +78,8 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
     for (i, name) in names.iter().enumerate() {
         node(&fixtures, &agents, &format!("half{}", i % 2), name).await?;
     }
-    // Without a controller, a node whose NodeSubnet lists no pool yet would never serve a pod.
+    // While no controller runs, a node cannot serve pods if its NodeSubnet lists no pool yet. So the test first waits
+    // until each NodeSubnet lists a pool and each agent has reported.
     for name in &names {
         let has_reported = |it: &NodeSubnet| {
             let status = it.status.as_ref();

@@ -1,4 +1,5 @@
-//! Blocks of a deleted node are quarantined, and then free. Until then, the same machine may get them back.
+//! Blocks of a deleted node are quarantined, and then become free. As long as the blocks are quarantined, the same
+//! machine may get them back.
 
 use std::time::{Duration, Instant};
 
@@ -157,7 +158,8 @@ async fn a_node_that_is_being_deleted_keeps_its_blocks_until_it_is_gone() -> Res
     agents.join(&fixtures.create_node(made).await?)?;
     let had = fixtures.listed("linger-1", 1).await?;
     fixtures.delete_node("linger-1").await?;
-    // Watch events of nodes come in order. So when this node has a block, the controller has seen the deletion.
+    // Watch events of nodes come in order. So when the node `linger-2` has a block, the controller has observed the
+    // deletion of `linger-1`.
     node(&fixtures, &agents, "linger", "linger-2").await?;
     fixtures.listed("linger-2", 1).await?;
     assert_eq!(fixtures.listed("linger-1", 1).await?, had);

@@ -70,7 +70,7 @@ async fn max_blocks_per_node_limits_each_family() -> Result<()> {
         })
         .await?;
     assert_eq!((family(&subnet, false), family(&subnet, true)), (3, 3));
-    // When the limit is raised, the node gets more blocks at once.
+    // When the limit is raised, the node gets more blocks without delay.
     fixtures
         .change_pool("most", json!({"maxBlocksPerNode": 5}))
         .await?;
@@ -124,8 +124,8 @@ async fn reserved_addresses_are_listed_for_the_agent_and_do_not_count() -> Resul
     let (_, fixtures, agents) = shared().await?;
     let spec = json!({
         "ipv4": {"cidrs": ["10.13.0.0/24"], "blockSize": 26, "gateway": "None"},
-        // Reserved are one whole block, the first address of each of three others, and ten addresses in the last of
-        // these three.
+        // Four of the pool's blocks have reserved addresses: one is reserved as a whole, three have a reserved first
+        // address, and the last of these three has ten more.
         "reserved": ["10.13.0.0/26", "10.13.0.64", "10.13.0.128", "10.13.0.192", "10.13.0.200-10.13.0.209"],
         "maxBlocksPerNode": 4, "warm": {"low": 63 + 63 + 53, "high": 65_536},
     });

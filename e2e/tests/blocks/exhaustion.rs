@@ -85,8 +85,8 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     fixtures.block_pool("rich", spec).await?;
     node(&fixtures, &agents, "rich", "rich-1").await?;
     let mut pods: Vec<(Addr, String)> = Vec::new();
-    // The blocks are filled one after the other. If the node got two blocks at once, both might get pods, and then no
-    // block would be empty.
+    // The blocks are filled one after the other. If the node got two blocks at the same time, both might get pods, and
+    // no block would be empty.
     for filled in 0..3 {
         fixtures.listed("rich-1", filled + 1).await?;
         let names = (0..16).map(|pod| format!("rich-1-{filled}-{pod}"));
@@ -98,7 +98,8 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     pods.sort();
     let all = fixtures.listed("rich-1", 4).await?;
     fixtures.in_use("rich-1", 48).await?;
-    // The node demands its fourth block, which is empty. But a node without a block whose pods wait has precedence.
+    // The first node demands its fourth block, which is empty. But a node that has no block while its pods wait has
+    // precedence.
     let second = node(&fixtures, &agents, "rich", "rich-2").await?;
     agents.allocate("rich-2", "rich", "pod").await?;
     let recalled = fixtures.listed("rich-2", 1).await?;
@@ -110,8 +111,8 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
     fixtures.event(&uid, "WaitingForBlock").await?;
-    // The first node demands the block that becomes empty. So the block is not recalled for the second node, which
-    // already has a block.
+    // The first node still demands the block that becomes empty, and the second node already has a block. So the block
+    // is not recalled for the second node.
     let mut free_block = async || {
         let block = pods.split_off(pods.len() - 16).into_iter();
         let block = block.map(|(_, pod)| pod);

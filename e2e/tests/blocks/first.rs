@@ -99,15 +99,16 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<
         fixtures
             .status_until(&node_name, what, demands_nothing)
             .await?;
-        // The controller counts the pool's waiting nodes only after it has evaluated the node. So once the count is
-        // there, the controller has decided that the node gets no block.
+        // The controller counts the pool's waiting nodes only after it has evaluated the node. So once the count
+        // exists, the controller has decided that the node gets no block.
         fixtures
             .pool_until(name, "has counted", |it| {
                 it.status.as_ref().is_some_and(|it| it.waiting == Some(0))
             })
             .await?;
         assert_eq!(fixtures.blocks_of(name).await?, Vec::<String>::new());
-        // If a pool is for certain namespaces, the ADD needs a pod, because the agent has to know the pod's namespace.
+        // If a pool serves only certain namespaces, the ADD needs a pod, because the agent has to know the pod's
+        // namespace.
         let add = match name {
             "tenant" => add_of(&fixtures, &node_name).await?,
             _ => Add {
@@ -132,7 +133,8 @@ async fn a_node_that_is_older_than_its_pool_gets_a_block() -> Result<()> {
         .block_pool("early", json!({"ipv4": {"cidrs": ["10.4.0.0/24"]}}))
         .await?;
     fixtures.listed("early-1", 1).await?;
-    // A node gets a block, too, if a pool selects it only later.
+    // The node `late-1` exists before the pool selects it, and gets a block once a change of its labels makes the pool
+    // select it.
     let other = node(&fixtures, &agents, "late", "late-1").await?;
     let labels = json!({"metadata": {"labels": {"group": "early"}}});
     fixtures.change_node("late-1", labels).await?;
@@ -148,7 +150,7 @@ async fn a_node_that_is_older_than_its_pool_gets_a_block() -> Result<()> {
     Ok(())
 }
 
-/// An ADD of a new pod of a namespace with the label `a=b`.
+/// Creates a namespace with the label `a=b` and a pod of this namespace. Returns the pod's ADD.
 async fn add_of(fixtures: &Fixtures, node: &str) -> Result<Add> {
     let namespace =
         serde_json::from_value(json!({"metadata": {"name": "b", "labels": {"a": "b"}}}));
@@ -169,7 +171,7 @@ async fn add_of(fixtures: &Fixtures, node: &str) -> Result<Add> {
     })
 }
 
-/// The names of the pools in the NodeSubnet's spec.
+/// Returns the names of the pools in the NodeSubnet's spec.
 fn names(subnet: &NodeSubnet) -> Vec<&str> {
     subnet
         .spec

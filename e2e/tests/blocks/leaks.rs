@@ -1,4 +1,4 @@
-//! Addresses that agents report as orphans. Only those whose pods are gone become leak candidates.
+//! Addresses that agents report as orphans. Only orphans whose pods are gone become leak candidates.
 
 use anyhow::Result;
 use cadastre_api::LeakCandidate;
@@ -47,7 +47,7 @@ async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
             entry(2, goes.metadata.uid.as_deref().unwrap()),
             entry(3, stranger),
             entry(4, stranger),
-            // This is no address of the node.
+            // The node does not have this address.
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });

@@ -10,11 +10,11 @@ use serde_json::json;
 use crate::{node, shared};
 
 const NODES: usize = 20;
-/// The addresses of a /26 that pods can have.
+/// How many of the addresses of a /26 pods can have.
 const OF_BLOCK: usize = 61;
 /// How many addresses each lending node uses itself.
 const OF_LENDER: usize = 2;
-/// How many containers are added at once.
+/// How many containers are added concurrently.
 const AT_ONCE: usize = 64;
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_node_borrows_nearly_all_that_other_nodes_have_free_and_gives_it_back(
     }
     println!("all is given back after {:?}", begin.elapsed());
     fixtures.listed(borrower, 1).await?;
-    // The lender assigns the addresses again.
+    // The lender can assign the addresses that it had lent.
     let pods = (0..OF_BLOCK - OF_LENDER).map(|pod| format!("{lender}-more-{pod}"));
     let all = agents.allocate_all(&lender, "lend", pods).await?;
     assert_eq!(all.len(), OF_BLOCK - OF_LENDER);

@@ -1,7 +1,7 @@
 //! The controller's guarantees about blocks, on a real API server with real agents.
 //!
-//! Most tests share one control plane and one controller. Each has its own group (a label of its nodes, which its pools
-//! select) and its own ranges, so that tests do not affect each other.
+//! Most tests share one control plane and one controller. Each test has its own group (a label of its nodes, which its
+//! pools select) and its own ranges, so that tests do not affect each other.
 //!
 //! | file | subject |
 //! |---|---|

@@ -70,7 +70,7 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() -> Result<()> {
     Ok(())
 }
 
-/// The spec of a NodeSubnet without the ranges of all pools, which change with the pools of other tests.
+/// Returns the spec of a NodeSubnet without `podRanges`, which change when other tests create or delete pools.
 fn own(subnet: &NodeSubnet) -> NodeSubnetSpec {
     NodeSubnetSpec {
         pod_ranges: Vec::new(),
@@ -134,7 +134,7 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
     fixtures.block_pool("forge", spec).await?;
     let made = node(&fixtures, &agents, "forge", "forge-1").await?;
     let had = fixtures.listed("forge-1", 1).await?;
-    // The controller does not choose these two free CIDRs for a node's second block.
+    // The controller allocates other CIDRs first. So it does not choose these two free CIDRs for a node's second block.
     let [beside, own] = ["10.62.0.96/28", "10.62.0.112/28"];
     assert!(!had.contains(&beside.to_owned()) && !had.contains(&own.to_owned()));
     let forge = async |cidr: &str, node: &str, uid: &str| {
@@ -149,13 +149,15 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
         .unwrap();
         fixtures.blocks.create(&PostParams::default(), &block).await
     };
-    // A block that overlaps one of the node's blocks is deleted, because its owner does not exist.
+    // A forged block overlaps the node's block, and the owner of the forged block does not exist. The controller
+    // deletes the forged block.
     forge("10.62.0.0/24", "nobody", "no-uid").await?;
     fixtures.block_gone("10.62.0.0/24").await?;
-    // A block that overlaps no other is quarantined and then deleted, because its owner does not exist.
+    // A forged block overlaps no other block, and its owner does not exist. The controller quarantines this block and
+    // then deletes it.
     forge(beside, "nobody", "no-uid").await?;
     fixtures.block_gone(beside).await?;
-    // A block whose owner is the existing node is added to the node's list.
+    // The owner of a forged block is the existing node. The controller adds this block to the node's list.
     let uid = made.metadata.uid.unwrap();
     forge(own, "forge-1", &uid).await?;
     let listed = fixtures.listed("forge-1", 2).await?;

@@ -35,7 +35,7 @@ async fn pod(fixtures: &Fixtures, node: &str, name: &str, vmi: &str) -> Result<P
         .await?)
 }
 
-/// Waits until the object of the address names this owner and these standbys.
+/// Waits until the IPAMBlock of the address has this owner and these standbys.
 async fn held_by(fixtures: &Fixtures, address: &str, owner: &str, standby: &[&str]) -> Result<()> {
     let cidr = format!("{address}/32");
     let what = format!("{owner} owns {address}, and the standbys are {standby:?}");
@@ -50,7 +50,7 @@ async fn held_by(fixtures: &Fixtures, address: &str, owner: &str, standby: &[&st
     .await
 }
 
-/// Checks that an ADD for the pod is refused, because its node does not have the claim's address for it.
+/// Asserts that an ADD for the pod is refused because its node may not assign the claim's address to this pod.
 async fn waits(agents: &Agents, node: &str, pod: &Pod) -> Result<()> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let request = Add {
@@ -103,7 +103,7 @@ async fn two_pods_of_a_virtual_machine_have_the_address_while_it_migrates() -> R
     agents.free(a, "vm-source").await?;
     held_by(&fixtures, address, b, &[]).await?;
 
-    // The next migration, back to the first node, is aborted.
+    // A pod for the next migration, back to the first node, is created, but the migration is aborted.
     let back = pod(&fixtures, a, "vm-back", "vmi-1").await?;
     assert_eq!(agents.run(&fixtures, a, &back).await?, has);
     held_by(&fixtures, address, b, &[a]).await?;

@@ -70,7 +70,7 @@ async fn blocks_of_a_removed_range_drain_and_the_rest_of_the_pool_serves() -> Re
         .await?;
     let shrinking = fixtures.condition("part", "Shrinking", "True").await?;
     assert!(!shrinking.message.is_empty());
-    // The node gets another block in place of the draining one.
+    // The node gets another block in place of the draining block.
     let more = agents.allocate("part-1", "part", "more").await?;
     assert!(more[0].starts_with("10.41.2."), "{more:?}");
     agents.free_all("part-1", pods()).await?;

@@ -77,8 +77,8 @@ async fn a_block_in_use_or_cooling_is_not_released() -> Result<()> {
     agents.free_all("used-1", pods("used-1", 21..33)).await?;
     let left = addresses.swap_remove(20).remove(0);
     fixtures.in_use("used-1", 1).await?;
-    // Waits until a surplus block of another node is released. In this time, a wrong recall of the blocks here would
-    // have happened, too.
+    // Waits until a surplus block of another node is released. If the controller wrongly recalled blocks of the node
+    // `used-1`, the recall would have happened during this wait, too.
     let spec = pool("10.21.1.0/24", 1, 0);
     fixtures.block_pool("surplus", spec).await?;
     node(&fixtures, &agents, "surplus", "surplus-1").await?;
@@ -111,7 +111,7 @@ async fn a_node_that_is_deselected_drains_its_blocks_and_releases_them_when_empt
     let all = pods("desel-1", 0..17);
     agents.allocate_all("desel-1", "desel", all).await?;
     let had = fixtures.listed("desel-1", 2).await?;
-    // Empties one of the two blocks. In the other one, one address stays in use.
+    // One of the two blocks becomes empty. In the other block, one address stays in use.
     agents.free_all("desel-1", pods("desel-1", 1..17)).await?;
     let status = fixtures.in_use("desel-1", 1).await?.status.unwrap();
     assert_eq!(status.blocks.len(), 2);

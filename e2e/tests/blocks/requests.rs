@@ -48,7 +48,7 @@ async fn addresses_are_out_of_use_as_long_as_the_annotation_names_them() -> Resu
     );
     let ranges = "10.23.9.2,10.23.9.8/29,10.23.9.0/28,10.99.0.1";
     annotate(&fixtures, "pops-1", WITHDRAW_ANNOTATION, json!(ranges)).await?;
-    // A whole block cannot be withdrawn, nor can an address outside the node's blocks.
+    // The controller withdraws neither a whole block nor an address outside the node's blocks.
     withdrawn(&fixtures, "pops-1", &["10.23.9.8/29"], &["10.23.9.2/32"]).await?;
 
     agents.free("pops-1", "p0").await?;

@@ -38,7 +38,7 @@ async fn stateful_set(
     Ok(api.create(&PostParams::default(), &set).await?)
 }
 
-/// Returns the pod of an ordinal, bound to a node.
+/// Returns the pod with this ordinal, bound to a node. The pod is not created yet.
 fn pod_of(set: &StatefulSet, ordinal: usize, node: &str) -> Result<Pod> {
     let spec = set.spec.as_ref().context("no spec")?;
     let template = spec.template.metadata.as_ref();
@@ -52,7 +52,7 @@ fn pod_of(set: &StatefulSet, ordinal: usize, node: &str) -> Result<Pod> {
     }))?)
 }
 
-/// Runs the pod of an ordinal on a node, and returns its addresses.
+/// Creates the pod with this ordinal on a node, adds its container, and returns the container's addresses.
 async fn run(
     fixtures: &Fixtures,
     agents: &Agents,
@@ -157,7 +157,7 @@ async fn after_scaling_down_a_claim_stays_for_its_time_after_use() -> Result<()>
     };
     let claims = claims(&fixtures);
     let params = PatchParams::default();
-    // `ttlSecondsAfterUse` can be changed. It does not end a claim that a pod uses.
+    // `ttlSecondsAfterUse` can be changed. While a pod uses a claim, the change does not delete the claim.
     for name in ["scaled-0", "scaled-1"] {
         assert_eq!(
             claims.get(name).await?.spec.ttl_seconds_after_use,
@@ -167,7 +167,7 @@ async fn after_scaling_down_a_claim_stays_for_its_time_after_use() -> Result<()>
     }
     gone(&claims, "scaled-1").await?;
     ready(&fixtures, "scaled-0", "InUse").await?;
-    // The set is scaled up again: the ordinal gets a new claim.
+    // The set is scaled up again, and the ordinal gets a new claim.
     run(&fixtures, &agents, &set, of(1)).await?;
     let again = claims.get("scaled-1").await?;
     assert_eq!(again.spec.ttl_seconds_after_use, Some(3600));

@@ -1,8 +1,9 @@
-//! The chart, rendered by the real helm: what it renders, which values it rejects, whether an API server accepts the
-//! output, and the files that are generated from it.
+//! Tests of the chart, which the real helm renders. They check the rendered objects, the values that the chart rejects,
+//! whether an API server accepts the rendered objects, and the files that are generated from the chart.
 //!
 //! config/rbac and config/{default,pod-cidrs,secondary} are the chart's output in its three modes. docs/values.md is
-//! generated from its values.yaml. `make config` writes these files, and the tests check that they are up to date.
+//! generated from the chart's values.yaml. `make config` writes these files, and the tests check that they are up to
+//! date.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // allowed in helpers as in tests
 
@@ -49,8 +50,8 @@ fn the_versions_are_that_of_the_code() {
     }
 }
 
-/// `hack/chart` and `hack/krew` write the sources, the image and the checksums into a release's files. These are known
-/// only when a release is made.
+/// `hack/chart` and `hack/krew` write the sources, the image and the checksums into a release's files. These values are
+/// known only when a release is made.
 #[tokio::test]
 async fn a_release_names_its_sources_and_its_image() {
     tools().await;

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// The user of the controller's ServiceAccount.
 const CONTROLLER: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
-/// Runs the first kubectl command on the page that begins with `start`.
+/// Runs the page's first kubectl command that begins with `start`.
 async fn run(cluster: &ControlPlane, page: &str, start: &str) -> String {
     let words = docs::command(page, start);
     cluster.kubectl(&words[1..]).await.unwrap()
@@ -120,6 +120,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
-    // Nothing is asserted about the controller's end: it may have ended by itself when it lost its permissions.
+    // The test does not check how the controller ends, because it may have ended by itself when it lost its
+    // permissions.
     drop(controller);
 }

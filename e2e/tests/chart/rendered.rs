@@ -152,8 +152,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
             "{name: probes, containerPort: 1028, protocol: TCP}",
             [0, 1, 0],
         ),
-        // A pod with its own network listens for probes on all addresses, because the kubelet cannot reach its loopback
-        // address.
+        // A pod with a network of its own listens for probes on all addresses, because the kubelet cannot reach the
+        // pod's loopback address.
         ("path: /healthz, port: probes}", [0, 0, 1]),
         ("- --probe-address=0.0.0.0:9827\n", [0, 0, 1]),
         ("port: admin}", [0, 0, 0]),
@@ -163,8 +163,8 @@ async fn probes_are_on_a_port_of_their_own_on_loopback() {
     }
 }
 
-/// No pod needs the environment variables of its namespace's Services. They are switched off, because they could
-/// collide with variables that Cadastre reads.
+/// No pod needs the environment variables of its namespace's Services. These variables are switched off, because they
+/// could collide with variables that Cadastre reads.
 #[tokio::test]
 async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     for values in [&[][..], &["mode=secondary"], &["mode=podCIDRs"]] {
@@ -372,8 +372,8 @@ async fn admin_ports_of_both_are_behind_network_policies() {
     );
 }
 
-/// `helm test` runs in a pod on the pod network. In mode `secondary` it uses the host network, because other plugins
-/// assign the pods' addresses.
+/// `helm test` runs in a pod on the pod network. In mode `secondary`, the pod uses the host network, because other
+/// plugins assign the pods' addresses.
 #[tokio::test]
 async fn helm_test_runs_kubectl_cadastre_status() {
     let text = with(&[]).await;

@@ -64,7 +64,7 @@ impl Lab {
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            // By default, the environment sets a short lease. Flags in `more` override it.
+            // By default, environment variables set a short lease. Flags in `more` override these variables.
             env: SHORT_LEASE
                 .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
                 .into(),

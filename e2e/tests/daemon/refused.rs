@@ -111,8 +111,8 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
         let ready = hand.condition(pool, "Ready", "False").await.unwrap();
         assert_eq!(ready.reason, reason);
     }
-    // Three writes are tried eight times each. The pauses between the tries grow from 0.1 to 6.4 seconds, so this takes
-    // several seconds.
+    // Each of three writes is tried eight times. The pauses between the tries grow from 0.1 to 6.4 seconds, so the test
+    // waits several seconds.
     let metrics = until("each was tried eight times", LIMIT, async || {
         let metrics = daemon.metrics().await?;
         let tries = sum(&metrics, "rest_client_requests_total", &[("code", "422")]);
@@ -148,8 +148,8 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
     );
     drop(metrics);
 
-    // The NodeSubnet has the condition, too. The condition survives a takeover. If another writer adds a condition,
-    // both stay.
+    // The NodeSubnet has the condition, too, and keeps it after a takeover. If another writer adds a condition, both
+    // conditions stay.
     wait_writes_refused(&hand, "True").await;
     let of_another = json!([{"op": "add", "path": "/status/conditions/-", "value": {
         "type": "OfAnother", "status": "Unknown", "reason": "Somebody", "message": "m",

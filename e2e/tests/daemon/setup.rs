@@ -261,8 +261,8 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let listed = MAY.map(|(group, resource, _, verbs)| (group, resource, verbs));
     let (beyond, idle) = compare(&listed, &audit.used(ACCOUNT).unwrap());
     assert_eq!(beyond, [], "used, but not listed");
-    // These permissions are for reads after a write with an indeterminate outcome. Perhaps no such write happens here,
-    // so they may be unused.
+    // The controller needs these permissions only for reads after a write with an indeterminate outcome. Perhaps no
+    // such write happens here, so the permissions may be unused.
     let after_doubt = [
         "get nodes",
         "get ipamblocks",

@@ -23,7 +23,7 @@ pub struct Call {
     pub args: String,
     pub path: String,
     pub config: String,
-    /// Whether some value of the configuration was replaced by a random one, perhaps of another type
+    /// Whether some value of the configuration was replaced by a random value, perhaps of another type
     pub odd: bool,
     /// How many addresses the call requests explicitly, at most
     pub asked: usize,

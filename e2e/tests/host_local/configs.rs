@@ -1,5 +1,5 @@
-//! Random network configurations. Valid ones have so few addresses that they are soon exhausted. Others have odd
-//! values.
+//! Random network configurations. Valid configurations have so few addresses that they are soon exhausted. Other
+//! configurations have odd values.
 
 use serde_json::{Map, Value, json};
 
@@ -118,7 +118,7 @@ pub fn base(rng: &mut Rng) -> Base {
     config.insert("type".into(), "bridge".into());
     config.insert("name".into(), (*rng.pick(&["net", "a.b", "N_-1"])).into());
     if rng.percent(97) {
-        // Versions before 0.3.0 do not allow several sets of one family. So they are used less often.
+        // Versions before 0.3.0 do not allow several sets of one family. So these versions are used less often.
         let low = if rng.percent(15) { 0 } else { 2 };
         let version = VERSIONS[low + rng.index(VERSIONS.len() - low)];
         config.insert("cniVersion".into(), version.into());

@@ -19,7 +19,8 @@ const CALLS: usize = 60;
 pub fn round(plugins: &Plugins, root: &Path, seed: u64) {
     let side = root.join(format!("crowd-{seed:x}"));
     fs::create_dir_all(&side).unwrap();
-    // The threads use at most 40 addresses of each family at once. The IPv4 range has fewer, so some ADDs fail.
+    // At any time, the threads use at most 40 addresses of each family. The IPv4 range has fewer addresses, so some
+    // ADDs fail.
     let config = r#"{"cniVersion":"1.0.0","name":"net","ipam":{"type":"host-local","dataDir":"@DIR@",
         "ranges":[[{"subnet":"10.9.0.0/27"}],[{"subnet":"fd00::/120"}]]}}"#;
     let held: Mutex<BTreeMap<String, String>> = Mutex::default();

@@ -1,8 +1,8 @@
 //! cadastre-ipam in the place of host-local, compared with the published host-local: results, error codes and files
 //! must be equal.
 //!
-//! Some 20,000 calls are made from fixed seeds. A failure prints its seed. `SEED=n` repeats the case with that seed,
-//! and `STEPS=n` makes that many calls from new seeds. Deliberate differences have tests of their own (`better`).
+//! Some 20,000 calls are made from fixed seeds. A failure prints its seed. `SEED=n` repeats the case with the seed `n`,
+//! and `STEPS=n` makes `n` calls from new seeds. Deliberate differences have tests of their own (`better`).
 
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn steps(who: Who) {
         None => (1, STEPS),
     };
     println!("{who:?}: seeds from {first}");
-    // Two threads, because the smallest hosts on which the tests run have two processors.
+    // Two threads run the cases, because the smallest hosts on which the tests run have two processors.
     let (next, calls) = (AtomicU64::new(first), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {

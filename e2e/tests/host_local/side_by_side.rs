@@ -98,8 +98,8 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
         (Some(0), Some(1)) if call.command == "STATUS" && ours.code() == Some(50) => Ok(true),
         // host-local does nothing at GC. cadastre-ipam requires the list of valid attachments.
         (Some(0), Some(1)) if call.command == "GC" && ours.code() == Some(7) => Ok(true),
-        // With an odd configuration, host-local may crash, or accept what has no meaning. cadastre-ipam ignores such
-        // values or rejects them.
+        // With an odd configuration, host-local may crash, or accept values that have no meaning. cadastre-ipam ignores
+        // such values or rejects them.
         (_, Some(0)) if call.odd => Ok(false),
         (_, Some(1)) if call.odd && ours.code().is_some() => Ok(false),
         _ => Err("the answers differ".to_owned()),

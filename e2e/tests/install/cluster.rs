@@ -1,4 +1,5 @@
-//! The cluster of a new user: its nodes have no network, it has ServiceAccounts, and Cadastre is not installed.
+//! The cluster of a new user. Its nodes have no network, and Cadastre is not installed. The cluster has
+//! ServiceAccounts.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl Cluster {
         names.collect()
     }
 
-    /// Runs the first helm command on a page that begins with `start`, with the additional flags in `more`. Returns the
+    /// Runs the page's first helm command that begins with `start`, with the additional flags in `more`. Returns the
     /// output.
     pub async fn helm(&self, page: &str, start: &str, more: &[&str]) -> String {
         let mut args = docs::command(page, start);
@@ -85,13 +86,13 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs the first kubectl command on a page that begins with `start`. Returns the output.
+    /// Runs the page's first kubectl command that begins with `start`. Returns the output.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs the first command of the kubectl plugin on a page that begins with `start`. Returns the exit code and the
+    /// Runs the page's first command of the kubectl plugin that begins with `start`. Returns the exit code and the
     /// output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);

@@ -11,13 +11,13 @@ use cadastre_e2e::node::SHIPPED;
 /// The name by which `POOL` is replaced.
 pub const POOL: &str = "small";
 
-/// Returns the words of the first command on a page that begins with `start`, without a comment after it. Only `sh`
-/// code blocks are searched.
+/// Returns the words of the page's first command that begins with `start`, without a comment after the command. Only
+/// `sh` code blocks are searched.
 pub fn command(page: &str, start: &str) -> Vec<String> {
     commands(page, start).swap_remove(0)
 }
 
-/// Returns the first command that begins with `start`, and the commands that follow it in the same code block.
+/// Returns the page's first command that begins with `start`, and the commands after it in the same code block.
 pub fn commands(page: &str, start: &str) -> Vec<Vec<String>> {
     let path = root().join("docs").join(page);
     let text = std::fs::read_to_string(path).unwrap().replace("\\\n", " ");

@@ -89,8 +89,8 @@ fn run(machines: usize, helm: fn(Helm) -> Helm, story: &impl AsyncFn(&Cluster)) 
     });
 }
 
-/// On one node there must be one controller. A second one could never start, so `--wait` and every upgrade would never
-/// end.
+/// On one node, there must be only one controller. A second controller could never start, so `--wait` and every upgrade
+/// would never end.
 async fn one_node(cluster: &Cluster) {
     say("helm 3 installs on one node");
     cluster.helm("../README.md", "helm install", &[]).await;

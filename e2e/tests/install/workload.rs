@@ -27,7 +27,7 @@ pub struct Group<'a> {
     pub node: &'a str,
 }
 
-/// Creates the pods of a group, for any pool and any node.
+/// Creates the pods of a group. The pods request no pool, and the scheduler chooses their nodes.
 pub async fn create(api: &Fixtures, group: &str, count: usize) {
     let group = Group {
         name: group,

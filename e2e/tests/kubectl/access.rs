@@ -1,5 +1,5 @@
-//! The kubectl plugin without a server, without CRDs and without permissions. Also calls through kubectl, completion,
-//! and the support bundle.
+//! The kubectl plugin in unusual settings: without a server, without CRDs, and without permissions. Further subjects
+//! are the plugin when kubectl starts it, completion, and the support bundle.
 
 use std::path::Path;
 

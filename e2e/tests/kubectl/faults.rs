@@ -1,6 +1,6 @@
 //! `check` of the kubectl plugin finds each fault that the test creates, and `release` acts on the report of `check`.
 //!
-//! No controller runs, because it would repair most of the faults.
+//! No controller runs, because a controller would repair most of the faults.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-/// `NoLeader` is ignored, because no controller runs here: a controller would repair the faults.
+/// No controller runs here, because a controller would repair the other faults. So the fault `NoLeader` is ignored.
 const CHECK: &str = "check --settle 0 -o json --ignore NoLeader";
 const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 
@@ -247,7 +247,8 @@ async fn leak_is_released(
     other().await;
     let slow = run(cluster, &format!("release --report {report} --timeout 0")).await;
     slow.assert_out(2, "the request stays");
-    // Overwrites the annotation, so the leaked address is no longer requested. The next command requests it again.
+    // Overwrites the annotation, so that the release of the leaked address is no longer requested. The next command
+    // requests the release again.
     other().await;
     let child = start(
         cluster,

@@ -1,4 +1,5 @@
-//! `plan` of the kubectl plugin predicts what will happen. The test compares its numbers with what then happens.
+//! `plan` of the kubectl plugin predicts what will happen. The test compares the predicted numbers with what then
+//! happens.
 
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
@@ -69,7 +70,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
         reported.await.unwrap();
     }
 
-    // `plan` says that no node would wait if the pool were larger. It changes nothing.
+    // `plan` predicts that no node would wait if the pool were larger. `plan` changes nothing.
     let file = cluster.folder().join("pool.json");
     let mut larger = spec.clone();
     larger["allocationMode"] = json!("Blocks");
@@ -99,7 +100,7 @@ async fn what_plan_says_of_new_nodes_is_what_then_happens() {
     )
     .await;
     refused.assert_out(2, "The API server would reject it");
-    // The pool is exhausted, so nodes that lose their blocks would get no others.
+    // The pool is exhausted, so a node that loses its block would get no other.
     let drained = run(cluster, "plan --drain-cidr 10.80.0.0/26").await;
     drained.assert_out(2, "10.80.0.48/28");
     let deleted = run(cluster, "plan --delete-pool cidr -o json").await;

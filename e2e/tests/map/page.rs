@@ -76,7 +76,7 @@ impl Page {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Returns the number of cells in the picture that are not free.
+    /// Returns how many cells of the picture are not free.
     pub async fn cells(&mut self) -> u64 {
         let count = self.browser.eval("now.picture.cells.length");
         count.await.unwrap().as_u64().unwrap()

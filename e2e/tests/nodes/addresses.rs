@@ -54,8 +54,8 @@ pub(crate) async fn end(stage: &Stage, group: &str, machines: [&Machine; 2]) {
     }
 }
 
-/// Asserts that each machine has at least `each` of the pods, that all have unique addresses in the right ranges, which
-/// the agents report, and that the pods of the machines reach each other.
+/// Asserts that each of the two machines has at least `each` of the pods, and that the pods of the machines reach each
+/// other. All pods must have unique addresses in the right ranges, and the agents must report these addresses.
 pub(crate) async fn assert_good(stage: &Stage, two: [&Machine; 2], each: usize, all: &[Running]) {
     pods::assert_unique(all);
     let mut samples = Vec::new();
@@ -76,7 +76,7 @@ pub(crate) async fn assert_good(stage: &Stage, two: [&Machine; 2], each: usize, 
     pods::assert_reaches(two[1], &samples[1], &samples[0]).await;
 }
 
-/// Pods on the machines' own network have no routes, and all have the pool's prefix length.
+/// Pods on the machines' own network have no routes, and their addresses have the pool's prefix length.
 pub(crate) async fn macvlan_puts_pods_on_the_network_of_the_nodes(stage: &Stage) {
     let (api, group) = (&stage.api, "flat");
     let spec = json!({

@@ -11,7 +11,8 @@ use crate::{Stage, addresses, machines};
 /// Pods that a step creates on a node.
 const EACH: usize = 3;
 
-/// The tests share two machines: each begins without pods, with the software that the one before has left.
+/// Runs several tests one after the other on the same two machines. Each test begins without pods, with the software
+/// that the previous test has installed.
 pub(crate) async fn two_nodes_with_host_local_then_with_ours_then_with_agents(stage: &Stage) {
     let (api, group) = (&stage.api, "bridge");
     let spec = json!({
@@ -107,7 +108,8 @@ async fn agents_with_the_routes_of_the_pool(stage: &Stage, one: &mut Machine, ot
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}], "cooldownSeconds": 1,
     });
     api.change_pool(group, routes).await.unwrap();
-    // Each family can have only one default route. So `isDefaultGateway`, which adds them, is not set.
+    // Each family can have only one default route, which comes from the pool. So `isDefaultGateway`, which adds default
+    // routes, is not set.
     let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true});
     for machine in [&mut *one, other] {
         let with_routes = api.subnet_until(machine.name(), "has the routes", |it| {

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, eventually, machines};
 
-/// The tests share a machine and its pods.
+/// Runs several tests one after the other on one machine with the same pods.
 pub(crate) async fn a_power_cut_killed_programs_and_a_hung_agent(stage: &Stage) {
     let (api, group) = (&stage.api, "crash");
     let spec = machines::both("10.33.0.0/24", "fd00:33::/120");
@@ -72,8 +72,8 @@ async fn containerd_kubelet_and_agent_are_killed(
     machines::reports(api, &node, &all).await;
 }
 
-/// The API server cannot be reached by a machine, and is then stopped, which affects all machines of a stage. So this
-/// test has a stage of its own.
+/// A machine cannot reach the API server. Later the API server is stopped, which affects all machines of a stage. So
+/// this test has a stage of its own.
 pub(crate) async fn the_api_server_is_out_of_reach_then_stopped(_: &Stage) {
     let mut stage = Stage::start().await;
     let ranges = ["10.35.0.0/24", "fd00:35::/120"];
@@ -204,7 +204,7 @@ async fn the_agent_hangs(stage: &Stage, machine: &mut Machine, group: &str) {
             return Ok(None);
         }
         agent.signal(Signal::STOP)?;
-        // The store is checked again, because the agent may have opened it just before it was stopped.
+        // The check is repeated, because the agent may have opened the store between the first check and the stop.
         if has_store(agent.pid()) {
             agent.signal(Signal::CONT)?;
             return Ok(None);

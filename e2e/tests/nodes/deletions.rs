@@ -17,7 +17,8 @@ const STAY: usize = 2;
 /// Pods that come and go in each round.
 const GO: usize = 3;
 
-/// A main plugin that wraps ptp. The file /var/odd decides whether it ignores DELs or passes each on three times.
+/// A main plugin that wraps ptp. The file /var/odd decides whether the main plugin ignores DELs or passes each DEL on
+/// three times.
 const ODD: &str = r#"#!/bin/sh
 input=$(cat)
 ptp() { printf %s "$input" | /opt/cni/bin/ptp; }
@@ -29,7 +30,7 @@ case "$CNI_COMMAND $(cat /var/odd)" in
 esac
 "#;
 
-/// The tests share a machine.
+/// Runs two tests one after the other on one machine.
 pub(crate) async fn a_chain_that_lacks_a_plugin_then_never_or_three_times(stage: &Stage) {
     let (api, group) = (&stage.api, "dels");
     let spec = machines::both("10.32.0.0/24", "fd00:32::/120");
@@ -64,7 +65,8 @@ async fn never_or_three_times(stage: &Stage, group: &str, machine: &mut Machine)
         machines::reports(api, node, &all).await;
         pods::delete_many(api, &prefix, 0..GO).await;
         let left = pods::running(api, group, STAY).await;
-        // There was no DEL for these sandboxes. The agent must find out by itself that they are gone.
+        // In the round `never`, no DEL reaches cadastre-ipam for the deleted sandboxes. The agent must find out by
+        // itself that they are gone.
         machines::reports(api, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
@@ -87,7 +89,7 @@ async fn never_or_three_times(stage: &Stage, group: &str, machine: &mut Machine)
 const TRIES: usize = 5;
 
 /// A plugin of the chain is not installed. Each sandbox that the runtime creates gets addresses, but its DEL fails at
-/// the missing plugin, before it reaches cadastre-ipam. containerd ignores the error and creates another sandbox.
+/// the missing plugin, before the DEL reaches cadastre-ipam. containerd ignores the error and creates another sandbox.
 async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(
     stage: &Stage,
     group: &str,
@@ -129,8 +131,8 @@ async fn a_chain_that_lacks_a_plugin_keeps_the_addresses_of_one_sandbox(
     machines::reports(api, &node, &[]).await;
 }
 
-/// Returns Cadastre's CNI plugin and agent, with another plugin after ptp. The CNI version is 1.0: in later versions,
-/// the runtime asks each plugin for its STATUS, and a node that lacks one of the plugins never becomes ready.
+/// Returns Cadastre's CNI plugin and agent, with another plugin after ptp. The CNI version is 1.0, because in later
+/// versions the runtime asks each plugin for its STATUS, and a node that lacks one of the plugins never becomes ready.
 fn chained(plugin: &str) -> NodeSide {
     let mut side = machines::ptp();
     let template = &mut side.configs[0].1;

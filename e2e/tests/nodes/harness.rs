@@ -1,4 +1,4 @@
-//! Tests of the harness: when it ends, even if it is killed, everything that it has started ends, too.
+//! Tests of the harness. When the harness ends, even if it is killed, everything that it has started must end, too.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub fn child() -> Option<ExitCode> {
     runtime.block_on(async {
         let site = Site::start(SiteOptions::default()).await.unwrap();
         let machine = site.machine(MachineOptions::default()).await.unwrap();
-        // This process ignores signals. It must end, too.
+        // This shell ignores SIGTERM, SIGINT and SIGHUP. When the harness is killed, the shell must end, too.
         let deaf = [
             "sh",
             "-c",
@@ -70,7 +70,7 @@ fn processes(folder: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     all.filter(|it| {
         let line = std::fs::read(it.path().join("cmdline")).unwrap_or_default();
-        // The caretaker is not counted: its command line contains the folder, too, and it ends last.
+        // The caretaker is not counted, because its command line contains the folder, too, and it ends last.
         let line = String::from_utf8_lossy(&line).into_owned();
         line.contains(folder) && !line.contains("rm -rf")
     })

@@ -1,15 +1,15 @@
 //! The guarantees about nodes with the agent and the CNI plugin, with real kubelets, containerd and runc.
 //!
 //! Tests that leave the site intact share one site with one controller. Each test starts its own machines, and uses
-//! pools and pods of its own group. A start of a kubelet and of a pod takes seconds of processor time, so a test takes
-//! several subjects one after the other where machines and pods of one serve the next. If nodes cannot run on this
-//! host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the kernel does not
-//! have macvlan.
+//! pools and pods of its own group. The start of a kubelet or of a pod takes seconds of processor time. So if one
+//! subject can use the machines and pods of another, the same test covers both subjects, one after the other. If nodes
+//! cannot run on this host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the
+//! kernel does not have macvlan.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `harness` | the harness itself: it leaves nothing behind |
-//! | `bridge` | podCIDRs with host-local, or with cadastre-ipam in its place; an agent adopts one |
+//! | `bridge` | podCIDRs with host-local, or with cadastre-ipam in its place; an agent adopts the podCIDRs |
 //! | `addresses` | many pods: unique addresses in the right ranges, no leaks |
 //! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
 //! | `crashes` | power cuts, killed and hung processes, an API server that cannot be reached |
@@ -122,8 +122,8 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// The site, the controller and the clients that most tests share. Fields are dropped in their order: the controller
-/// must be dropped before the site.
+/// The site, the controller and the clients that most tests share. Fields are dropped in the order in which they are
+/// declared, because the controller must be dropped before the site.
 struct Stage {
     _controller: Daemon,
     site: Site,

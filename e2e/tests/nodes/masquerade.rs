@@ -1,5 +1,5 @@
-//! The source address that a connection's peer sees. If the peer is a pod, it sees the pod's own address. Any other
-//! peer sees the node's address.
+//! Tests of the source address that the peer of a pod's connection observes. If the peer is a pod, it observes the
+//! address of the connecting pod. Any other peer observes the address of that pod's node.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ use crate::{AGENT, Stage, eventually, machines};
 const PORT: u16 = 8080;
 const FLAGS: &[&str] = &["--masquerade=true"];
 
-/// A command that starts a server in the background. It answers each connection with the kernel's table of TCP
+/// A command that starts a server in the background. The server answers each connection with the kernel's table of TCP
 /// connections.
 const SERVER: &str =
     "busybox nc -ll -p 8080 -e /bin/cat /proc/net/tcp /proc/net/tcp6 >/dev/null 2>&1 </dev/null &";
@@ -37,8 +37,8 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
         .await
         .unwrap();
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
-    // This address lies outside all pools, so connections to it are masqueraded. The machines' own addresses cannot be
-    // used here, because other tests' pools may contain them.
+    // These addresses lie outside all pools, so connections to them are masqueraded. The machines' own addresses cannot
+    // be used here, because other tests' pools may contain them.
     let fabric = stage.site.fabric();
     let outside = ["192.0.2.9/32", "2001:db8:9::9/128"];
     for address in outside {
@@ -51,8 +51,8 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
     let _server = west.spawn("server", &["sh", "-c", server]).await.unwrap();
     assert_sees(&east, &east_pods[0], &outside, &machine(&east)).await;
 
-    // The pool is extended by the CIDR of this address. Then connections to it are no longer masqueraded, not even
-    // those of running pods.
+    // The pool is extended by a CIDR that contains the address `grown`. Then connections to this address are no longer
+    // masqueraded, not even the connections of running pods.
     let grown: IpAddr = "10.64.0.1".parse().unwrap();
     let on_lo = ["ip", "address", "add", "10.64.0.1/32", "dev", "lo"];
     west.run(&on_lo).await.unwrap();

@@ -20,7 +20,7 @@ pub async fn create(api: &Fixtures, group: &str, name: &str, node: Option<&str>)
     create_in(api, group, name, node, None).await;
 }
 
-/// Creates a pod as [`create`] does, which names a pool if there is one.
+/// Creates a pod as [`create`] does. If `pool` is given, the pod requests this pool by name.
 pub async fn create_in(
     api: &Fixtures,
     group: &str,
@@ -42,7 +42,8 @@ pub async fn create_in(
     if let Some(node) = node {
         pod["spec"]["nodeName"] = json!(node);
     } else {
-        // A node is ready a moment before its taint is gone: without this, the other nodes can get all pods.
+        // A node becomes ready a moment before its taint is removed. Without this constraint, the scheduler could bind
+        // all pods to the other nodes.
         pod["spec"]["topologySpreadConstraints"] = json!([{
             "topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule",
             "labelSelector": {"matchLabels": {"group": group}},

@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, eventually, machines};
 
-/// A pool has only one block of each family. The first node's pods exhaust it; the second node gets nothing until the
-/// first is gone.
+/// A pool has only one block of each family. The first node's pods exhaust the pool. The second node gets nothing until
+/// the first node is gone.
 pub(crate) async fn exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one(
     stage: &Stage,
 ) {
@@ -24,7 +24,7 @@ pub(crate) async fn exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_an
     let pods_of_first = exhaustion_is_told_and_passes(stage, group, &first).await;
 
     let second = stage.machine(group, machines::ptp()).await;
-    // Without a range the second node has no CNI configuration, so it is not ready.
+    // Without a range, the second node has no CNI configuration, so the second node is not ready.
     let blocks = machines::ranges(api, first.name()).await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
     pods::ready(api, second.name(), false).await;
@@ -65,7 +65,7 @@ pub(crate) async fn exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_an
     pods::delete_all(api, group).await;
 }
 
-/// Returns the pods with all addresses of the pool.
+/// Creates pods that use all addresses of the pool, and returns these pods.
 async fn exhaustion_is_told_and_passes(
     stage: &Stage,
     group: &str,

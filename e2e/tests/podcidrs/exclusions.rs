@@ -146,8 +146,8 @@ async fn of_two_overlapping_pools_the_newer_carves_nothing_until_the_older_goes(
     let note = hand.waiting_node("age", "age-1").await?;
     assert!(note.contains("age-z"), "{note}");
 
-    // The deleted pool still exists, because nodes have podCIDRs of it. But it no longer keeps the newer pool from
-    // allocating.
+    // The deleted pool still exists, because nodes have podCIDRs of it. But the deleted pool no longer keeps the newer
+    // pool from allocating.
     hand.delete_pool("age-z").await?;
     hand.condition("age-z", "Terminating", "True").await?;
     assert_eq!(hand.served("age-1").await?, ["10.23.128.0/24"]);

@@ -1,5 +1,5 @@
-//! Objects that the current rules reject, but that a cluster may contain: they are older than a rule, or were written
-//! while the rules were off. Each must affect only itself.
+//! Objects that the current rules reject, but that a cluster may contain, because they are older than a rule or were
+//! written while the rules were off. Each such object must affect only itself.
 
 use std::time::{Duration, Instant};
 
@@ -257,8 +257,8 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
     fixtures.node("lax", "lax-3").await?;
     fixtures.condition("lax", "Exhausted", "True").await?;
     for (name, uid, _) in &bad {
-        // If an object violates the types of the schema, the API server rejects a status for it. So the status cannot
-        // record that this pool was reported, and a restarted controller may report it again.
+        // If the spec of a pool violates the types of the schema, the API server rejects every status for this pool. So
+        // the status cannot record that the pool was reported, and a restarted controller may report the pool again.
         let most = if *name == "type" { 2 } else { 1 };
         let count = fixtures.event_count(uid, "InvalidSpec").await?;
         assert!((1..=most).contains(&count), "{name}: {count}");
@@ -275,7 +275,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
     agents.join(&node)?;
     fixtures.listed("blocks-1", 4).await?;
 
-    // Once its spec is corrected, the pool allocates.
+    // Once the spec of the pool `cidr` is corrected, the controller allocates from it.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
     fixtures.change_pool("cidr", spec).await?;
     assert_eq!(fixtures.served("lax-3").await?, ["10.98.0.0/24"]);

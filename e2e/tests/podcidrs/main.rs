@@ -1,8 +1,8 @@
 //! The controller's guarantees about podCIDRs, on a real API server.
 //!
-//! Most tests share one control plane and one controller. Each has its own group (a label of its nodes, which its pools
-//! select) and its own ranges, so that tests do not affect each other. The few tests that restart a controller or need
-//! a cluster for themselves have their own cluster. At most two of these run at a time.
+//! Most tests share one control plane and one controller. Each test has its own group (a label of its nodes, which its
+//! pools select) and its own ranges, so that tests do not affect each other. The few tests that restart a controller or
+//! need a cluster for themselves have their own cluster. At most two such clusters run at a time.
 //!
 //! | file | subject |
 //! |---|---|

@@ -24,7 +24,7 @@ async fn a_nodesubnet_that_is_edited_or_deleted_by_hand_is_restored() -> Result<
     })
     .await?;
 
-    // `podRanges` is left out: it lists the ranges of all pools, and other tests create pools meanwhile.
+    // `podRanges` is left out, because it lists the ranges of all pools, and other tests create pools meanwhile.
     let own = |it: &NodeSubnet| NodeSubnetSpec {
         pod_ranges: Vec::new(),
         ..it.spec.clone()

@@ -75,7 +75,8 @@ async fn with_a_thousand_pools_a_node_costs_few_requests_and_memory_stays_small(
     );
     let requests = sent(&stage).await? - before;
     println!("{requests} requests for it");
-    // Requests are needed for the node, its NodeSubnet, its pool's status, events and the Lease, but for no other pool.
+    // Requests are needed for the node, its NodeSubnet, the status of its pool, events and the Lease, but for no other
+    // pool.
     assert!(requests < 40.0, "{requests} requests");
 
     let metrics = stage.controller.metrics().await?;

@@ -1,5 +1,5 @@
-//! Ranges of a deleted node are quarantined before they are free. Until they are free, the same machine can get them
-//! back.
+//! Ranges of a deleted node are quarantined before they are free. As long as they are quarantined, the same machine can
+//! get them back.
 
 use std::time::{Duration, Instant};
 

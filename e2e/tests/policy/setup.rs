@@ -104,7 +104,7 @@ impl Lab {
         self.cluster.client_of(KUBELET).await.unwrap()
     }
 
-    /// Creates a node's NodeSubnet as the controller does, because the policies allow only that.
+    /// Creates a node's NodeSubnet as the controller, because the policies allow only the controller to create it.
     pub async fn subnet(&self, node: &str) {
         let subnet = subnet_of(node);
         let params = PostParams::default();
@@ -112,7 +112,7 @@ impl Lab {
         made.await.unwrap();
     }
 
-    /// Creates a block as the controller does, because the policies allow only that.
+    /// Creates a block as the controller, because the policies allow only the controller to create it.
     pub async fn block(&self, cidr: &str, node: &str) {
         let block: IPAMBlock = serde_json::from_value(json!({
             "apiVersion": "cadastre.dev/v1alpha1", "kind": "IPAMBlock",

@@ -1,23 +1,24 @@
-//! Adoption of blocks that a node uses although the API has lost them, because the API server was restored from a
-//! backup.
+//! Adoption: a node gets back blocks that its agent uses although the API server has lost them. The API server loses
+//! blocks when it is restored from a backup.
 //!
 //! An agent reports every block with addresses in use, even if its NodeSubnet no longer lists the block. If no node
 //! holds the range, the reporting node gets the block back: the controller creates its object, and the NodeSubnet lists
 //! it again. If another node holds the range, or the pool would not allocate the block to the node now, the block waits
-//! until something becomes free. Meanwhile no part of the block is allocated to another node, and the condition
+//! for adoption until that changes. Meanwhile no part of the block is allocated to another node, and the condition
 //! `Accepted` of the NodeSubnet reports the block.
 //!
 //! If two agents report the same block, one of the reports is outdated, and it is unknown which. So neither node gets
-//! the block until the other agent stops reporting it. For the same reason nothing is adopted during the agent grace,
-//! the time for reports after a gap: only the list at its end contains the reports of all agents. Blocks that a deleted
-//! node used are quarantined as if they had been listed.
+//! the block until the other node's agent stops reporting it. For the same reason no block is adopted during the agent
+//! grace, the time after a gap in which agents report. Only the list of NodeSubnets at the end of the grace contains
+//! the reports of all agents. Blocks that a deleted node used are quarantined as if the node's NodeSubnet had listed
+//! them.
 //!
 //! # Caveats
-//! An agent can keep any range from other nodes by reporting it, but only as many blocks as a node may have. A block is
-//! adopted only if the node could also have got it by asking for a block. So the block must lie in a pool that selects
-//! the node, and must be no larger than the pool's blocks. The node must stay within `maxBlocksPerNode`. After a gap (a
-//! time without a leader), the leader ignores this limit. The reason: a node may have got another block in place of the
-//! lost one, but still uses the lost one, which must not go to another node.
+//! An agent can keep any range from other nodes by reporting the range as a block, but only as many blocks as a node
+//! may have. A block is adopted only if the pool could also have allocated it to the node. So the block must lie in a
+//! pool that selects the node, and must be no larger than the pool's blocks. The node must stay within
+//! `maxBlocksPerNode`. After a gap (a time without a leader), the leader ignores this limit, because a node may have
+//! got another block in place of a lost block that it still uses. The lost block must not go to another node.
 
 use std::collections::BTreeMap;
 
@@ -46,15 +47,16 @@ impl UnadoptedBlocks {
         UnadoptedBlocks([(node.into(), vec![block])].into())
     }
 
-    /// Returns an address that lies both in the range and in one of these blocks, if there is one.
+    /// Returns an address that lies both in the range and in one of these blocks. Returns `None` if there is no such
+    /// address.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         let mut blocks = self.0.values().flatten();
         let used = blocks.find(|it| it.overlaps(range))?;
         Some(used.first().max(range.first()))
     }
 
-    /// Returns whether any of these blocks overlaps `block`, not counting the report of `block` itself by the agent of
-    /// `node`.
+    /// Returns whether any of these blocks overlaps `block`. If the agent of `node` reports `block` itself, that report
+    /// does not count.
     pub(crate) fn conflict_with(&self, block: &Cidr, node: &NodeName) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
@@ -63,20 +65,21 @@ impl UnadoptedBlocks {
         })
     }
 
-    /// Returns the names of the nodes with blocks that wait for adoption.
+    /// Returns the names of the nodes that have blocks waiting for adoption.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.0.keys().cloned().collect()
     }
 
-    /// Removes and returns the blocks of a node, because the node is gone or its report is about to be read again.
+    /// Removes and returns the blocks of a node. The caller does this when the node is gone, or before it reads the
+    /// report of the node's agent again.
     pub fn remove(&mut self, node: &NodeName) -> Vec<Cidr> {
         self.0.remove(node).unwrap_or_default()
     }
 }
 
 impl AllocationState {
-    /// Adopts the blocks that a node's agent uses and no node holds, and returns them. Also returns whether a block of
-    /// the node stopped waiting for adoption: then other nodes may be able to get that block.
+    /// Adopts the blocks that a node's agent uses and no node holds. Returns the adopted blocks, and whether any block
+    /// of the node stopped waiting for adoption. Such a block may become free for other nodes.
     pub fn adopt_of_node(
         &mut self,
         name: &NodeName,
@@ -119,8 +122,8 @@ impl AllocationState {
                     self.restore_listed(name, &node.uid, &listed, true, cache, now);
                     adopted.push(cidr);
                 }
-                // The block may be adoptable later: when a range becomes free, all agents have reported, or the pool
-                // changes.
+                // The block may be adoptable later: when a range becomes free, when all agents have reported, or when
+                // the pool changes.
                 _ => {
                     waits = true;
                     let is_of_pool = self.source_of(&cidr).is_some();
@@ -136,7 +139,7 @@ impl AllocationState {
         adopted
     }
 
-    /// Records the blocks that the agent of a deleted node used and no node holds. The caller then quarantines
+    /// Records the blocks that the agent of a deleted node used and no node holds, so that the caller can quarantine
     /// them.
     pub(crate) fn keep_for_quarantine(
         &mut self,
@@ -156,7 +159,8 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the blocks that agents reported in use on nodes that were deleted while there was no leader.
+    /// Quarantines blocks of nodes that were deleted while there was no leader, if the nodes' agents reported addresses
+    /// in use in these blocks.
     pub(crate) fn quarantine_reported(&mut self, cache: &ClusterCache, now: Now) {
         for subnet in cache.subnets.iter() {
             let Some(report) = &subnet.report else {
@@ -181,15 +185,15 @@ impl AllocationState {
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool from which some node could have got the block: the pool allocates blocks that are at least as
-    /// large.
+    /// Returns the pool from which some node could have got the block. This is the pool that covers the block, if it
+    /// allocates blocks and its blocks are at least as large.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;
         (pool.allocation_mode == AllocationMode::Blocks && len <= block.len()).then_some(pool)
     }
 
-    /// Returns the pool of a reported block if the node could get the block by asking for one. `more` is the number of
+    /// Returns the pool of a reported block if the pool could allocate the block to the node. `more` is the number of
     /// other blocks of the node that wait for adoption.
     fn pool_for(
         &self,
@@ -237,7 +241,7 @@ mod tests {
 
     const BLOCK: &str = "10.0.0.16/28";
 
-    /// Returns a NodeSubnet that lists `blocks`, while its agent also uses the blocks in `used`.
+    /// Returns a NodeSubnet that lists `blocks`, and whose agent also reports addresses in use in the blocks `used`.
     fn using(name: &str, blocks: &[&str], used: &[&str]) -> Subnet {
         let mut subnet = subnet(name, blocks, 0);
         let report = subnet.report.as_mut().unwrap();
@@ -263,7 +267,7 @@ mod tests {
         }));
     }
 
-    /// Changes the cache: the agent of the node no longer reports any block.
+    /// Changes the cache so that the agent of the node no longer reports any block.
     fn stop_using(cache: &mut ClusterCache, name: &str) {
         cache.subnets.change(ObjectEvent::Applied(Subnet {
             version: 2,
@@ -285,7 +289,8 @@ mod tests {
         let used = ["10.0.0.32/28", "10.0.0.64/27", "10.9.0.0/28"];
         let cache = cache(vec![using("n1", &[BLOCK], &used)]);
         let mut allocations = rebuilt(&cache);
-        // Two blocks are not adopted: one is larger than the pool's blocks, the other lies outside all pools.
+        // Two blocks are not adopted, because one is larger than the pool's blocks and the other lies outside all
+        // pools.
         assert_eq!(adopted(&mut allocations, &cache, "n1"), ["10.0.0.32/28"]);
         let listed = allocations.listed_blocks(&"n1".into(), None);
         let listed: Vec<&str> = listed.iter().map(|it| it.cidr.as_str()).collect();
@@ -347,7 +352,7 @@ mod tests {
 
     #[test]
     fn no_part_of_a_block_that_an_agent_uses_goes_to_others() {
-        // Half of the block that n2 uses is held by n1, so n2 cannot get the block back. The other half is free.
+        // Node n1 holds half of the block that n2 uses, so n2 cannot get the block back. The other half is free.
         let n1 = using("n1", &["10.0.0.16/29"], &[]);
         let cache = cache(vec![n1, using("n2", &[], &[BLOCK])]);
         let mut allocations = rebuilt(&cache);

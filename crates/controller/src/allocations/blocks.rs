@@ -1,17 +1,18 @@
-//! Blocks: which node has which block, and which stage of its life each block has reached.
+//! The table of blocks records which node has which block, and which stage of its life each block has reached.
 //!
-//! A new block is at first only a holding in the ledger. Then its object is created, the watch shows the object, and
+//! A new block is at first only a holding in the ledger. Then its object is created, the watch delivers the object, and
 //! the owner's NodeSubnet lists the block. At the end the block is recalled, the agent releases it, the NodeSubnet no
 //! longer lists it, and its object is deleted.
 //!
 //! # Guarantees
-//! - A block is *provisional* until the watch has shown its object and nothing older overlaps it. A NodeSubnet never
-//!   lists a provisional block, so the owner cannot use it.
-//! - Of two overlapping blocks, the one that a NodeSubnet lists stays. If no NodeSubnet lists either, the one that was
-//!   created first stays. The object of the other block is deleted.
-//! - A listed block is not free until its agent has released it and its NodeSubnet was written without it. If the
-//!   node's UID is gone instead, the block is not free until the quarantine is over and no pod has an address in it. If
-//!   a user deletes or edits the block's object meanwhile, the controller restores the object.
+//! - A block is *provisional* until the watch has delivered its object and nothing older overlaps the block. A
+//!   NodeSubnet never lists a provisional block, so the owner cannot use it.
+//! - Of two overlapping blocks, the block that a NodeSubnet lists stays. If no NodeSubnet lists either block, the block
+//!   that was created first stays. The object of the other block is deleted.
+//! - A listed block is not free until its agent has released the block and its NodeSubnet was written without the
+//!   block. If the Node's UID is gone instead, the block is not free until the quarantine is over and no pod has an
+//!   address in the block. If a user deletes or edits the block's object before that, the controller restores the
+//!   object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,9 +38,9 @@ pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
     by_standby: BTreeMap<ObjectUid, BTreeSet<Cidr>>,
-    /// Name and UID of each Node that has blocks, live or deleted
+    /// Name and UID of each Node, live or deleted, that has blocks
     owners: BTreeSet<(NodeName, ObjectUid)>,
-    /// Provisional blocks whose objects the watch has shown; each is to be confirmed or deleted next
+    /// Provisional blocks whose objects the watch has delivered. Each is to be confirmed or deleted next
     to_judge: BTreeSet<Cidr>,
 }
 
@@ -49,7 +50,8 @@ impl BlockTable {
         self.entries.get(cidr)
     }
 
-    /// Returns a block for changes of its state. The caller must not change the owner, by which the table finds blocks.
+    /// Returns a block so that the caller can change its state. The caller must not change the owner, because the table
+    /// finds blocks by owner.
     pub fn get_mut(&mut self, cidr: &Cidr) -> Option<&mut BlockEntry> {
         self.entries.get_mut(cidr)
     }
@@ -59,16 +61,17 @@ impl BlockTable {
         self.entries.values()
     }
 
-    /// Returns the blocks inside of a range, without the block of exactly this range, in address order.
+    /// Returns the blocks that lie inside a range, in address order. The block with exactly this range is not among
+    /// them.
     pub(crate) fn inside<'a>(&'a self, range: &Cidr) -> impl Iterator<Item = &'a BlockEntry> {
         let range = *range;
-        // A CIDR sorts before the CIDRs inside of it.
+        // A CIDR sorts before the CIDRs inside it.
         let from = self.entries.range(range..).map(|(_, entry)| entry);
         let inside = from.take_while(move |it| range.contains(&it.cidr));
         inside.filter(move |it| it.cidr != range)
     }
 
-    /// Returns the blocks of a node's UID in address order.
+    /// Returns the blocks of the node with this UID, in address order.
     pub fn of<'a>(&'a self, uid: &ObjectUid) -> impl Iterator<Item = &'a BlockEntry> + use<'a> {
         let cidrs = self.by_owner.get(uid).into_iter().flatten();
         cidrs.filter_map(|cidr| self.entries.get(cidr))
@@ -130,6 +133,6 @@ pub struct AffectedLoops {
     pub nodes: Vec<NodeName>,
     /// Whether space may have become free in some pool
     pub freed: bool,
-    /// Names of NodeSubnets to check, some of which may no longer need to record a quarantined range
+    /// Names of NodeSubnets to check, because they may no longer need to record a quarantined range
     pub subnets: Vec<NodeName>,
 }

@@ -1,15 +1,16 @@
-//! Claims in the ledger: the addresses that IPClaims have.
+//! The part of the ledger about claims: it records which addresses each IPClaim has.
 //!
 //! A claim's addresses are holdings like those of nodes, so nothing else is allocated from them. When a pod uses the
-//! claim, each address is also a block of the pod's node: a second holding of the same range, created, listed and
-//! released like every block. A block that is exactly the address of a claim is the claim's block, whatever it was
-//! allocated for.
+//! claim, each address also becomes a block of the pod's node. This block is a second holding of the same range, and is
+//! created, listed and released like every block. A block that is exactly the address of a claim belongs to the claim,
+//! even if it was allocated for something else.
 //!
 //! # Guarantees
 //! - A claim's holding leaves the ledger only when the claim's object is gone.
 //! - No address is recorded for two claims.
-//! - A claim's holding gives no node the right to assign the address; only a block does. So a wrong record of a claim
-//!   can make a pod wait, but never gives an address to two nodes.
+//! - A node may assign an address of a claim only if the node has the address as a block. The claim's holding alone
+//!   gives no node this right. So a wrong record of a claim can make a pod wait, but never gives an address to two
+//!   nodes.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +57,7 @@ impl ClaimTable {
         self.by_address.get(range)
     }
 
-    /// Returns the addresses of claims in a range, each with the name and the UID of the claim.
+    /// Returns the addresses of claims that lie in a range, each with the name and the UID of the claim.
     pub(crate) fn inside(&self, range: &Cidr) -> Vec<(Cidr, &ClaimName, &ObjectUid)> {
         let hosts = Cidr::host(range.first())..=Cidr::host(range.last());
         let claims = self.by_address.range(hosts).filter_map(|(cidr, name)| {
@@ -77,12 +78,13 @@ impl ClaimTable {
         entries.filter(|entry| entry.pool == *pool).count()
     }
 
-    /// Returns the number of claims that have addresses, whether or not the API server has stored these.
+    /// Returns the number of claims that have addresses. A claim counts even if the API server has not stored its
+    /// addresses yet.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether no claim has addresses, stored or not.
+    /// Returns whether no claim has addresses. Addresses count even if the API server has not stored them yet.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -100,7 +102,7 @@ impl AllocationState {
         holdings.any(|(_, holding)| !self.is_of_claims(holding.holder))
     }
 
-    /// Returns the blocks of a node, without those that are addresses of claims.
+    /// Returns the blocks of a node that are not addresses of claims.
     pub(crate) fn plain_blocks<'a>(
         &'a self,
         uid: &ObjectUid,
@@ -109,7 +111,8 @@ impl AllocationState {
         own.filter(|entry| self.claims.of(&entry.cidr).is_none())
     }
 
-    /// Returns a range of a node that overlaps the claim's address, except the block that is exactly this address.
+    /// Returns a range of a node that overlaps the claim's address. The block that is exactly this address does not
+    /// count.
     pub(crate) fn conflict_with_claim(&self, address: &Cidr) -> Option<Cidr> {
         self.conflicts_with_claim(address).next()
     }
@@ -122,8 +125,8 @@ impl AllocationState {
         others.map(|(_, holding)| holding.cidr)
     }
 
-    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address: a
-    /// live node has the block, and no other range overlaps the address.
+    /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address. The
+    /// node can if it is live and no other range overlaps the address.
     pub(crate) fn block_around(&self, address: &Cidr) -> Option<&BlockEntry> {
         let mut others = self.conflicts_with_claim(address);
         let (Some(wide), None) = (others.next(), others.next()) else {
@@ -154,13 +157,14 @@ impl AllocationState {
         blocks.map(|entry| entry.owner.name.clone()).collect()
     }
 
-    /// Returns whether `block` may lie inside of `other`: `block` is the address of a claim, which the node of `other`
-    /// has handed over.
+    /// Returns whether `block` is the address of a claim inside the larger block `other`. The two may overlap, because
+    /// the node of `other` hands the address over to the claim.
     pub(super) fn is_claim_inside(&self, block: &Cidr, other: &Cidr) -> bool {
         self.claims.of(block).is_some() && other != block && other.contains(block)
     }
 
-    /// Records the addresses of a claim that has none yet. The caller has recorded a holding for each address.
+    /// Records the addresses of a claim that has none in the ledger. The caller has already recorded a holding for each
+    /// address.
     pub(crate) fn begin_claim(
         &mut self,
         claim: &Claim,
@@ -185,9 +189,9 @@ impl AllocationState {
         );
     }
 
-    /// Records the addresses in a claim's status, unless the claim has other addresses already or another claim has one
-    /// of them. Addresses that this leader chose and that the API server has not stored yield to those in the status,
-    /// which an earlier leader chose.
+    /// Records the addresses that a claim's status contains. Does nothing if the ledger already has other addresses of
+    /// the claim, or if another claim has one of these addresses. Addresses that this leader chose and the API server
+    /// has not stored yet are replaced, because an earlier leader chose those in the status.
     pub(crate) fn claim_seen(&mut self, claim: &Claim) {
         let stored: Vec<Cidr> = claim.addresses().map(Cidr::host).collect();
         if let Some(entry) = self.claims.entries.get_mut(&claim.name) {
@@ -219,7 +223,7 @@ impl AllocationState {
         self.begin_claim(claim, &pool.unwrap_or_default(), addresses, true);
     }
 
-    /// Removes the addresses of a claim, whose object is gone. Returns whether it had any.
+    /// Removes the addresses of a claim whose object is gone. Returns whether the claim had any addresses.
     pub(crate) fn drop_claim(&mut self, name: &ClaimName) -> bool {
         let Some(entry) = self.claims.entries.remove(name) else {
             return false;

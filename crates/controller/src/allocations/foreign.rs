@@ -1,9 +1,10 @@
-//! podCIDRs that another writer set: a kubelet may set the podCIDRs of its own Node as long as there are none.
+//! podCIDRs that another program wrote. For example, a kubelet may set the podCIDRs of its own Node as long as the Node
+//! has none.
 //!
 //! A podCIDR of a usual size counts against pools as if Cadastre had allocated it. A wider podCIDR that overlaps a pool
-//! does not count, because it would exhaust every pool in it. The NodeSubnet does not list such a podCIDR either, until
-//! a pool has blocks of that size. A wide podCIDR that overlaps no pool does no harm: it does not count, but the
-//! NodeSubnet lists it.
+//! does not count, because it would exhaust every pool inside it. The NodeSubnet does not list such a podCIDR either,
+//! until a pool has blocks of that size. A wide podCIDR that overlaps no pool does no harm. It does not count either,
+//! but the NodeSubnet lists it.
 //!
 //! # Guarantees
 //! - A podCIDR keeps counting if the NodeSubnet of the same Node lists it with a pool, even if the pool's block size
@@ -26,7 +27,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family, Holding, HoldingState};
 
 /// Prefix lengths of the widest podCIDRs that count although no pool has blocks of that size. A migration to Cadastre
-/// must not lose podCIDRs, and no other allocator is known to give a node more than 4,000 IPv4 addresses or a /64.
+/// must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or an IPv6 /64.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
@@ -48,7 +49,7 @@ pub(crate) struct TooWide {
 pub(crate) type AllTooWide = BTreeMap<ObjectUid, TooWide>;
 
 impl AllocationState {
-    /// Returns whether a node can have got a range of this size, from a pool or from another allocator.
+    /// Returns whether a pool or another allocator can have given a node a range of this size.
     pub(crate) fn could_be_allocated(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
@@ -123,7 +124,7 @@ impl AllocationState {
         of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
-    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the present NodeSubnet.
+    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the NodeSubnet as it is now.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let mut cidrs = node.pod_cidrs.to_vec();
         cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));
@@ -135,8 +136,8 @@ impl AllocationState {
         listed
     }
 
-    /// Returns whether another node holds addresses of the range, perhaps in quarantine. A quarantined range of an
-    /// earlier Node with this Node's name does not count.
+    /// Returns whether another node, live or deleted, holds addresses of the range. A quarantined range of an earlier
+    /// Node with this Node's name does not count.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |holding: &Holding| {
             self.node_of(holding.holder).is_some_and(|(name, uid)| {
@@ -150,7 +151,8 @@ impl AllocationState {
     }
 }
 
-/// Returns the entry of a range in the NodeSubnet, if the NodeSubnet is for this Node's UID and lists the range.
+/// Returns the entry of a range in the NodeSubnet. Returns `None` if the NodeSubnet is not for this Node's UID or does
+/// not list the range.
 fn listed_as<'a>(is: Option<&'a Subnet>, node: &Node, cidr: &Cidr) -> Option<&'a AllocatedRange> {
     let is_its = |spec: &&NodeSubnetSpec| spec.node_uid.as_deref() == Some(&*node.uid);
     let spec = is?.spec.as_ref().ok().filter(is_its)?;

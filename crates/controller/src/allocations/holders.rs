@@ -1,6 +1,7 @@
-//! Holders in the ledger: small consecutive numbers, each of which stands for the UID of a node.
+//! Holders in the ledger are small consecutive numbers. One holder stands for all claims. Every other holder stands for
+//! the UID of a node.
 //!
-//! A node has one holder for its podCIDRs and one for its blocks. A further holder stands for all claims.
+//! A node has one holder for its podCIDRs and another holder for its blocks.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +78,7 @@ impl HolderIds {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Frees the UID's holder number for reuse. The holder must have no holdings any more.
+    /// Frees the UID's holder number for reuse. The caller must have released all holdings of the holder before.
     pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;

@@ -1,15 +1,16 @@
-//! Lending in the ledger: parts of blocks that other nodes have borrowed, or are about to borrow.
+//! The part of the ledger about lending: parts of blocks that other nodes have borrowed, or are about to borrow.
 //!
 //! A borrowed block is a block of its own, with the life of every block. Its entry names its *parent*: the block of the
-//! lender of which it is a part. The node of the parent assigns no address of the part, because its NodeSubnet wants the
-//! part back for as long as the borrowed block exists. If the parent ends first, the borrowed block stays.
+//! lender of which it is a part. The lender assigns no address of the part, because its NodeSubnet lists the part in
+//! `spec.withdraw` for as long as the borrowed block exists. If the parent ends first, the borrowed block stays.
 //!
-//! An *ask* comes before the borrowed block: the lender is asked for the part, and has perhaps handed it over. Only this
-//! leader knows its asks. The next leader returns the parts that are handed over and have not become blocks.
+//! Before the borrowed block exists, an `Ask` records that the controller has asked the lender for the part. The lender
+//! may have withdrawn the part already. The asks are in no API object, so the next leader does not know them. The next
+//! leader returns each withdrawn part that has not become a block to its lender.
 //!
 //! # Guarantees
-//! - A confirmed block lies inside of another node's block only if the other node has handed it over: for a claim, or for
-//!   the node that borrows it.
+//! - A confirmed block lies inside another node's block only if the other node has handed it over: either for a claim,
+//!   or for the node that borrows it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,17 +25,17 @@ use cadastre_api::node_allocation::never_assigned;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// A part of a block that its node is asked to lend.
+/// A part of a block that the controller has asked the block's node to lend.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub pool: PoolName,
-    /// The block that the part is of, and its node
+    /// The block that contains the part, with the name of the block's node
     pub parent: Parent,
     /// UID of the node of the parent
     pub lender: ObjectUid,
     /// Name and UID of the node that borrows the part
     pub borrower: (NodeName, ObjectUid),
-    /// How many addresses of the part the borrower can assign
+    /// How many addresses of the part the borrower can assign to pods
     pub addresses: u64,
     /// When the lender was asked, by the monotonic clock
     pub since: Duration,
@@ -46,15 +47,15 @@ pub(crate) struct Loan<'a> {
     pub part: Cidr,
     /// Name of the node that borrows the part
     pub borrower: &'a NodeName,
-    /// The borrowed block; `None` as long as the part is only asked for
+    /// The borrowed block; `None` while the lender has not withdrawn the part yet
     pub block: Option<&'a BlockEntry>,
 }
 
-/// The parts that nodes are asked to lend, and those that have come back.
+/// Lending that is under way: the asks of this leader, and the borrowed blocks that have ended.
 #[derive(Debug, Default)]
 pub struct LendingTable {
     pub(crate) asks: BTreeMap<Cidr, Ask>,
-    /// Borrowed blocks that have ended since the last look at this list, each with its lender
+    /// Borrowed blocks that have ended since the demand loop last emptied this list, each with its lender
     pub(crate) given_back: Vec<(Cidr, NodeName)>,
 }
 
@@ -70,7 +71,7 @@ impl AllocationState {
         });
         let borrowed = self.borrowed_from(block).filter(|it| {
             let is_early = it.recall.is_some() && Mutation::LentReturnedInUse.is_on();
-            // A provisional block that ends was never listed.
+            // No NodeSubnet ever listed a provisional block, so one that is about to be deleted does not count.
             let is_void = it.is_leaving() && !it.confirmed;
             !is_early && !is_void
         });
@@ -81,7 +82,7 @@ impl AllocationState {
         }))
     }
 
-    /// Returns whether a block is borrowed from the node of the block `of`.
+    /// Returns whether `block` is a borrowed block whose parent is `of`.
     pub fn is_part_of(&self, block: &Cidr, of: &Cidr) -> bool {
         let parent = self.blocks.get(block).and_then(|it| it.parent.as_ref());
         parent.is_some_and(|parent| parent.cidr == *of && block != of && of.contains(block))
@@ -93,16 +94,16 @@ impl AllocationState {
         inside.filter(move |it| self.is_part_of(&it.cidr, block))
     }
 
-    /// Returns the block of which a borrowed block is a part, if any node, live or deleted, still has it.
+    /// Returns the parent of a borrowed block, if any node, live or deleted, still has the parent.
     pub fn parent_of(&self, entry: &BlockEntry) -> Option<&BlockEntry> {
         let parent = self.blocks.get(&entry.parent.as_ref()?.cidr)?;
         self.is_part_of(&entry.cidr, &parent.cidr).then_some(parent)
     }
 
-    /// Returns whether `block` may be confirmed although it overlaps the block `other`: one of them is a part of the
-    /// other, and the node of the wider one has handed the part over.
+    /// Returns whether `block` may be confirmed although it overlaps the block `other`. It may if one of them is a part
+    /// of the other, and the node of the wider block has handed the part over.
     pub(super) fn is_handed_over(&self, block: &Cidr, other: &Cidr, cache: &ClusterCache) -> bool {
-        // The part was handed over before it was confirmed.
+        // If `other` is a borrowed part of `block`, the part was handed over before it was confirmed.
         if self.is_part_of(other, block) {
             return true;
         }
@@ -111,8 +112,8 @@ impl AllocationState {
         lender.is_some_and(|(node, uid)| is_lent(node, block, uid, cache))
     }
 
-    /// Returns whether the node of the block around a provisional block has withdrawn it, but the NodeSubnet of this
-    /// node does not name the provisional block as lent yet.
+    /// Returns whether a provisional block still waits for a write of the lender's NodeSubnet. The lender has withdrawn
+    /// the range of the block, but its NodeSubnet does not list the block as lent yet.
     pub(super) fn is_being_lent(&self, block: &Cidr, cache: &ClusterCache) -> bool {
         let parent = self.blocks.get(block).and_then(|it| it.parent.as_ref());
         let lender = parent.and_then(|it| self.lender_of(block, &it.cidr, cache));
@@ -120,7 +121,7 @@ impl AllocationState {
             && !self.is_handed_over(block, &parent.map_or(*block, |it| it.cidr), cache)
     }
 
-    /// Returns the live node of the block `other`, if `block` is borrowed from it.
+    /// Returns the node of the block `other` if the node is live and `block` is borrowed from `other`.
     fn lender_of<'a>(
         &self,
         block: &Cidr,
@@ -136,8 +137,8 @@ impl AllocationState {
         (node.uid == owner.uid).then_some(node.as_ref())
     }
 
-    /// Returns whether an address of a block belongs to a block inside of it: of a claim, or of a node that has borrowed
-    /// it.
+    /// Returns whether an address of a block lies in a smaller block inside that block. The smaller block is the
+    /// address of a claim, or another node has borrowed it.
     pub(crate) fn is_in_nested_block(&self, addr: Addr, block: &Cidr) -> bool {
         let host = Cidr::host(addr);
         let is_of_claim = host != *block && self.blocks.get(&host).is_some();
@@ -147,8 +148,8 @@ impl AllocationState {
                 .any(|it| it.cidr.contains_addr(addr))
     }
 
-    /// Returns the addresses of a borrowed block that nobody assigns, because they are the network address, the gateway
-    /// or the broadcast address of its parent.
+    /// Returns the addresses of a borrowed block that no node assigns, because they are the network address, the
+    /// gateway or the broadcast address of the block's parent.
     pub(super) fn never_of_parent(&self, entry: &BlockEntry) -> Vec<IpRange> {
         let pool = self.pools.get(&entry.pool);
         let parent = entry.parent.as_ref().zip(pool);

@@ -1,5 +1,5 @@
-//! podCIDRs of deleted nodes in quarantine: when a quarantine begins and ends, where it is recorded, and who gets the
-//! ranges back.
+//! podCIDRs of deleted nodes in quarantine: when a quarantine begins and ends, where it is recorded, and which node
+//! gets the ranges back.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ pub(crate) type QuarantineKey = (NodeName, ObjectUid);
 /// The podCIDRs of one deleted Node that are in quarantine.
 #[derive(Clone, Debug)]
 pub struct QuarantinedRanges {
-    /// The machine that had the ranges. If it registers again under the same name, its new Node gets them back.
+    /// The machine that had the ranges. If the machine registers again under the same name, its new Node gets the
+    /// ranges back.
     pub machine: MachineIdentity,
     /// podCIDRs that the deleted Node had.
     pub ranges: Vec<Cidr>,
@@ -32,8 +33,8 @@ pub struct QuarantinedRanges {
     pub until: Duration,
     /// Earliest end of the quarantine as wall time, which NodeSubnets record for users and for the next leader.
     pub until_wall: Timestamp,
-    /// Whether the ranges are to be freed: the quarantine is over and no pod uses them, or a live node has the ranges
-    /// again. This entry is removed once no NodeSubnet records it.
+    /// Whether the ranges are to be freed. This is so if the quarantine is over and no pod uses the ranges, or if a
+    /// live node has the ranges again. This entry is removed once no NodeSubnet records it.
     pub released: bool,
 }
 
@@ -50,8 +51,8 @@ impl QuarantinedRanges {
 }
 
 impl AllocationState {
-    /// Ends the quarantine of an earlier Node of this name if the live node has all its ranges. Otherwise the
-    /// quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a new
+    /// Ends the quarantine of an earlier Node of this name if the live node has all ranges of the quarantine. Otherwise
+    /// the quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a new
     /// quarantine starts.
     pub(super) fn end_superseded_quarantine(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
@@ -62,7 +63,7 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the podCIDRs of a node whose UID is gone. Returns whether the node had any.
+    /// Quarantines the podCIDRs of a node whose UID is gone. Returns whether the node had any podCIDRs.
     pub(crate) fn quarantine(&mut self, node: &Node, now: Now) -> bool {
         self.too_wide.remove(&node.uid);
         let holdings = self.holdings_of(&node.uid);
@@ -87,7 +88,7 @@ impl AllocationState {
         true
     }
 
-    /// Ends a quarantine and releases its holdings, so its ranges are free unless another node has them too.
+    /// Ends a quarantine and releases its holdings. The ranges are then free unless another node has them too.
     pub fn release(&mut self, key: &QuarantineKey) {
         self.quarantined.remove(key);
         for (id, _, _) in self.holdings_of(&key.1) {
@@ -112,7 +113,8 @@ impl AllocationState {
         from.take_while(move |((it, _), _)| it == name)
     }
 
-    /// Records the quarantines of podCIDRs that the NodeSubnet lists, and quarantines its podCIDRs if its node is gone.
+    /// Records the quarantines of podCIDRs that the NodeSubnet lists. If the NodeSubnet's own node is gone, also
+    /// quarantines the podCIDRs of that node.
     pub(super) fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());
@@ -137,8 +139,8 @@ impl AllocationState {
         };
         let key = (subnet.name.clone(), uid.into());
         let is_recorded = self.quarantined.contains_key(&key);
-        // A wide range without a pool in the list did not count against pools while the node lived, so it is not
-        // quarantined.
+        // A wide range that the NodeSubnet lists without a pool did not count against pools while the node lived, so it
+        // is not quarantined now.
         let counted = read_ranges(spec.pod_cidrs.iter().filter(|it| it.pool.is_some()));
         let mut ranges = read_ranges(&spec.pod_cidrs);
         ranges.retain(|cidr| !is_wide(cidr) || counted.contains(cidr));
@@ -153,8 +155,8 @@ impl AllocationState {
         self.restore_quarantine(&key.0, &key.1, quarantined);
     }
 
-    /// Quarantines the podCIDRs of nodes that this process saw deleted while it was a standby, unless their quarantine
-    /// is recorded already. A range that another node has as a whole by now needs no quarantine.
+    /// Quarantines the podCIDRs of nodes that this process saw deleted while it was a standby. Skips a node whose
+    /// quarantine is recorded already, and a range that another node has now.
     pub(crate) fn quarantine_deleted(
         &mut self,
         deleted: &DeletedNodes,
@@ -169,8 +171,8 @@ impl AllocationState {
             if is_known || Mutation::UnrecordedDeathForgotten.is_on() {
                 continue;
             }
-            // Even a quarantine that is over by now is recorded, because it may not have been checked whether pods use
-            // the ranges.
+            // A quarantine is recorded even if it is over by now, because perhaps nobody has checked yet whether pods
+            // use the ranges.
             let until = gone.at + self.quarantine_of(&gone.ranges);
             let left = until.saturating_sub(now.mono);
             let is_held = |range: &Cidr| {
@@ -219,8 +221,8 @@ impl AllocationState {
     }
 }
 
-/// Returns how long a recorded quarantine still lasts, but at most `most`: a wall clock that was set back must not
-/// prolong the quarantine.
+/// Returns how long a recorded quarantine still lasts. The result is at most `most`, because a wall clock that was set
+/// back must not prolong the quarantine.
 pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     let left = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
     if Mutation::RecordedQuarantineNotBounded.is_on() {
@@ -229,7 +231,8 @@ pub(super) fn left_of(until: Timestamp, most: Duration, now: Now) -> Duration {
     left.min(most)
 }
 
-/// Rounds up to seconds, the precision of times in the API, so that a time read back equals the one written.
+/// Rounds up to seconds, the precision of times in the API. So a time that is read back equals the time that was
+/// written.
 pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
     let seconds = time.as_second() + i64::from(time.subsec_nanosecond() > 0);
     Timestamp::from_second(seconds).unwrap_or(time)
@@ -301,7 +304,7 @@ mod tests {
             let has = node_with(name, &[range]);
             cache.nodes.change(ObjectEvent::Applied(has));
         }
-        // A quarantine that is over stays until the pods are checked.
+        // A quarantine whose time is over stays until somebody has checked that no pods use the ranges.
         for (now, until) in [(110, 160), (200, 200)] {
             let now = at(now);
             let (mut allocations, _) = AllocationState::rebuild(&cache, &[], now);

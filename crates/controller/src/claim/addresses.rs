@@ -49,7 +49,7 @@ impl ClaimLoop {
     }
 }
 
-/// Returns the pool of a claim, or why no pool may serve it.
+/// Returns the pool of a claim, or why no pool may serve the claim.
 fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, ClaimProblem> {
     let pools = &cx.allocations.pools;
     let names: BTreeSet<PoolName> = if let Some(name) = &spec.pool {
@@ -90,7 +90,7 @@ fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, Claim
     Ok(pool)
 }
 
-/// Takes a free address of each family of the pool.
+/// Allocates a free address of each family of the pool.
 fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, ClaimProblem> {
     let holder = cx.allocations.holders.of_claims();
     let Some(pool) = cx.allocations.pools.get(name) else {
@@ -111,8 +111,8 @@ fn any_of(name: &PoolName, cx: &mut Context) -> Result<Vec<(Cidr, HoldingId)>, C
             .or_else(|| unadopted.any_in(range))
     };
     let carved = cx.allocations.ledger.carve(&mut space, holder, avoid);
-    // The text has no numbers, because they would change with every block, and then the status of every waiting claim
-    // would be written again.
+    // The text has no numbers. Numbers would change with every allocation, and each change would cause a write of every
+    // waiting claim's status.
     let carved = carved.map_err(|full| {
         let text = format!(
             "pool \"{name}\" has no free {} address outside the blocks of nodes: add ranges to the pool",
@@ -136,7 +136,7 @@ fn denied(pool: &PoolName) -> ClaimProblem {
     ClaimProblem::new("ExplicitAddressesDenied", text)
 }
 
-/// Takes exactly these addresses of the pool.
+/// Allocates exactly these addresses of the pool.
 fn requested(
     addresses: &[Addr],
     name: &PoolName,
@@ -157,7 +157,8 @@ fn requested(
             let text = format!("{addr} is the address of claim {claim}");
             return Err(ClaimProblem::new(IN_USE, text));
         }
-        // A node is asked to hand over an address that lies in its block and that no pod uses.
+        // If an address lies in a node's block and no pod uses the address, the controller asks the node to hand it
+        // over.
         let can_withdraw = |entry: &BlockEntry| entry.pool == *name;
         let around = cx
             .allocations
@@ -170,7 +171,7 @@ fn requested(
             );
             return Err(ClaimProblem::new("AddressReserved", text));
         }
-        // A node may use a block of this single address for other pods.
+        // If a node has a block of this single address, it may assign the address to other pods.
         let single = cx.allocations.blocks.get(&host).map(|it| it.cidr);
         let conflict = cx.allocations.conflict_with_claim(&host);
         if let Some(range) = single.or_else(|| conflict.filter(|_| around.is_none())) {

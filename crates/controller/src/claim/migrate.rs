@@ -3,14 +3,14 @@
 //! | the pods of the VirtualMachineInstance | the owner |
 //! |---|---|
 //! | one pod | the node of this pod |
-//! | a target pod that KubeVirt has marked as ready | the node of the newest such pod |
-//! | else | the node that was the owner before |
+//! | several pods, and KubeVirt has marked target pods as ready | the node of the newest such target pod |
+//! | several pods, and no target pod is marked as ready | the node that was the owner before |
 //!
 //! A pod that has failed or finished does not count, so an aborted migration makes the node of the remaining pod the
 //! owner. A node without a pod releases the addresses like every node that has a block.
 //!
-//! The addresses of a claim go together: a node becomes the owner of all of them at a time. If a node lacks one of them
-//! as a standby, because its agent has released it, the node releases the others, too, before it gets all of them again.
+//! A node becomes the owner of all addresses of a claim at the same time. If a standby's agent has released one of the
+//! addresses, the standby also releases the others before it gets all of them again.
 
 use super::place::{first_on, not_selected};
 use super::{ClaimProblem, joined};
@@ -33,7 +33,7 @@ fn of_machine<'a>(held: &[Cidr], cx: &'a Context) -> Option<(&'a ObjectUid, Vec<
     is_same.then_some((vmi, blocks))
 }
 
-/// Makes the node the owner on which the virtual machine runs.
+/// Makes the node on which the virtual machine runs the owner of the blocks.
 pub(super) fn choose_owner(
     held: &[Cidr],
     pods: &[&PodClaim],
@@ -57,7 +57,7 @@ pub(super) fn choose_owner(
 }
 
 /// Returns the node that is to own all blocks of a virtual machine. Returns `None` if no node with a pod of the machine
-/// can own all of them.
+/// can own all of these blocks.
 fn next_owner(held: &[Cidr], pods: &[&PodClaim], cx: &Context) -> Option<Owner> {
     let (vmi, blocks) = of_machine(held, cx)?;
     let can_own = |node: &Node| {
@@ -83,7 +83,7 @@ fn next_owner(held: &[Cidr], pods: &[&PodClaim], cx: &Context) -> Option<Owner> 
 }
 
 /// Recalls the blocks from standbys without a pod of the virtual machine. If a pod of the machine is on a further node,
-/// and no migration is under way, this node becomes a standby. Returns why such a pod has to wait, if it has to.
+/// and no migration is under way, that node becomes a standby. If such a pod has to wait, returns the reason.
 pub(super) fn choose_standbys(
     entry: &ClaimEntry,
     held: &[Cidr],

@@ -1,4 +1,4 @@
-//! Decides which node gets the addresses of a claim, and from which node they are recalled.
+//! Decides which node gets the addresses of a claim, and which node has to release them.
 
 use super::migrate::{choose_owner, choose_standbys};
 use super::{ClaimProblem, IN_USE, WITHDRAWING, joined};
@@ -15,8 +15,8 @@ use cadastre_api::Recall;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
-/// Hands the addresses of a claim to the node of the pod that names the claim. Recalls them from a node without such a
-/// pod, and from a node that cannot get all of them. Returns why the pod has to wait, if it has to.
+/// Gives the addresses of a claim to the node of the pod that names the claim. Recalls the addresses from a node
+/// without such a pod, and from a node that cannot get all of them. If the pod has to wait, returns the reason.
 pub(super) fn place(
     claim: &Claim,
     cx: &mut Context,
@@ -56,7 +56,7 @@ pub(super) fn place(
     Ok(())
 }
 
-/// Returns the problem of a claim with an address in the block of a node that has not handed it over.
+/// Returns an error if one of the `missing` addresses lies in the block of a node that has not handed the address over.
 fn handed_over(entry: &ClaimEntry, missing: &[Cidr], cx: &Context) -> Result<(), ClaimProblem> {
     for cidr in missing {
         let Some(block) = cx.allocations.block_around(cidr) else {
@@ -76,8 +76,8 @@ fn handed_over(entry: &ClaimEntry, missing: &[Cidr], cx: &Context) -> Result<(),
     Ok(())
 }
 
-/// Returns the node on which the missing addresses become blocks now, and the virtual machine for which. Returns `None`
-/// if there is nothing to do.
+/// Returns the node to which the missing addresses are allocated as blocks now, with the virtual machine of the pod if
+/// it has one. Returns `None` if there is nothing to do.
 fn node_to_place_on<'a>(
     claim: &Claim,
     entry: &ClaimEntry,
@@ -96,7 +96,7 @@ fn node_to_place_on<'a>(
     let pod = block.map_or(Some(*first), |it| {
         first_on(&it.owner.name, it.vmi.as_ref(), pods)
     });
-    // Each address of a virtual machine may have another owner for a short time.
+    // For a short time, the addresses of one virtual machine can have different owners.
     let is_of_machine = block.is_some_and(|it| it.vmi.is_some() && !it.owner.quarantined);
     if missing.is_empty() && is_of_machine && pod.is_some() {
         return Ok(None);
@@ -107,13 +107,14 @@ fn node_to_place_on<'a>(
     let (pod, node) = match (owner, pod.zip(node)) {
         (_, Some(found)) => found,
         (Some(owner), None) => return Err(leaving(owner, pod.unwrap_or(first), entry)),
-        // The watch has not shown the Node yet, or the Node is gone: an event of it, or of the pod, follows.
+        // The watch has not delivered the Node yet, or the Node is gone. An event of the Node or of the pod will
+        // follow.
         (None, None) => {
             let text = format!("pod {} is bound to a node that does not exist", first.pod);
             return Err(ClaimProblem::new("WaitingForNode", text));
         }
     };
-    // The answer to the write of the status or the finalizer queues the claim again.
+    // If a write of the status or the finalizer is missing, the answer to this write queues the claim again.
     let is_stored = entry.is_stored || Mutation::ClaimPlacedBeforeStored.is_on();
     let has_finalizer = claim.has_finalizer() || Mutation::ClaimPlacedBeforeFinalizer.is_on();
     if missing.is_empty() || !is_stored || !has_finalizer {
@@ -125,7 +126,8 @@ fn node_to_place_on<'a>(
     Ok(Some((node, pod.vmi().cloned())))
 }
 
-/// Returns the oldest of the pods of this virtual machine, or of none, that are bound to the node.
+/// Returns the oldest pod that is bound to the node and belongs to the virtual machine `vmi`. If `vmi` is `None`, only
+/// pods without a virtual machine count.
 pub(super) fn first_on<'a>(
     node: &str,
     vmi: Option<&ObjectUid>,
@@ -177,7 +179,7 @@ fn may_place(
     cx: &Context,
 ) -> Result<(), ClaimProblem> {
     let (addr, pool) = (cidr.first(), &entry.pool);
-    // If the address lies in the block of a node, that node has handed the address over, so its block is no conflict.
+    // If the address lies in a node's block, that node has handed the address over, so the node's block is no conflict.
     let conflict = cx.allocations.conflict_with_claim(cidr);
     if let Some(range) = conflict.filter(|_| cx.allocations.block_around(cidr).is_none()) {
         let text = format!(
@@ -211,7 +213,7 @@ fn may_place(
     Ok(())
 }
 
-/// Returns the problem of a pod on a node that the pool does not serve.
+/// Returns the problem of a claim whose pod is bound to a node that the pool does not select.
 pub(super) fn not_selected(pod: &PodClaim, node: &Node, pool: &PoolName) -> ClaimProblem {
     let text = format!(
         "pod {} is on node {}, which the nodeSelector of pool \"{pool}\" does not select: schedule the pod to another node",
@@ -220,7 +222,7 @@ pub(super) fn not_selected(pod: &PodClaim, node: &Node, pool: &PoolName) -> Clai
     ClaimProblem::new("NodeNotSelected", text)
 }
 
-/// Returns the problem of a pod that waits until another node has released the addresses.
+/// Returns the problem of a claim whose pod waits until another node has released the addresses.
 fn leaving(owner: &Owner, pod: &PodClaim, entry: &ClaimEntry) -> ClaimProblem {
     let addresses = joined(entry.cidrs().map(|it| it.first()));
     let target = pod.node.as_deref().unwrap_or_default();

@@ -1,13 +1,16 @@
-//! Claims that the controller deletes: some time after their last use (`spec.ttlSecondsAfterUse`), or with the pod for
-//! whose addresses it has created them. The garbage collector deletes the latter, too, but only when their pod is gone.
+//! Deletes claims in two cases: some time after the last use of the claim (`spec.ttlSecondsAfterUse`), or with the pod
+//! for which the controller created the claim. The garbage collector deletes a claim of the second kind, too, but only
+//! when its pod is gone.
 //!
 //! # Guarantees
-//! - A claim is deleted only while no pod names it, no node has its addresses, and all pods are known. The deletion
-//!   fails if the claim's object has changed since.
-//! - `ttlSecondsAfterUse` counts from `status.releasedAt`, by the wall clock. So it goes on when another controller
-//!   leads. If the clocks of two leaders differ, the deletion is delayed by at most `ttlSecondsAfterUse`.
+//! - A claim is deleted only while no pod names it, no node has its addresses, and the cache has a complete list of
+//!   pods. The deletion fails if the claim's object has changed since that decision.
+//! - `ttlSecondsAfterUse` counts from `status.releasedAt`, by the wall clock. So the time keeps running when another
+//!   controller becomes leader. If the clocks of two leaders differ, the deletion is delayed by at most
+//!   `ttlSecondsAfterUse`.
 //! - A claim that a pod has just stopped naming stays for at least [`SETTLE`] or `ttlSecondsAfterUse`, whichever is
-//!   shorter, even if its last release is old. So a pod that never got the addresses can be replaced by another.
+//!   shorter, even if its last release is old. So if a pod never got the addresses, another pod can still replace it
+//!   and use the claim.
 
 #[cfg(test)]
 mod tests;
@@ -37,8 +40,8 @@ pub(super) struct Expiry {
 }
 
 impl ClaimLoop {
-    /// Returns the deletion of a claim that the controller has created for the addresses of a pod, if the pod is gone or
-    /// has finished, or has the addresses without the claim.
+    /// Returns the deletion of a claim that the controller has created for the addresses of a pod. The claim is deleted
+    /// if the pod is gone, has finished, or has the addresses without the claim.
     pub(super) fn end_with_pod(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let pods = cx.cache.pods.of_claim(&claim.name);
         let is_needless = claim.status.node.is_none()
@@ -58,8 +61,8 @@ impl ClaimLoop {
         ))
     }
 
-    /// Returns the deletion of the claim if its `ttlSecondsAfterUse` is over. Otherwise the claim is looked at again
-    /// when that time is over, or when something changes.
+    /// Returns the deletion of the claim if its `ttlSecondsAfterUse` is over. Otherwise schedules the next check of an
+    /// unused claim for the end of that time.
     pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let ttl = claim.spec.as_ref().ok().and_then(|spec| spec.ttl);
         let released_at = claim.status.released_at;
@@ -73,7 +76,7 @@ impl ClaimLoop {
         let known = self.expiring.get(&claim.name).filter(|it| it.of == of);
         let at = known.map_or_else(|| now + time_left(released_at, ttl, cx), |it| it.at);
         self.expiring.insert(claim.name.clone(), Expiry { of, at });
-        // While the list of pods is incomplete, a pod that the cache does not show yet may name the claim.
+        // While the list of pods is incomplete, a pod that the cache lacks may name the claim.
         let again = if cx.cache.pods.is_complete() {
             at
         } else {
@@ -90,7 +93,7 @@ impl ClaimLoop {
     }
 }
 
-/// Returns whether the pod has addresses, and those that it asks for are in the ranges of its node.
+/// Returns whether the pod has addresses, and the ranges of its node contain all addresses that it asks for.
 fn has_addresses_without_claim(pod: &PodClaim, cx: &Context) -> bool {
     let node = pod.node.as_ref().and_then(|it| cx.cache.nodes.get(it));
     let (ClaimSource::Addresses(asked), Some(node)) = (&pod.source, node) else {
@@ -109,7 +112,7 @@ fn is_unused(claim: &Claim, cx: &Context) -> bool {
         && cx.cache.pods.of_claim(&claim.name).is_empty()
 }
 
-/// Returns how long a claim stays that becomes unused now.
+/// Returns how long a claim that becomes unused now is kept.
 fn time_left(released_at: Timestamp, ttl: u32, cx: &Context) -> Duration {
     let least = SETTLE.min(Duration::from_secs(ttl.into()));
     left_after(released_at, ttl, cx).max(least)

@@ -11,7 +11,7 @@ use crate::allocations::whole_seconds;
 use crate::cluster::objects::{Claim, PodClaim};
 use cadastre_api::IPClaimStatus;
 
-/// Returns the status that follows from the ledger and the cached pods.
+/// Returns the status that the claim should have, according to the ledger and the cached pods.
 pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context) -> IPClaimStatus {
     let entry = cx.allocations.claims.get(&claim.name);
     let blocks = entry.into_iter().flat_map(ClaimEntry::cidrs);

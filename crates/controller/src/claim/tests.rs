@@ -22,7 +22,7 @@ use cadastre_daemon::watch::ObjectEvent;
 
 pub(super) const CLAIM: &str = "default/web-0";
 
-/// The address that the first claim of the pool 10.0.0.0/24 gets: claims are allocated from the end of a pool.
+/// The address that the first claim of the pool 10.0.0.0/24 gets. Claims get the highest free addresses of a pool.
 pub(super) const ADDRESS: &str = "10.0.0.254/32";
 
 /// A cluster with the claim loop. Writes take effect at once.
@@ -31,7 +31,7 @@ pub(super) struct Fixture {
     pub(super) allocations: AllocationState,
     pub(super) claims: ClaimLoop,
     pub(super) now: Now,
-    /// The status that was written last, by the name of the claim
+    /// The last written status of each claim
     written: BTreeMap<ClaimName, IPClaimStatus>,
 }
 
@@ -99,7 +99,8 @@ impl Fixture {
         })
     }
 
-    /// Decides and writes until nothing is left to write. Returns the addresses, the reason and the text of the claim.
+    /// Lets the loop decide and write until nothing is left to write. Returns the addresses of the claim, and the
+    /// reason and text of its problem.
     pub(super) fn settle(&mut self, name: &str) -> (Vec<String>, String, String) {
         for _ in 0..10 {
             let requests = self.requests();
@@ -422,7 +423,7 @@ fn an_address_that_a_claim_asks_for_is_refused_with_the_reason() {
     );
 }
 
-/// A cluster with a claim of an address in a block of node `a`.
+/// A cluster with a claim whose address lies in a block of node `a`.
 fn in_block_of_node(pods: &[&str]) -> Fixture {
     let mut fixture = Fixture::of(claim(CLAIM, "", &["10.0.0.17"]));
     let of_node = subnet("a", &["10.0.0.16/28"], 0);
@@ -434,7 +435,8 @@ fn in_block_of_node(pods: &[&str]) -> Fixture {
     fixture
 }
 
-/// Makes the NodeSubnet of node `a` withdraw the claim's address. With `is_answered`, the agent has confirmed that.
+/// Makes the NodeSubnet of node `a` list the claim's address in `spec.withdraw`. If `is_answered`, the agent has
+/// reported the address as withdrawn.
 fn hand_over(fixture: &mut Fixture, is_answered: bool) {
     let address = "10.0.0.17";
     let mut is = subnet("a", &["10.0.0.16/28"], 0);
@@ -536,7 +538,8 @@ fn the_block_of_a_deleted_node_ends_although_a_pod_uses_the_address_of_a_claim_i
         matches!(asks, Some((ApiRequest::ListPodsOf { .. }, _))),
         "{asks:?}"
     );
-    // The same machine registers again: it gets its block back, although a claim has an address of it.
+    // The same machine registers again. Its new Node gets its block back, although the block contains the address of a
+    // claim.
     let again = Node {
         version: 10,
         uid: "again".into(),
@@ -654,7 +657,7 @@ fn of_two_claims_that_record_one_address_the_older_has_it() {
     assert_eq!(of.map(|it| &**it), Some("default/b"));
     let (_, reason, text) = fixture.settle("default/a");
     assert_eq!(reason, "AddressInUse", "{text}");
-    // The claim that does not have the address gives it to no node.
+    // A claim that does not have the address allocates it to no node.
     fixture.applied(claiming_pod("x", "default/a", Some("a")));
     fixture.settle("default/a");
     assert!(fixture.node_of("10.0.0.4/32").is_none());

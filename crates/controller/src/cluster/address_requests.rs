@@ -1,11 +1,12 @@
 //! Addresses that the CNI configuration or the runtime requests for pods.
 //!
-//! Only the agent of the pod's node sees such a request. It reports the request while the pod waits, and the controller
-//! creates the claim of this pod. From then on the claim itself shows the request, for as long as the pod exists.
+//! Only the agent of the pod's node receives such a request. The agent reports the request while the pod waits, and the
+//! controller creates a claim for this pod. From then on, the claim itself records the request, for as long as the pod
+//! exists.
 //!
-//! A node may report anything, and must not cause claims in any namespace. So a request counts only if the pod of this
-//! UID has this namespace and name, and can use a claim. If an agent reports the request, the pod must also be bound to
-//! the agent's node.
+//! A compromised node may report anything, but must not be able to cause claims in any namespace. So a request counts
+//! only if a pod with the UID in the request exists, has the namespace and name in the request, and can use a claim. If
+//! an agent reports the request, the pod must also be bound to the agent's node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -15,7 +16,7 @@ use super::objects::{AddressRequest, AskedAddresses, ClaimSource, PodClaim, PodU
 use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_core::mutation::Mutation;
 
-/// Where a request was found. If a claim and an agent both have a request for the same pod, that of the claim counts,
+/// Where a request was found. If a claim and an agent both have a request for the same pod, the claim's request counts,
 /// because the addresses of a claim cannot change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RequestSource {
@@ -25,18 +26,20 @@ pub(crate) enum RequestSource {
     Agent(NodeName),
 }
 
-/// All requests, and the facts about pods with which they are compared.
+/// All requests, and the data about pods with which the requests are compared.
 #[derive(Debug, Default)]
 pub(crate) struct AddressRequests {
     by_pod: BTreeMap<PodUid, BTreeMap<RequestSource, AddressRequest>>,
-    /// The key of the hash of names. It is random, so that nobody can choose a name with the hash of another
+    /// The key for hashes of pod names. The key is random, so that nobody can choose a name that has the same hash as
+    /// another name
     key: RandomState,
-    /// The nodes of all pods, each with the number of its pods. So all pods of a node share one copy of its name
+    /// The nodes of all pods that can use a claim, each with the number of these pods. Through this map, all pods of a
+    /// node share one copy of the node's name
     nodes: BTreeMap<NodeName, usize>,
 }
 
-/// The facts about a pod with which requests are compared. Every pod that can use a claim has such a record, so it is
-/// small.
+/// The data about a pod with which requests are compared. Every pod that can use a claim has such a record, so the
+/// record is kept small.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RequestedPod {
     /// The node to which the pod is bound
@@ -46,7 +49,7 @@ pub(crate) struct RequestedPod {
 }
 
 impl AddressRequests {
-    /// Returns the facts about the pod `name`, which is `namespace/name`. When the caller drops the facts, it must call
+    /// Returns the data about a pod. `name` is the pod's `namespace/name`. When the caller drops the data, it must call
     /// [`AddressRequests::forget`].
     pub(crate) fn pod(&mut self, name: &str, node: NodeName) -> RequestedPod {
         let node = match self.nodes.get_key_value(&node) {
@@ -58,7 +61,7 @@ impl AddressRequests {
         RequestedPod { node, name }
     }
 
-    /// Drops the facts about a pod.
+    /// Releases what [`AddressRequests::pod`] has counted for a pod.
     pub(crate) fn forget(&mut self, pod: &RequestedPod) {
         if let Some(count) = self.nodes.get_mut(&pod.node) {
             *count -= 1;
@@ -95,7 +98,7 @@ impl AddressRequests {
         changed
     }
 
-    /// Returns the claim that a pod uses because CNI requests addresses for it; `None` if no request counts.
+    /// Returns the claim that a pod uses because CNI requests addresses for the pod; `None` if no request counts.
     pub(crate) fn claim_of(
         &self,
         uid: PodUid,
@@ -149,7 +152,7 @@ mod tests {
         }
     }
 
-    /// Returns pod default/web of node a, which has no annotation.
+    /// Returns the pod default/web of node a. The pod has no annotation.
     fn web() -> Pod {
         Pod {
             name: "default/web".into(),
@@ -169,7 +172,7 @@ mod tests {
         pods
     }
 
-    /// Returns the claim that the pod uses, with its addresses.
+    /// Returns the claim that the pod uses, and the first address that the pod asks for.
     fn claim(pods: &PodIndex) -> Option<(String, String)> {
         let claim = pods.claim_of(PodUid::read("u"))?;
         let ClaimSource::Addresses(asked) = &claim.source else {

@@ -19,14 +19,14 @@ use cadastre_core::{Addr, Cidr};
 
 /// The highest demand that is accepted. A higher demand is a mistake, because no node runs so many pods.
 const MOST_DEMAND: i64 = 1_000_000;
-/// Maximum number of descriptions of invalid entries.
+/// Maximum number of invalid entries that a report describes.
 const MOST_TEXTS: usize = 5;
 
 /// Maximum number of conditions in a NodeSubnet. The controller writes three of them and keeps those of other writers.
-/// If there are more than this, the controller writes none.
+/// If a NodeSubnet has more conditions than this, the controller writes no condition.
 pub(crate) const MOST_CONDITIONS: usize = 16;
 
-/// The condition that reports whether all of an agent's status is valid.
+/// The type of the condition that reports whether all entries of an agent's status are valid.
 pub const ACCEPTED: &str = "Accepted";
 
 /// Invalid entries: descriptions of the first few, and the number of all.
@@ -88,8 +88,8 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    /// Returns the valid entries among the first `most` of a list, sorted by key. Of entries with the same key, none is
-    /// returned, because it is unknown which of them is meant.
+    /// Returns the valid entries among the first `most` of a list, sorted by key. If several entries have the same key,
+    /// none of them is returned, because it is unknown which one is meant.
     fn read<W, T, K: Ord>(
         &mut self,
         field: &str,

@@ -57,7 +57,7 @@ impl ClusterCache {
         .collect()
     }
 
-    /// Returns the highest `resourceVersion` seen of each kind that records allocations.
+    /// Returns, for each kind that records allocations, the highest `resourceVersion` that this process has seen.
     pub fn versions(&self) -> SeenVersions {
         SeenVersions {
             nodes: self.nodes.newest(),
@@ -93,7 +93,8 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the addresses that CNI requests for pods, after a change of one NodeSubnet.
+    /// Updates the requests of CNI for addresses of pods after one NodeSubnet has changed, because its agent reports
+    /// such requests.
     pub fn note_subnet(&mut self, delta: &ObjectUpdate<Subnet>) {
         fn requests(subnet: Option<&Arc<Subnet>>) -> &[AddressRequest] {
             let report = subnet.and_then(|it| it.report.as_deref());
@@ -107,7 +108,8 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the addresses that CNI requests for pods, after a change of one claim.
+    /// Updates the requests of CNI for addresses of pods after one claim has changed, because a claim can record such a
+    /// request.
     pub fn note_claim(&mut self, delta: &ObjectUpdate<Claim>) {
         let request = |claim: Option<&Arc<Claim>>| claim.and_then(|it| it.request());
         let (before, after) = (delta.before.as_ref(), delta.after.as_ref());

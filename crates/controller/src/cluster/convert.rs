@@ -27,7 +27,8 @@ use cadastre_core::{Addr, Cidr};
 /// A Node's addresses beyond this number are ignored. Otherwise whoever can write one Node could exclude any number of
 /// addresses from all pools.
 const MOST_NODE_ADDRESSES: usize = 16;
-/// Maximum length of a machine's identity, in bytes. Identities are copied into other objects.
+/// Maximum length of a machine's identity, in bytes. A longer identity is ignored, because identities are copied into
+/// other objects.
 const LONGEST_MACHINE_ID: usize = 256;
 
 /// Converts a Node. Entries of its podCIDRs that are not CIDRs are kept as text in `unreadable`.
@@ -84,7 +85,7 @@ pub fn node(node: NodeLite) -> Node {
 }
 
 /// Returns a machine's identity. A text that is too long is ignored, not shortened, because the shortened text may
-/// equal another machine's.
+/// equal the shortened text of another machine.
 fn machine_text(id: String) -> Option<Text> {
     let is_one = !id.is_empty() && id.len() <= LONGEST_MACHINE_ID;
     is_one.then(|| Text::from(id))
@@ -128,7 +129,8 @@ pub fn pod(pod: PodLite) -> Pod {
             pools: sticky::pools(&annotations).map(PoolName::from).collect(),
             ttl: sticky::ttl(&annotations),
         };
-        // No other claim outlives its pod or belongs to a virtual machine.
+        // Only a claim that an annotation names can belong to a virtual machine. A claim for addresses ends with its
+        // pod, and a pod of a StatefulSet runs no virtual machine.
         let is_annotated = matches!(claim, ClaimOfPod::Annotated(_));
         Box::new(PodClaim {
             claim: format!("{namespace}/{}", claim.name()).into(),
@@ -203,7 +205,8 @@ pub fn pool(pool: IPPoolLite) -> Pool {
     }
 }
 
-/// Converts a NodeSubnet. Invalid parts of the spec are left out; if nothing is left, the result contains the error.
+/// Converts a NodeSubnet. Invalid parts of the spec are left out. If the spec cannot be read even without these parts,
+/// the result contains the error.
 pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     let meta = subnet.metadata;
     let annotations = meta.annotations.unwrap_or_default();
@@ -219,8 +222,8 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
     }
 }
 
-/// Reads the spec of a NodeSubnet. Invalid parts are left out; also returns whether there were any. One invalid part
-/// must not hide the valid ones, because the spec is the only record of quarantined ranges.
+/// Reads the spec of a NodeSubnet without its invalid parts. Also returns whether there were invalid parts. One invalid
+/// part must not hide the valid ones, because the spec is the only record of quarantined ranges.
 fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
     let why = match NodeSubnetSpec::deserialize(&spec) {
         Ok(spec) => return (Ok(spec), false),
@@ -237,8 +240,8 @@ fn subnet_spec(mut spec: Value) -> (Result<NodeSubnetSpec, String>, bool) {
             keep_text(holder, "providerID");
             keep_text(holder, "machineID");
             keep_entries::<AllocatedRange>(holder, "podCIDRs");
-            // The end of the quarantine is unknown, so the quarantine starts again from its beginning: [`LATE`] is
-            // later shortened to the pool's full quarantine.
+            // The end of the quarantine is unknown, so the quarantine starts again. The placeholder [`LATE`] is later
+            // replaced by an end after the pool's full quarantine time.
             if holder
                 .get("until")
                 .is_none_or(|it| Time::deserialize(it).is_err())
@@ -364,7 +367,7 @@ pub fn claim(claim: IPClaimLite) -> Claim {
     let mut status = ClaimStatus::from(&status);
     let asked = spec.as_ref().ok().and_then(|it| it.pool.as_ref());
     if let Some(pool) = asked.filter(|it| status.pool.as_ref() == Some(it)) {
-        // One text in memory for both
+        // `spec.pool` and `status.pool` share one text in memory.
         status.pool = Some(pool.clone());
     }
     Claim {
@@ -381,7 +384,8 @@ pub fn claim(claim: IPClaimLite) -> Claim {
     }
 }
 
-/// Returns the pod that is the only owner of a claim, if the claim has the name of the claim for the pod's addresses.
+/// Returns the pod that is the only owner of the claim. Returns `None` if the claim does not have the name of a claim
+/// for the addresses that this pod asks for.
 fn only_pod(claim: &ObjectMeta) -> Option<OnlyPod> {
     let [owner] = claim.owner_references.as_deref()? else {
         return None;
@@ -415,7 +419,7 @@ fn claim_spec(spec: IPClaimSpec) -> Result<ClaimSpec, String> {
     })
 }
 
-/// Builds the IPClaim to create for a pod. The garbage collector deletes it with its owner.
+/// Builds the IPClaim to create for a pod. The garbage collector deletes the claim after its owner is deleted.
 pub(crate) fn claim_object(name: &str, new: NewClaim) -> IPClaim {
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     let owner = new.owner.map(|owner| OwnerReference {
@@ -428,7 +432,8 @@ pub(crate) fn claim_object(name: &str, new: NewClaim) -> IPClaim {
     let mut claim = IPClaim::new(name, new.spec);
     claim.metadata.namespace = Some(namespace.to_owned());
     claim.metadata.owner_references = owner.map(|it| vec![it]);
-    // No address becomes a block before the claim has its finalizer. A claim created with it needs no second write.
+    // No address becomes a block before the claim has its finalizer. A claim that is created with the finalizer needs
+    // no second write.
     claim.metadata.finalizers = Some(vec![CLAIM_FINALIZER.to_owned()]);
     claim
 }

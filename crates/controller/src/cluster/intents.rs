@@ -1,4 +1,4 @@
-//! Allocations of podCIDRs that a leader may have in flight, as an annotation of the Lease names them.
+//! Allocations of podCIDRs that a leader may have in flight. An annotation of the Lease names them.
 //!
 //! A leader sends an allocation only while the Lease names it. The Lease names the allocation until the leader knows
 //! the outcome. Every write of the Lease is a compare-and-swap. So the next leader reads all allocations that an
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::names::{NodeName, ObjectUid};
 use cadastre_core::Cidr;
 
-/// The allocation of podCIDRs to a node, whose write may be in flight.
+/// An allocation of podCIDRs to a node. The write of this allocation may be in flight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteIntent {
     /// Name of the node that is to get the podCIDRs
@@ -40,9 +40,9 @@ pub struct SeenVersions {
     pub nodes: u64,
     /// The highest version of any NodeSubnet; NodeSubnets list blocks and quarantined ranges
     pub subnets: u64,
-    /// The highest version of any IPAMBlock; each records one block
+    /// The highest version of any IPAMBlock; an IPAMBlock records one block
     pub blocks: u64,
-    /// The highest version of any IPClaim; their statuses record addresses
+    /// The highest version of any IPClaim; the status of an IPClaim records its addresses
     pub claims: u64,
 }
 

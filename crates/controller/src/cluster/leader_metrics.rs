@@ -16,8 +16,8 @@ pub struct LeaderMetrics {
 }
 
 impl LeaderMetrics {
-    /// Registers the metrics. `name` is the name of the Lease; it becomes a label. Fails if a metric is registered
-    /// already.
+    /// Registers the metrics. `name` is the name of the Lease, which becomes the label `name`. Fails if a metric is
+    /// registered already.
     pub fn register(registry: &Registry, name: &str) -> Result<Self, Error> {
         let leading = IntGaugeVec::new(
             Opts::new(

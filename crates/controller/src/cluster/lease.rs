@@ -20,10 +20,10 @@
 //! # Assumptions
 //! - Two processes never lead at once if the clocks of their hosts run at similar rates. Within a lease duration, one
 //!   clock may gain on the other at most the difference between lease duration and renew deadline. Safety does not
-//!   depend on this, because a leader's writes wait for [`LeadershipTerm::named`].
-//! - No process starts as a candidate just when a user deletes the Lease of an active leader: having never seen the
-//!   Lease, this process could not know of the leader. (Even then, if NodeSubnets exist, the new process fences the
-//!   leader off, because [`Takeover::First`] alone does not count as a first start.)
+//!   depend on this assumption, because a leader's writes wait for [`LeadershipTerm::named`].
+//! - No process starts as a candidate just when a user deletes the Lease of an active leader. Such a process has never
+//!   seen the Lease, so it cannot know of the leader. (But if NodeSubnets exist, even this process fences the leader
+//!   off, because [`Takeover::First`] alone does not count as a first start.)
 //!
 //! # Caveats
 //! After the Lease was deleted, or a user cleared its holder, there is no leader for a full lease duration.
@@ -71,7 +71,7 @@ pub struct Elector {
     /// The call that is not answered yet, and when it began
     outstanding: Option<(CallKind, Mono)>,
     due: Mono,
-    /// After a failed write, the earliest time of the next one
+    /// After a failed write, the earliest time of the next write
     no_write_before: Mono,
     /// The highest `spec.leaseTransitions` seen
     transitions: i64,
@@ -87,7 +87,7 @@ pub struct Elector {
     watch_works_until: Mono,
     /// Whether this process has ever seen the Lease
     has_seen: bool,
-    /// `None` until leadership is given up; then true if no write is in flight or indeterminate
+    /// `None` until leadership is given up. Afterwards, true if no write is in flight or indeterminate
     release: Option<bool>,
     /// The content that the Lease should get in this term
     wanted: Option<LeaseContent>,
@@ -95,7 +95,7 @@ pub struct Elector {
     last_write: (Mono, u64),
     /// Since when the API server has answered without interruption
     answered_since: Mono,
-    /// When the API server last answered; `None` if the last call failed
+    /// When the API server last answered; `None` if the last call got no clear answer
     answered: Option<Mono>,
 }
 
@@ -129,7 +129,7 @@ struct HeldLease {
 struct Attempt {
     record: LeaseRecord,
     takeover: Takeover,
-    /// Start of the first try of this write
+    /// When this write was tried for the first time
     at: Mono,
 }
 
@@ -168,8 +168,8 @@ impl Elector {
         }
     }
 
-    /// Sets the content that the Lease should get, if the content is for the present term. Once a write that began
-    /// later has succeeded, [`LeadershipTerm::named`] reaches the content's number.
+    /// Sets the content that the Lease should get, if the content is for the present term. Once a write of the Lease
+    /// that began after this call has succeeded, [`LeadershipTerm::named`] reaches the content's number.
     pub fn want(&mut self, wanted: LeaseContent, now: Mono) {
         if matches!(&self.phase, Phase::Leading(held) if held.term.id == wanted.term) {
             self.wanted = Some(wanted);
@@ -212,7 +212,7 @@ impl Elector {
     }
 
     /// Gives up leadership for good. [`Elector::leadership`] is `Released` from now on, so writers stop at once, even
-    /// before the Lease is written. `settled` says that no write is in flight or indeterminate.
+    /// before the Lease is written. `settled` is true if no write is in flight or indeterminate.
     pub fn release(&mut self, settled: bool) {
         self.release = Some(settled);
         self.due = Mono::ZERO;
@@ -221,7 +221,7 @@ impl Elector {
         }
     }
 
-    /// Returns the next call to make, if one is due. The caller passes its answer to [`Elector::answer`].
+    /// Returns the next call to make, if one is due. The caller passes the answer to this call to [`Elector::answer`].
     pub fn poll(&mut self, now: Mono) -> Option<LeaseCall> {
         if self.outstanding.is_some() || now < self.due {
             return None;
@@ -293,7 +293,8 @@ impl Elector {
         })
     }
 
-    /// Returns from when on the Lease, as last seen, may be acquired; `None` if it was never read.
+    /// Returns the earliest time at which the Lease may be acquired, judging from its state as last seen. Returns
+    /// `None` if the Lease was never read.
     fn may_acquire_at(&self) -> Option<Mono> {
         match &self.view {
             LeaseView::Unknown => None,
@@ -306,8 +307,8 @@ impl Elector {
         }
     }
 
-    /// Returns the record that makes this process the holder and keeps the intents. While it is unknown whether a first
-    /// try succeeded, returns the record of that try again.
+    /// Returns the record that makes this process the holder and keeps the intents. While it is unknown whether an
+    /// earlier attempt succeeded, returns the record of that attempt again.
     fn attempt(
         &mut self,
         resource_version: String,
@@ -403,8 +404,9 @@ impl Elector {
         }
     }
 
-    /// Keeps track of since when the API server has answered without interruption. An interruption is a failed call, or
-    /// more than [`STEADY`] between two answers. The time before the process's first answer is no interruption.
+    /// Keeps track of how long the API server has answered without interruption. An interruption is a call without a
+    /// clear answer, or more than [`STEADY`] between two answers. The time before the process's first answer is no
+    /// interruption.
     fn note_answer(&mut self, is_answer: bool, now: Mono) {
         if !is_answer {
             self.answered = None;
@@ -432,7 +434,8 @@ impl Elector {
         }
     }
 
-    /// Returns when a candidate makes its next call: when it may acquire the Lease, or earlier for the next read.
+    /// Returns when a candidate makes its next call. This is the time of its next read, or the time at which it may
+    /// acquire the Lease, whichever is earlier.
     fn candidate_due(&self, now: Mono) -> Mono {
         let acquire_at = self.may_acquire_at().map_or(self.due, |at| at.max(now));
         self.due.min(acquire_at).max(self.no_write_before)
@@ -476,9 +479,9 @@ impl Elector {
             self.due = now.max(self.no_write_before);
             return;
         }
-        // An attempt that was based on another version of the Lease can no longer succeed. One exception is an attempt
-        // to create the Lease: it succeeds late if the Lease is deleted. Then the candidate waits until the Lease that
-        // it created runs out, as for the Lease of any other process.
+        // An attempt that was based on another version of the Lease can no longer succeed. There is one exception: an
+        // attempt to create the Lease can still succeed after the Lease was deleted. In this case, the candidate waits
+        // until the Lease that it created runs out, as it does for the Lease of any other process.
         let is_based_on_this =
             |attempt: &Attempt| attempt.record.resource_version == record.resource_version;
         self.attempt = self.attempt.take().filter(is_based_on_this);

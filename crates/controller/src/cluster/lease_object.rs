@@ -1,6 +1,7 @@
 //! Converts the Lease object from and to the election's record.
 //!
-//! A renewal replaces the whole object, so labels, annotations and fields of other writers are copied into it.
+//! A renewal replaces the whole object, so labels, annotations and fields of other writers are copied into the new
+//! object.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::intents::WriteIntents;
 use super::lease::LeaseRecord;
 use cadastre_api::{GAP_ANNOTATION, INTENTS_ANNOTATION, UNSETTLED_ANNOTATION};
 
-/// Lease duration assumed for a Lease without a valid one.
+/// Lease duration that is assumed if a Lease has no valid duration.
 const DEFAULT_DURATION: Duration = Duration::from_secs(15);
 
 /// Reads a Lease leniently: a Lease with missing fields counts as held for [`DEFAULT_DURATION`].
@@ -40,8 +41,8 @@ pub(super) fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// Builds the Lease to write. `known` is the Lease as last read. If the write replaces exactly that version, all other
-/// fields are kept.
+/// Builds the Lease to write. `known` is the Lease as last read. If the write replaces exactly that version, the fields
+/// that the election does not use are kept.
 pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp) -> Lease {
     let version = Some(wanted.resource_version.clone()).filter(|version| !version.is_empty());
     let before =
@@ -77,16 +78,16 @@ pub(super) fn lease(known: Option<&Lease>, wanted: &LeaseRecord, now: Timestamp)
 }
 
 /// Returns the time at which a leader last renewed the Lease. If the Lease records a gap (a time without a leader),
-/// this is the last renewal before the gap.
+/// returns the time of the last renewal before the gap.
 pub(super) fn renewed_at(lease: &Lease) -> Option<Timestamp> {
     let annotations = lease.metadata.annotations.as_ref();
     let before_gap = annotations.and_then(|all| all.get(GAP_ANNOTATION)?.parse().ok());
     before_gap.or_else(|| Some(lease.spec.as_ref()?.renew_time.as_ref()?.0))
 }
 
-/// Records in `lease`, which is about to be written, that a gap began at the last renewal in `known`. The gap has an
-/// annotation of its own. If the renew time were kept instead, the write would change nothing and the version would
-/// stay, so other candidates would think that there is no leader.
+/// Records in `lease`, which is about to be written, that a gap began at the last renewal in `known`. The gap is
+/// recorded in an annotation of its own, and not by keeping the old `spec.renewTime`. With the old time, a renewal
+/// would not change the Lease or its resourceVersion, and other candidates would conclude that there is no leader.
 pub(super) fn record_gap(known: &Lease, lease: &mut Lease) {
     if let Some(since) = renewed_at(known) {
         let annotations = lease.metadata.annotations.get_or_insert_default();

@@ -1,5 +1,5 @@
-//! The task of the election: makes the calls to the API server that the [`Elector`] asks for, and publishes the result.
-//! The election has a task of its own, so that no other work delays a renewal.
+//! The task of the election. It makes the calls to the API server that the [`Elector`] requests, and publishes the
+//! result of the election. The election has a task of its own, so that no other work delays a renewal.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -38,13 +38,13 @@ impl WriteGate {
         WriteGate { leadership, clock }
     }
 
-    /// Waits until the Lease has been written in this term for this number (see [`super::lease::LeaseContent`]).
-    /// Returns for how much longer writes may be sent. Returns `None` if this process does not lead in this term, or
-    /// the term's time runs out.
+    /// Waits until a Lease write with this number or a higher one has succeeded in this term (see
+    /// [`super::lease::LeaseContent`]). Returns for how much longer writes may be sent. Returns `None` if this process
+    /// does not lead in this term, or the term's time runs out.
     ///
-    /// A later leader must take over by a newer write of the Lease. So the successful write proves that every later
-    /// leader took over after this leader decided the write that waits here. The time limit only avoids needless
-    /// conflicts.
+    /// The Lease write with this number began after this leader had decided the waiting write. Its success proves that
+    /// no other process had taken over before the decision. So safety does not depend on the time limit, which only
+    /// avoids needless conflicts.
     pub async fn pass(&self, term: &TermId, number: u64) -> Option<Duration> {
         let mut leadership = self.leadership.clone();
         loop {
@@ -65,7 +65,7 @@ impl WriteGate {
     }
 }
 
-/// The task of the election, with all that it needs.
+/// The task of the election, with its client, settings and channels.
 pub struct Election {
     /// Client for the Lease; must not retry by itself
     pub client: Client,
@@ -79,17 +79,17 @@ pub struct Election {
     pub publish: watch::Sender<Leadership>,
     /// The content that the controller wants the Lease to get
     pub wanted: watch::Receiver<Option<LeaseContent>>,
-    /// Gets the result of the election, for `/readyz`
+    /// Receives the result of the election, and reports it in `/readyz`
     pub readiness: LeaderReadiness,
     /// Metrics of the election, which the task updates
     pub metrics: LeaderMetrics,
 }
 
 impl Election {
-    /// Runs until leadership is released. The value in `release` says whether the outcome of every write was known. The
-    /// first result is published once the Lease was read, or is known to be missing. Returns an error if the API server
-    /// may have been restored to an older state. Then this process must be restarted, because its caches may contain
-    /// objects that the restore has removed.
+    /// Runs until leadership is released. A value in `release` starts the release, and says whether the outcome of
+    /// every write is known. The first result is published once the Lease was read, or is known to be missing. Returns
+    /// an error if the API server may have been restored to an older state. After such an error, this process must be
+    /// restarted, because its caches may contain objects that the restore has removed.
     pub async fn run(
         mut self,
         clock: Clock,
@@ -250,7 +250,7 @@ impl Election {
         self.publish.send_replace(now);
     }
 
-    /// Counts a problem, and logs it unless it equals the last one.
+    /// Counts a problem, and logs it unless it equals the last problem.
     fn warn(&self, problem: &str, last: &mut Option<String>) {
         self.metrics.errors.inc();
         if last.as_deref() != Some(problem) {
@@ -259,8 +259,8 @@ impl Election {
         }
     }
 
-    /// Makes a call. With `records_gap`, the written Lease records the gap before this leader's term. So if this leader
-    /// stops before agents had time to report, the next leader gives agents that time.
+    /// Makes a call. If `records_gap` is true, the written Lease records the gap before this leader's term. So if this
+    /// leader stops before agents had time to report, the next leader gives agents that time.
     async fn call(
         &self,
         leases: &Api<Lease>,
@@ -299,18 +299,19 @@ impl Election {
 /// an expired Lease is acquired soon.
 const LONGEST_JITTERED: Duration = Duration::from_millis(400);
 
-/// Error if the API server shows an older version of the Lease than before.
+/// The error of [`Election::run`] if the API server returns an older version of the Lease than before.
 const PUT_BACK: &str = "the Lease has gone back to an older version: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
-/// Error if the Lease could not be read for longer than `LONG_VACANT`.
+/// The error of [`Election::run`] if the Lease could not be read for longer than `LONG_VACANT`.
 const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
 
-/// Returns the resourceVersion of the Lease as a number. It grows even if the Lease is deleted and created again.
+/// Returns the resourceVersion of the Lease as a number. The number grows even if the Lease is deleted and created
+/// again.
 fn version(lease: Option<&Lease>) -> Option<u64> {
     lease?.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Returns for how long no leader has renewed the Lease, by the wall clocks of the last leader's host and of this one.
+/// Returns for how long no leader has renewed the Lease, by the wall clocks of the last leader's host and of this host.
 fn vacant_for(lease: Option<&Lease>, now: Timestamp) -> Duration {
     let since = lease.and_then(renewed_at).map(|at| now.duration_since(at));
     since
@@ -336,7 +337,7 @@ fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     match (status.code, ask) {
         (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
         (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
-        // A creation answered with 404 ends here, too: the namespace is missing.
+        // A creation that is answered with 404 is also handled here. In this case, the namespace is missing.
         (400..500, _) => (
             LeaseAnswer::Failed,
             Some(format!(

@@ -1,14 +1,14 @@
 //! Names, UIDs and terms. Each has a type of its own, so that the compiler rejects one in place of another.
 //!
-//! No type converts to another. Where objects are read, text is converted to these types. In requests, events and
-//! labels of metrics, they are converted to text.
+//! None of these types converts to another one. Where objects are read, text is converted to these types. For requests,
+//! events and labels of metrics, the types are converted to text.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Defines a type for an immutable text, which clones share. The type is ordered and formatted like its `str`, so maps
+/// Defines a type for an immutable text. Clones share the text. Values are ordered and formatted like `str`, so maps
 /// can be searched by `str`.
 macro_rules! name {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(

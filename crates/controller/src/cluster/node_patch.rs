@@ -39,7 +39,8 @@ pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
 }
 
 /// Returns the patch that writes podCIDRs if there are none and the term is still the one that was read. The patch
-/// writes `podCIDR` and `podCIDRs` together: if they differ, the API server silently drops the second family.
+/// writes `podCIDR` and `podCIDRs` together, because the API server silently drops the second family if the two fields
+/// differ.
 pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![

@@ -1,12 +1,13 @@
-//! Cache of the objects of one kind.
+//! Cache of the objects of one kind. A *relist* is a list with which the watch begins again. A *requested list* is the
+//! answer to a request of a loop.
 //!
 //! # Guarantees
 //! - Watch events are applied in order. Objects that a relist did not show are reported as gone when the relist ends.
-//! - An answer to a request may be newer than the watch, and is then applied at once. But an answer never restores an
+//! - If an answer to a request is newer than the watch, the answer is applied at once. But an answer never restores an
 //!   object that the watch has shown as deleted. No object goes back to an older version.
 //! - An object that an answer has shown to be gone stays gone, even if the watch still delivers older events of it.
 //! - If a requested list shows older versions than the cache had when the list was requested, the API server was
-//!   restored to an older state: [`ListOutcome::PutBack`].
+//!   restored to an older state. The outcome is [`ListOutcome::PutBack`].
 //!
 //! # Assumptions
 //! Within one kind, `resourceVersion`s grow and a watch delivers them in order. Lists are consistent reads: the API
@@ -34,22 +35,23 @@ pub struct ObjectUpdate<T> {
 /// The state of a cache when a request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheMark {
-    /// Number of lists that had begun or ended by then, see [`ObjectCache::answer`].
+    /// The number of times that a list of the watch had begun or ended when the request was sent, see
+    /// [`ObjectCache::answer`].
     pub epoch: u64,
-    /// The highest version that was known from any source
+    /// The highest version that the cache knew from any source
     latest: u64,
     /// The highest version that the watch had delivered
     horizon: u64,
 }
 
-/// The effect of a requested list.
+/// What the cache has done with a requested list.
 #[derive(Debug)]
 pub enum ListOutcome<T> {
     /// The list is applied, with these changes.
     Applied(Vec<ObjectUpdate<T>>),
     /// The list may be older than the cache, or a relist is running. So the list must be requested again.
     Outdated,
-    /// The server no longer has objects that it had shown: it was restored to an older state.
+    /// The server no longer has objects that it had shown. So the server was restored to an older state.
     PutBack,
 }
 
@@ -57,30 +59,32 @@ pub enum ListOutcome<T> {
 #[derive(Debug)]
 pub struct ObjectCache<T: Object> {
     objects: BTreeMap<T::Name, Arc<T>>,
-    /// While a relist is running, the known names that the relist has not shown yet
+    /// The names of cached objects that the running relist has not shown yet; `None` if no relist is running
     unseen: Option<BTreeSet<T::Name>>,
-    /// Number of lists that have begun or ended.
+    /// The number of times that a list of the watch has begun or ended.
     epoch: u64,
-    /// UIDs of objects that an answer has shown to be gone, with the epoch of that answer. They are kept until the
-    /// watch shows the deletion or a later list is complete.
+    /// UIDs of objects that an answer has shown to be gone, with the epoch of that answer. The UIDs are kept until the
+    /// watch shows the deletion or a later list of the watch is complete.
     gone: BTreeMap<ObjectUid, u64>,
     /// The highest version in any requested list. Such a list includes the effects of all watch events up to this
     /// version.
     floor: u64,
-    /// When the running list was requested, by the monotonic clock; `None` if no list is running
+    /// When the running list of the watch was requested, by the monotonic clock; `None` if no list is running
     listing: Option<Duration>,
-    /// The highest version known when the running list began
+    /// The highest version that was known when the running list of the watch began
     known_before: u64,
-    /// When the last complete list was requested, by the monotonic clock; `None` before the first one
+    /// When the last complete list of the watch was requested, by the monotonic clock. `None` before the first complete
+    /// list. A doubtful list does not count. But if the first list is doubtful, the value is zero
     listed: Option<Duration>,
     /// The highest version that the watch has delivered.
     horizon: u64,
     /// The highest version from any source: watch, list or answer.
     latest: u64,
-    /// The version up to which the watch has delivered everything since its last list
+    /// The watch has delivered all changes up to this version. The value is 0 from the beginning of a list until the
+    /// watch reports a version
     reached: u64,
-    /// Whether the running list has shown an older version than was known. The server may have been restored to an
-    /// older state.
+    /// Whether the running or the last list of the watch has shown an older version of an object than was known. If so,
+    /// the list is doubtful, because the server may have been restored to an older state.
     is_doubtful: bool,
 }
 
@@ -114,25 +118,25 @@ impl<T: Object> ObjectCache<T> {
         self.unseen.is_some()
     }
 
-    /// Returns whether the last complete list was requested at the monotonic time `time` or later. Doubtful lists do
-    /// not count.
+    /// Returns whether the last complete list was requested at the monotonic time `time` or later. A list that has
+    /// shown older versions than were known does not count.
     pub(crate) fn is_listed_since(&self, time: Duration) -> bool {
         self.listed.is_some_and(|asked| asked >= time)
     }
 
-    /// Returns the highest version of any object that is or was known, from the watch or from answers.
+    /// Returns the highest version of any object that is or was known from any source.
     pub fn newest(&self) -> u64 {
         self.latest.max(self.horizon)
     }
 
-    /// Returns whether everything up to `version` is known, and the last list was requested at the monotonic time
-    /// `listed_since` or later.
+    /// Returns whether the cache contains all changes up to `version`, and the last list of the watch was requested at
+    /// the monotonic time `listed_since` or later.
     pub(crate) fn has_reached(&self, version: u64, listed_since: Duration) -> bool {
         let is_whole = self.unseen.is_none() && !self.is_doubtful;
         is_whole && self.is_listed_since(listed_since) && self.reached >= version
     }
 
-    /// Returns the number of lists that have begun or ended; see [`ObjectCache::answer`].
+    /// Returns the number of times that a list of the watch has begun or ended; see [`ObjectCache::answer`].
     #[cfg(test)]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
@@ -198,8 +202,8 @@ impl<T: Object> ObjectCache<T> {
             ObjectEvent::Listed => {
                 let listing = self.listing.take().filter(|_| !self.is_doubtful);
                 self.listed = listing.or(self.listed).or(Some(Duration::ZERO));
-                // Objects that were gone before a list began do not appear in it. So their UIDs need no longer be
-                // remembered.
+                // An object that was gone before the list began is not in the list. So the UID of this object need no
+                // longer be remembered.
                 self.gone.retain(|_, epoch| *epoch >= self.epoch);
                 self.epoch += 1;
                 let gone = self.unseen.take().unwrap_or_default();
@@ -220,10 +224,17 @@ impl<T: Object> ObjectCache<T> {
         }
     }
 
-    /// Applies an object from the answer to a request that was sent in the epoch `sent`. If the object is known, a
-    /// newer version is always applied: if the object is gone by now, the watch or the running list will show that. An
-    /// unknown object is ignored if a relist has begun since the request or is still running: the object may have been
-    /// deleted before the relist, and no event would show that.
+    /// Applies an object from the answer to a request that was sent in the epoch `sent`.
+    ///
+    /// If the cache contains the object, a newer version is always applied. Even if the object is gone by now, this
+    /// does no harm, because the watch or the running list will show that it is gone.
+    ///
+    /// If the cache does not contain the object, the object may have been deleted before the answer arrived. So the
+    /// object is ignored in each of these cases:
+    /// - The watch has reached the object's version or a later one. So the watch has shown the object and its deletion.
+    /// - A requested list that is newer than the object's version lacked the object.
+    /// - A list of the watch has begun or ended since the request, or is running. No event would show a deletion before
+    ///   that list.
     pub fn answer(&mut self, object: T, sent: u64) -> Option<ObjectUpdate<T>> {
         let known = self.objects.get(object.name());
         if known.is_some_and(|known| known.uid() == object.uid()) {
@@ -246,7 +257,8 @@ impl<T: Object> ObjectCache<T> {
             return ListOutcome::Outdated;
         }
         if objects.iter().any(|it| self.is_put_back(it, sent)) {
-            // Watch events that arrived after the request may include the deletion of an object that the list shows.
+            // Watch events that arrived after the request may include the deletion of an object that the list shows. In
+            // this case, the list does not prove a restore.
             return if self.horizon == sent.horizon {
                 ListOutcome::PutBack
             } else {
@@ -255,7 +267,8 @@ impl<T: Object> ObjectCache<T> {
         }
         let highest = objects.iter().map(Object::version).max().unwrap_or(0);
         let named: BTreeSet<T::Name> = objects.iter().map(|o| o.name().clone()).collect();
-        // An object that is missing in the list is gone, unless the cached object is newer than the list.
+        // An object that is missing in the list is gone, unless the cached version is newer than the list and became
+        // known only after the request.
         let gone: Vec<(T::Name, ObjectUid)> = self
             .objects
             .values()
@@ -277,8 +290,8 @@ impl<T: Object> ObjectCache<T> {
         ListOutcome::Applied(updates)
     }
 
-    /// Returns whether only a restore of the API server explains this object in a list that was requested in the state
-    /// `sent`: the object's version is too old.
+    /// Returns whether the version of an object is so old that only a restore of the API server explains it. The object
+    /// is from a list that was requested in the state `sent`.
     fn is_put_back(&self, object: &T, sent: CacheMark) -> bool {
         match self.objects.get(object.name()) {
             Some(known) => object.version() < known.version() && known.version() <= sent.latest,
@@ -404,7 +417,7 @@ mod tests {
         table.change(ObjectEvent::Restarted { asked });
     }
 
-    /// Returns the effects of a watch event that an object was created or changed.
+    /// Applies the watch event that an object was created or changed. Returns the effects.
     fn apply(
         table: &mut ObjectCache<ServiceRange>,
         name: &str,
@@ -563,7 +576,8 @@ mod tests {
         table.change(ObjectEvent::Deleted(object("a", "1", 7)));
         let found = table.replace(vec![object("a", "1", 5)], sent);
         assert!(matches!(found, ListOutcome::Outdated), "{found:?}");
-        // A newer version may be known from another answer meanwhile, so the list changes nothing.
+        // Another answer may have delivered a newer version before the list arrives. In this case, the list changes
+        // nothing.
         let mut table = listed(&[("a", "1", 5)]);
         let sent = table.sent();
         table.answer(object("a", "1", 9), sent.epoch);

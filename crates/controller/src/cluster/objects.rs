@@ -1,7 +1,8 @@
 //! The cached objects, with the few fields that decisions need.
 //!
-//! Full Kubernetes objects are dropped when they are read: a node takes a few hundred bytes here, a pod a few dozen.
-//! All types are plain data, so the loops run the same in production and in the simulation.
+//! Full Kubernetes objects are dropped as soon as these fields are extracted. So a cached node takes a few hundred
+//! bytes, and a cached pod a few dozen. All types are plain data, so the loops run the same in production and in the
+//! simulation.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -19,13 +20,13 @@ pub type Text = Arc<str>;
 
 /// An object that a [`super::object_cache::ObjectCache`] can contain.
 pub trait Object {
-    /// The type of the name, such as [`NodeName`]. If it has a namespace, the name is `namespace/name`.
+    /// The type of the name, such as [`NodeName`]. For objects in namespaces, the name is `namespace/name`.
     type Name: Clone + Ord + Into<Text>;
     /// Returns the name, which is the key in the cache.
     fn name(&self) -> &Self::Name;
-    /// Returns the UID: objects with one name and different UIDs are different objects.
+    /// Returns the UID. Objects with the same name but different UIDs are different objects.
     fn uid(&self) -> &ObjectUid;
-    /// Returns `metadata.resourceVersion` as a number. Only versions of one kind can be compared.
+    /// Returns `metadata.resourceVersion` as a number. Only versions of objects of the same kind can be compared.
     fn version(&self) -> u64;
 }
 
@@ -52,20 +53,20 @@ pub struct Node {
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
-    /// The annotation `cadastre.dev/term`. The leader's JSON Patches test it, so that the API server rejects writes of
-    /// earlier leaders
+    /// The annotation `cadastre.dev/term`. The leader's JSON Patches test this annotation, so that the API server
+    /// rejects writes of earlier leaders
     pub term: Option<TermId>,
-    /// Whether the node has any annotation. If not, a JSON Patch cannot test the annotation for the term
+    /// Whether the node has any annotation. If it has none, a JSON Patch cannot test the annotation `cadastre.dev/term`
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
-    /// Valid entries of `spec.podCIDRs` (or `spec.podCIDR` alone)
+    /// The valid entries of `spec.podCIDRs`, or of `spec.podCIDR` if `spec.podCIDRs` is empty
     pub pod_cidrs: Box<[Cidr]>,
     /// Entries of `spec.podCIDRs` that are not CIDRs
     pub unreadable: Box<[Text]>,
     /// InternalIP and ExternalIP entries of `status.addresses`
     pub addresses: Box<[Addr]>,
-    /// Identity of the machine, which stays the same when its Node object is created again
+    /// Identity of the machine, which stays the same if the Node object is deleted and created again
     pub machine: MachineIdentity,
 }
 
@@ -86,8 +87,8 @@ pub struct MachineIdentity {
 }
 
 impl MachineIdentity {
-    /// Returns whether both are certainly the same machine: by provider ID if both have one, else by machine ID. If
-    /// neither ID can be compared, returns false.
+    /// Returns whether both identities certainly mean the same machine. The provider IDs are compared if both have one,
+    /// else the machine IDs. Returns false if neither ID can be compared.
     pub fn same(&self, other: &MachineIdentity) -> bool {
         match (&self.provider_id, &other.provider_id) {
             (Some(a), Some(b)) => a == b,
@@ -134,7 +135,7 @@ pub struct Subnet {
     pub is_partial: bool,
     /// Users' requests about the node, from annotations of the NodeSubnet
     pub requests: Requests,
-    /// The valid parts of the agent's status
+    /// The valid parts of the status that the agent wrote; `None` if the status is not a JSON object
     pub report: Option<Box<AgentReport>>,
 }
 
@@ -144,9 +145,9 @@ pub struct Subnet {
 /// entries are about ranges of the node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentReport {
-    /// UID of the Node that the agent runs on. The controller ignores reports for any other UID
+    /// UID of the Node that the agent runs on. The controller ignores the report if the Node has another UID
     pub node_uid: ObjectUid,
-    /// How many addresses per family the node wants from each pool in all
+    /// For each pool, how many addresses per family the node wants in all, including those that it has
     pub demand: Box<[(PoolName, u64)]>,
     /// Reports about single blocks, sorted by CIDR
     pub blocks: Box<[BlockReport]>,
@@ -157,7 +158,8 @@ pub struct AgentReport {
     /// Ranges that the agent cannot withdraw yet, because some of their addresses are in use or cooling; sorted,
     /// without repetition
     pub withdrawing: Box<[Cidr]>,
-    /// Addresses that CNI requests for pods, which may be pods of other nodes; sorted by the pods' UIDs
+    /// Requests of CNI for addresses of pods, sorted by the UIDs of the pods. A faulty agent may report pods of other
+    /// nodes
     pub requests: Box<[AddressRequest]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
@@ -173,7 +175,7 @@ impl AgentReport {
         self.conditions.iter().find(|it| &*it.kind == kind)
     }
 
-    /// Returns what the agent reports of the block with that CIDR and UID.
+    /// Returns what the agent reports about the block with that CIDR and UID.
     pub fn of_block(&self, cidr: &Cidr, uid: &ObjectUid) -> Option<&BlockReport> {
         let first = self.blocks.partition_point(|block| block.cidr < *cidr);
         let mut same = self.blocks[first..]
@@ -213,12 +215,13 @@ impl SubnetCondition {
     }
 }
 
-/// What an agent reports of one block.
+/// What an agent reports about one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockReport {
     /// Range of the block. The block may belong to another node, because agents can report any range
     pub cidr: Cidr,
-    /// UID of the block's object, by which the report is matched to the block
+    /// The UID under which the NodeSubnet lists the block: the UID of the IPAMBlock, followed by the number of the node
+    /// if it has one ([`cadastre_api::listed_uid`])
     pub uid: ObjectUid,
     /// Number of addresses that are assigned to attachments
     pub used: u64,
@@ -240,7 +243,8 @@ impl BlockReport {
         in_use.saturating_add(self.withdrawn)
     }
 
-    /// Returns whether the agent has not released the block and has addresses of it in use, cooling or withdrawn.
+    /// Returns whether the agent has the block and uses it: it has not released the block, and addresses of the block
+    /// are in use, cooling or withdrawn.
     pub fn is_in_use(&self) -> bool {
         !self.released && self.busy() > 0
     }
@@ -301,25 +305,27 @@ pub struct BlockSpec {
     pub cidr: Cidr,
     /// The pool from which the block was allocated; this pool may be gone
     pub pool: PoolName,
-    /// The node that has the block; in quarantine, the deleted node that had it
+    /// The node that has the block; in quarantine, the deleted node that had the block
     pub owner: Owner,
-    /// The block of which this one is a part, if the owner has borrowed it
+    /// The wider block of which this block is a part; `None` if this block is not borrowed
     pub parent: Option<Parent>,
-    /// Since when the owner has the block
+    /// When the block was allocated to the owner; in quarantine, when the quarantine began
     pub since: Timestamp,
-    /// Earliest end of the quarantine; `None` unless in quarantine
+    /// Earliest end of the quarantine; `None` if the block is not in quarantine
     pub until: Option<Timestamp>,
-    /// UID of the VirtualMachineInstance that the address is for
+    /// UID of the VirtualMachineInstance for which a claim's address was allocated; `None` if the block is not for a
+    /// virtual machine
     pub vmi: Option<ObjectUid>,
-    /// The number of the owner
+    /// The number that the owner got when it was added to `standby`; 0 if the owner was never a standby of this block
     pub number: u32,
-    /// The other nodes that may have the block, each with its number
+    /// The standbys: nodes besides the owner that may have the address. Each has the number that it got when it was
+    /// added
     pub standby: Vec<(Owner, u32)>,
-    /// The highest number that a node has had
+    /// The highest number that a standby of this block has had. The next standby gets a higher number
     pub last_number: u32,
 }
 
-/// A block of which a part is lent.
+/// A block of which a node has lent a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Range of the block
@@ -329,7 +335,7 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Parses the field `parent` of an IPAMBlock or of a NodeSubnet's entry. The error says what is invalid.
+    /// Parses the field `parent` of an IPAMBlock or of an entry in a NodeSubnet. The error says what is invalid.
     pub fn read(parent: &ParentBlock) -> Result<Self, String> {
         Ok(Parent {
             cidr: Cidr::parse_strict(&parent.cidr).map_err(|error| format!("parent: {error}"))?,
@@ -337,7 +343,7 @@ impl Parent {
         })
     }
 
-    /// Returns the value for the field `parent` of an IPAMBlock or of a NodeSubnet's entry.
+    /// Returns the value for the field `parent` of an IPAMBlock or of an entry in a NodeSubnet.
     pub fn text(&self) -> ParentBlock {
         ParentBlock {
             cidr: self.cidr.to_string(),
@@ -392,11 +398,12 @@ pub struct Claim {
     pub spec: Result<ClaimSpec, String>,
     /// The status as last written
     pub status: ClaimStatus,
-    /// The pod for whose addresses the controller has created the claim. The claim ends with this pod
+    /// The pod for whose requested addresses the controller has created the claim; `None` for any other claim. The
+    /// claim ends with this pod
     pub only_pod: Option<Box<OnlyPod>>,
 }
 
-/// The pod that is the only one to use a claim.
+/// The only pod that can use a claim, because the claim was created for the addresses that this pod asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnlyPod {
     /// Name of the pod, without its namespace
@@ -411,8 +418,8 @@ impl Claim {
         self.finalizers.iter().any(|it| it == CLAIM_FINALIZER)
     }
 
-    /// Returns the state that the status shows, as in the label `state` of the metric: `in_use` if a node has the
-    /// addresses, `available` if no node has them, or `waiting` if the claim has no addresses.
+    /// Returns the state that the status shows, as in the label `state` of the metric `cadastre_claims`: `in_use` if a
+    /// node has the addresses, `available` if no node has them, or `waiting` if the claim has no addresses.
     pub fn state(&self) -> &'static str {
         match (&self.status.node, &*self.status.addresses) {
             (Some(_), _) => "in_use",
@@ -421,8 +428,8 @@ impl Claim {
         }
     }
 
-    /// Returns what the claim asks for, as a request of its only pod. Returns `None` if the controller has not created
-    /// the claim for a pod's addresses, or the spec is invalid.
+    /// Returns the addresses that the claim asks for, as a request for its only pod. Returns `None` if the claim has no
+    /// [`Claim::only_pod`], or the spec is invalid.
     pub(crate) fn request(&self) -> Option<AddressRequest> {
         let pod = self.only_pod.as_ref()?;
         let (namespace, _) = self.name.split_once('/')?;
@@ -439,11 +446,11 @@ impl Claim {
     }
 }
 
-/// The status of an IPClaim: what decisions need, and a digest of the rest. A cluster may have many claims, so their
-/// texts are not kept.
+/// The fields of an IPClaim's status that decisions need, and a hash of the whole status. A cluster may have many
+/// claims, so the texts in their statuses are not kept.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimStatus {
-    /// `status.addresses`, without texts that are no addresses
+    /// The valid entries of `status.addresses`
     pub addresses: Box<[Addr]>,
     /// `status.pool`
     pub pool: Option<PoolName>,
@@ -455,7 +462,7 @@ pub struct ClaimStatus {
     pub released_at: Option<Timestamp>,
     /// The condition `Ready`, without its message
     pub ready: Option<ReadyCondition>,
-    /// Hash of the whole status
+    /// Hash of the whole status, including the texts that are not kept
     digest: u64,
 }
 
@@ -471,7 +478,7 @@ pub struct ReadyCondition {
 }
 
 impl ClaimStatus {
-    /// Returns whether this is the same status, with all texts.
+    /// Returns whether `status` equals the status that was read, including its texts.
     pub(crate) fn is(&self, status: &IPClaimStatus) -> bool {
         self.digest == digest(status)
     }
@@ -501,7 +508,7 @@ impl From<&IPClaimStatus> for ClaimStatus {
 
 fn digest(status: &IPClaimStatus) -> u64 {
     let mut hasher = DefaultHasher::new();
-    // Serialising this type cannot fail; if it did, the status would be written again.
+    // Serialising this type cannot fail.
     serde_json::to_vec(status).ok().hash(&mut hasher);
     hasher.finish()
 }
@@ -509,7 +516,7 @@ fn digest(status: &IPClaimStatus) -> u64 {
 /// The parsed spec of an IPClaim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimSpec {
-    /// The pool from which the claim gets addresses; `None` if `addresses` decide the pool
+    /// The pool from which the claim gets addresses; `None` if the pool follows from `addresses`
     pub pool: Option<PoolName>,
     /// The addresses that the claim asks for, at most one per family; if empty, any addresses of the pool will do
     pub addresses: Vec<Addr>,
@@ -541,12 +548,13 @@ pub struct Pod {
     pub version: u64,
     /// Whether the phase is Succeeded or Failed, so that the pod no longer uses its addresses
     pub finished: bool,
-    /// The addresses in `status.podIPs` and `status.podIP` that the pod may still use. Empty for finished pods. Empty
-    /// also for hostNetwork pods, because their addresses are the node's
+    /// The addresses in `status.podIPs` and `status.podIP` that the pod may still use. There are none for finished
+    /// pods. There are also none for hostNetwork pods, because their addresses belong to the node
     pub addresses: Box<[Addr]>,
-    /// For a mirror pod, the name of its node
+    /// The name of the node if the pod is a mirror pod; else `None`
     pub mirror_of: Option<NodeName>,
-    /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot
+    /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot use a
+    /// claim
     pub node: Option<NodeName>,
     /// The claim that the pod uses because of its annotations; `None` if there is no such claim
     pub claim: Option<Box<PodClaim>>,
@@ -561,13 +569,14 @@ pub struct PodClaim {
     pub pod: Text,
     /// UID of the pod
     pub uid: ObjectUid,
-    /// The node to which the pod is bound; `None` if it is not scheduled yet
+    /// The node to which the pod is bound; `None` if the pod is not scheduled yet
     pub node: Option<NodeName>,
     /// `metadata.creationTimestamp`, seconds since 1970; 0 if CNI requests the addresses
     pub created: i64,
     /// Who creates the claim
     pub source: ClaimSource,
-    /// The virtual machine of the pod, if it has one
+    /// The virtual machine that runs in the pod. `None` if there is none, or if no annotation of the pod names the
+    /// claim
     pub machine: Option<Box<VirtualMachine>>,
 }
 
@@ -576,29 +585,30 @@ pub struct PodClaim {
 pub struct VirtualMachine {
     /// UID of the VirtualMachineInstance that controls the pod
     pub vmi: ObjectUid,
-    /// Whether the pod is the target of a live migration and the machine runs there
+    /// Whether the pod is the target of a live migration, and the virtual machine runs in this pod by now
     pub is_migrated_to: bool,
 }
 
 impl PodClaim {
-    /// Returns the UID of the VirtualMachineInstance that controls the pod.
+    /// Returns the UID of the VirtualMachineInstance that controls the pod. Returns `None` if [`PodClaim::machine`] is
+    /// `None`.
     pub fn vmi(&self) -> Option<&ObjectUid> {
         self.machine.as_ref().map(|it| &it.vmi)
     }
 
-    /// Returns whether the pod asks for addresses, and has addresses already. Such a pod needs no claim any more,
-    /// because a running pod keeps its addresses.
+    /// Returns whether the pod asks for certain addresses, and has addresses already. Such a pod needs no claim any
+    /// more, because a running pod keeps its addresses.
     pub fn is_served(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_served)
     }
 
-    /// Returns whether the pod uses the claim because CNI requests addresses for it.
+    /// Returns whether the pod uses the claim because CNI requests addresses for the pod.
     pub fn is_by_cni(&self) -> bool {
         matches!(&self.source, ClaimSource::Addresses(asked) if asked.is_by_cni)
     }
 }
 
-/// Who creates the claim of a pod, and what for.
+/// Who creates the claim of a pod, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimSource {
     /// A user
@@ -614,7 +624,7 @@ pub enum ClaimSource {
 pub struct AskedAddresses {
     /// The addresses, at most one of each family
     pub addresses: Box<[Addr]>,
-    /// Whether the status of the pod shows addresses, these or others
+    /// Whether the status of the pod shows any addresses, even if they are not the requested ones
     pub is_served: bool,
     /// Whether the CNI configuration or the runtime requests the addresses, and not an annotation of the pod
     pub is_by_cni: bool,
@@ -638,7 +648,7 @@ pub struct Sticky {
     pub owner: Text,
     /// UID of the StatefulSet, which is to own the claim
     pub owner_uid: ObjectUid,
-    /// The pools that the pod names, best first; if empty, the pools that serve every pod
+    /// The pools that the pod names, best first. If empty, the claim uses a pool that serves every pod
     pub pools: Box<[PoolName]>,
     /// `spec.ttlSecondsAfterUse` of the claim
     pub ttl: Option<u32>,

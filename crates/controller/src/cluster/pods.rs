@@ -1,15 +1,16 @@
 //! Cache of pods and the addresses that they report.
 //!
-//! The cache answers two questions: does any pod report an address in this range, and does the pod of this UID still
-//! exist? Each pod takes a few dozen bytes.
+//! The cache answers two questions: does any pod report an address in a given range, and does the pod with a given UID
+//! still exist? Each pod takes a few dozen bytes.
 //!
 //! If a pod's annotations name or require a claim, the pod uses this claim. A pod without such annotations uses a claim
 //! if CNI requests addresses for the pod. The agent of the pod's node reports such a request, and the claim that is
 //! created for the request records it, too ([`address_requests`](super::address_requests)).
 //!
-//! A kubelet can create any number of mirror pods of static pods, with any addresses. So the addresses of a node's
-//! mirror pods count only against ranges that this node has or had. Against ranges that no node has, at most
-//! `MOST_OF_MIRRORS` addresses of one node's mirror pods count.
+//! A kubelet can create any number of mirror pods of static pods, with any addresses. An address that counts for a
+//! range keeps the range from being freed or allocated. So the addresses of a node's mirror pods do not count for
+//! ranges of other nodes. All these addresses count for ranges that this node has or had. For ranges that no node has,
+//! at most `MOST_OF_MIRRORS` addresses of each node's mirror pods count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +22,8 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
 
-/// At most this many addresses of one node's mirror pods count against ranges that no node has. Static pods nearly
-/// always use the host's network and have no address of their own.
+/// At most this many addresses of each node's mirror pods count for ranges that no node has. Few are enough, because
+/// static pods nearly always use the host's network and have no address of their own.
 const MOST_OF_MIRRORS: usize = 16;
 
 /// All pods by UID, with their addresses.
@@ -30,11 +31,11 @@ const MOST_OF_MIRRORS: usize = 16;
 pub struct PodIndex {
     by_uid: BTreeMap<PodUid, Record>,
     reported: Addresses,
-    /// Addresses of mirror pods, by node
+    /// For each node, the addresses of its mirror pods
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
-    /// Addresses that CNI requests for pods, and that no annotation of the pod names
+    /// The requests of CNI for addresses of pods. No annotation of a pod contains these requests
     requests: AddressRequests,
-    /// Pods that use a claim, by the claim
+    /// For each claim, the pods that use it
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
     /// Claims whose pods have changed since [`PodIndex::take_claims`] was last called
     changed_claims: BTreeSet<ClaimName>,
@@ -45,7 +46,7 @@ pub struct PodIndex {
 #[derive(Debug, PartialEq)]
 struct Record {
     claim: Option<Box<PodClaim>>,
-    /// Identifies the pod in requests of addresses; `None` if the pod cannot use a claim
+    /// Data to find the requests of CNI for this pod; `None` if the pod cannot use a claim
     requested: Option<RequestedPod>,
     finished: bool,
     addresses: Box<[Addr]>,
@@ -88,19 +89,19 @@ impl PodIndex {
         }
     }
 
-    /// Returns the lowest address in the range that a pod reports. Mirror pods do not count.
+    /// Returns the lowest address that a pod reports in the range. Mirror pods do not count.
     pub(crate) fn any_in(&self, range: &Cidr) -> Option<Addr> {
         self.reported.within(range).next()
     }
 
-    /// Returns an address that a pod reports in a range that the node has or had. The node's own mirror pods count,
-    /// other mirror pods do not.
+    /// Returns an address that a pod reports in a range that the node has or had. The node's own mirror pods count, but
+    /// mirror pods of other nodes do not.
     pub(crate) fn any_in_range_of(&self, node: &NodeName, range: &Cidr) -> Option<Addr> {
         self.all_in_range_of(node, range).next()
     }
 
     /// Returns the addresses that pods report in a range that the node has or had. The node's own mirror pods count,
-    /// other mirror pods do not.
+    /// but mirror pods of other nodes do not.
     pub(crate) fn all_in_range_of(
         &self,
         node: &NodeName,
@@ -127,7 +128,7 @@ impl PodIndex {
     }
 
     /// Returns whether a pod reports this address, which lies in a range of the node. The node's own mirror pods count,
-    /// other mirror pods do not.
+    /// but mirror pods of other nodes do not.
     pub fn reports(&self, node: &NodeName, addr: Addr) -> bool {
         self.any_in_range_of(node, &Cidr::host(addr)).is_some()
     }
@@ -247,8 +248,8 @@ impl PodIndex {
         freed
     }
 
-    /// Returns the addresses of a pod that is not in the index, without those that another pod of its virtual machine
-    /// reports. So the address of a virtual machine that migrates counts once.
+    /// Returns the addresses of a pod that is not in the index yet. Addresses that another pod of the same virtual
+    /// machine reports are left out, so that the address of a migrating virtual machine counts once.
     fn not_shared(&self, record: &Record) -> Box<[Addr]> {
         let claim = record.claim.as_deref();
         let Some((claim, vmi)) = claim.and_then(|it| Some((&it.claim, it.vmi()?))) else {

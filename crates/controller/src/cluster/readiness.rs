@@ -1,4 +1,5 @@
-//! Content of a controller's `/readyz`: a leader is ready once it allocates, a standby once its cache is filled.
+//! Content of a controller's `/readyz`. A leader is ready once it allocates, and a standby is ready once its cache is
+//! filled.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,7 +30,7 @@ pub struct ControllerProgress {
     /// Kinds whose first list is missing
     pub missing: Vec<&'static str>,
     /// The steps that the fence still has to do; `None` if there are none. If `allocating` is true, blocks are
-    /// allocated meanwhile
+    /// allocated before the fence is done
     pub fencing: Option<String>,
     /// Whether this process leads and allocates
     pub allocating: bool,
@@ -44,7 +45,7 @@ impl LeaderReadiness {
         }
     }
 
-    /// Returns the record of when each watch last received something.
+    /// Returns the object in which watches record when they last received something from the API server.
     pub fn last_heard(&self) -> LastHeard {
         self.readiness.last_heard()
     }

@@ -16,7 +16,7 @@ use cadastre_core::Cidr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// A kind of objects that the controller reads and writes.
+/// A kind of objects that the controller reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "named for what they are")]
 pub enum ObjectKind {
@@ -63,11 +63,12 @@ pub enum ApiRequest {
     List(ObjectKind),
     /// Reads one object from etcd, not from the API server's cache.
     Read(ObjectKind, Text),
-    /// Lists the pods bound to a node, read from etcd. This is the last check before the node's ranges become free.
+    /// Lists the pods that are bound to the node. The API server reads the list from etcd. This list is the last check
+    /// before the node's ranges become free.
     ListPodsOf { node: NodeName },
     /// Reads kubeadm's ConfigMap, which may name ranges for the default pool.
     ReadKubeadm,
-    /// Creates an object of that name. The API server rejects this if the name exists.
+    /// Creates an object of that name. The API server rejects the creation if the name exists.
     Create(Text, ObjectSpec),
     /// Replaces the spec of an object if its version is still the one that was read.
     Replace(KnownObject, ObjectSpec),
@@ -90,7 +91,7 @@ pub enum ApiRequest {
     SetClaimStatus(KnownObject, IPClaimStatus),
 }
 
-/// The spec of an object that is written as a whole.
+/// The spec of an object to create or replace. A request always writes all fields of the spec.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "named for what they are")]
 pub enum ObjectSpec {
@@ -105,7 +106,7 @@ pub enum ObjectSpec {
 pub struct NewClaim {
     /// The spec of the claim: its pool, and how long the claim stays after its last use
     pub spec: IPClaimSpec,
-    /// The pod or its StatefulSet
+    /// The owner of the claim: the pod, or the pod's StatefulSet
     pub owner: Option<ClaimOwner>,
 }
 
@@ -191,8 +192,8 @@ pub struct PodCidrAllocation {
 
 /// The term to write to a node, with the guards.
 ///
-/// A touch needs guards like an allocation. Without guards, a late touch by an earlier leader could restore the earlier
-/// term, and then late allocations by that leader would succeed.
+/// A touch needs the same guards as an allocation. Without guards, a late touch by an earlier leader could restore the
+/// earlier term, and then late allocations by that leader would succeed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeTouch {
     /// Name of the node that gets the term
@@ -208,7 +209,7 @@ pub struct NodeTouch {
 }
 
 impl ApiRequest {
-    /// Returns whether the request changes anything: only the leader may send such a request.
+    /// Returns whether the request is a write. Only the leader may send writes.
     pub fn is_write(&self) -> bool {
         !matches!(
             self,
@@ -239,10 +240,11 @@ impl ApiRequest {
         Some((kind, Some(name)))
     }
 
-    /// Returns whether the write must wait for a write of the Lease: it could do harm if a process decided it after
-    /// losing leadership. The other writes need not wait. Allocations of podCIDRs wait until the Lease names them
-    /// anyway. Touches are the fence themselves. No decision is based on the status of a pool or the conditions of a
-    /// NodeSubnet.
+    /// Returns whether the request must wait for a write of the Lease. A write must wait if it could do harm in case a
+    /// process decided it after losing leadership. These writes need not wait:
+    /// - allocations of podCIDRs, because they wait until the Lease names them anyway
+    /// - touches of Nodes, because touches are a part of the fence
+    /// - writes of a pool's status or a NodeSubnet's conditions, because no decision is based on these
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -305,7 +307,8 @@ pub enum Rejection {
     /// The request is forbidden or invalid (400, 401, 403, 405, 413, ..., and 422 from a policy, a webhook or the
     /// schema). An administrator must act.
     Rejected(String),
-    /// The server is busy (429, or 503 before it processed the request). Contains the delay that the server asks for.
+    /// The server is busy (429, or 503 to a read), or a finalizer still keeps the object to delete. Contains the delay
+    /// that the server asks for.
     Busy(Option<Duration>),
     /// The request was never sent, because this process no longer leads or is shutting down.
     NotSent,

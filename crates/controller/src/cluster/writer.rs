@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - A write is sent only in the term in which it was decided, and only once the Lease was written for the write's
-//!   number. So every later leader took over after the decision. The timeout of a write ends no later than the term's
-//!   validity.
+//!   number. So every later leader took over after the write was decided. The timeout of a write ends no later than the
+//!   term's validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -33,7 +33,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
 
-/// Timeout of a request for one object.
+/// Timeout of every request that does not list all objects of one kind.
 const ONE: Duration = Duration::from_secs(10);
 /// Timeout of a request that lists all objects of one kind.
 const MANY: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// Sends requests to the API server, each write only after [`WriteGate::pass`].
+/// Sends requests to the API server. A write is sent only after [`WriteGate::pass`] has permitted it.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -123,8 +123,8 @@ impl Writer {
                 let request =
                     RequestMethod::Delete(precondition).request(&path(kind, &known.name))?;
                 if kind == ObjectKind::Claim {
-                    // A claim with a finalizer stays after the deletion. Then the answer contains the claim, with its
-                    // deletion time.
+                    // A claim with a finalizer still exists after the deletion was requested. In this case, the answer
+                    // contains the claim, with its deletion time.
                     let answer = self.client.request_status::<IPClaimLite>(request).await?;
                     let kept = answer.left().map(convert::claim);
                     return Ok(kept.map_or(RequestOutcome::Gone, RequestOutcome::Claim));
@@ -205,7 +205,7 @@ impl Writer {
             .await
     }
 
-    /// Sends a request for one object. Reads only those fields of the answered object that decisions need.
+    /// Sends a request for one object. Extracts from the object in the answer only the fields that decisions need.
     async fn object(
         &self,
         kind: ObjectKind,
@@ -329,7 +329,7 @@ fn onto(known: &KnownObject, mut patch: Value) -> Value {
     patch
 }
 
-/// Returns the patch that replaces all conditions. A condition without a time gets `now`.
+/// Returns the patch that replaces all conditions. A condition without a transition time gets the time `now`.
 fn conditions_patch(conditions: &[SubnetCondition], now: &str) -> Value {
     let conditions = conditions.iter().map(|it| {
         let mut condition = json!({

@@ -7,13 +7,13 @@
 //!                                        another part                  a block of the node that waited
 //! ```
 //!
-//! If a part was asked for and is no longer needed, it is returned to its node, like every withdrawn range that nobody
-//! needs.
+//! If a node has withdrawn a part that the waiting node no longer needs, the part is returned to its node, like every
+//! withdrawn range that nobody needs.
 //!
 //! # Guarantees
-//! - Nodes borrow only if the pool says so, and only if no range is free.
-//! - No part becomes a block of the borrower before the lender has withdrawn the part. No such block is confirmed
-//!   before the lender's NodeSubnet lists the part as lent to this block (see [`crate::withdrawals`]).
+//! - Nodes borrow only if the pool has `borrowing: WhenExhausted`, and only if no range is free.
+//! - No part becomes a block of the borrower before the lender has withdrawn the part. The borrower's block is not
+//!   confirmed before the lender's NodeSubnet lists the part as lent to this block (see [`crate::withdrawals`]).
 //! - A node that does not answer delays others by at most [`SLOW`], and is not asked again for [`REST`].
 //! - Parts of borrowed blocks are not lent.
 
@@ -37,18 +37,20 @@ use cadastre_api::Recall;
 use cadastre_api::node_allocation::never_assigned;
 use cadastre_core::{Cidr, Family, HoldingState, IpRange};
 
-/// At most this many parts per pool are asked for at once.
+/// The controller asks for at most this many parts of a pool at once.
 const MOST_ASKS: usize = 32;
-/// A node with this many withdrawals lends nothing more.
+/// A node with more than this many withdrawn ranges lends nothing more.
 const MOST_LENT: usize = 256;
-/// If a node has not answered for this long, another node is asked, too.
+/// If a node has not answered for this long, the controller also asks another node.
 const SLOW: Duration = Duration::from_secs(1);
-/// If a node has not answered for this long, the request ends, and the node is not asked again for [`REST`].
+/// If a node has not answered for this long, the controller no longer waits for the answer, and does not ask the node
+/// again for [`REST`].
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A node that has not answered is not asked again for this long. The same holds for a part that its node has refused,
-/// or that was returned to its node.
+/// The controller does not ask a node again for this long after the node has not answered. It does not ask for a part
+/// again for this long after the part was refused, or was returned to its node.
 const REST: Duration = Duration::from_secs(30);
-/// If an empty block was recalled less than this long ago, nothing is borrowed yet: the recalled block may become free.
+/// If an empty block was recalled less than this long ago, no node borrows yet, because the recalled block may become
+/// free.
 const RECALLING: Duration = Duration::from_secs(2);
 
 /// Waiting nodes by pool.
@@ -56,39 +58,40 @@ type Waits = BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>;
 /// Name and UID of a node.
 type NodeKey = (NodeName, ObjectUid);
 
-/// What the loop remembers about its requests for parts, apart from the requests that are open.
+/// What the loop remembers about earlier requests for parts: parts and nodes that the controller does not ask again for
+/// a while.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     /// Whether a NodeSubnet has changed since [`Demand::look_at_asks`] last ran
     changed: bool,
-    /// Parts that are not asked for again until this time
+    /// Parts that the controller does not ask for again until this monotonic time
     resting: BTreeMap<Cidr, Duration>,
-    /// Nodes, by UID, that have not answered and are not asked again until this time
+    /// Nodes, by UID, that have not answered and that the controller does not ask again until this monotonic time
     silent: BTreeMap<ObjectUid, Duration>,
 }
 
-/// The state of a request that a node lends a part of a block.
+/// The state of a part that the controller has asked a node to lend.
 enum Fate {
-    /// Its node has not answered yet
+    /// The node has not answered yet
     Open,
-    /// Its node has withdrawn it
+    /// The node has withdrawn the part
     Withdrawn,
-    /// Nobody needs it any more, or its node cannot lend it any more
+    /// Nobody needs the part any more, or the node cannot lend the part any more
     Over,
-    /// Some of its addresses are in use or cooling
+    /// Some addresses of the part are in use or cooling
     Refused,
-    /// Its node has not answered for [`PATIENCE`]
+    /// The node has not answered for [`PATIENCE`]
     Silent,
 }
 
 impl Demand {
-    /// Records that a NodeSubnet has changed: its agent may have withdrawn a part that was asked for.
+    /// Records that a NodeSubnet has changed, because its agent may have withdrawn a part that it was asked for.
     pub(crate) fn subnet_changed(&mut self) {
         self.lending.changed = true;
     }
 
-    /// Looks at the parts that nodes were asked to lend. A part that its node has withdrawn becomes a block. A part
-    /// that is refused, unanswered or no longer needed is not asked for any more.
+    /// Handles the parts that nodes were asked to lend. A part that its node has withdrawn becomes a block of the
+    /// borrower. The controller no longer asks for a part that is refused, unanswered or no longer needed.
     pub(super) fn look_at_asks(
         &mut self,
         is_due: bool,
@@ -122,7 +125,7 @@ impl Demand {
         }
     }
 
-    /// Makes a part a block of the node that borrows it.
+    /// Allocates a part as a block to the node that borrows it.
     fn borrow(&mut self, part: &Cidr, ask: &Ask, cx: &mut Context, affected: &mut AffectedLoops) {
         let (name, uid) = &ask.borrower;
         let Some(node) = cx.cache.nodes.get(name).filter(|node| node.uid == *uid) else {
@@ -162,7 +165,7 @@ impl Demand {
         }
     }
 
-    /// Asks nodes for parts of their blocks, on behalf of the nodes that wait.
+    /// Asks nodes for parts of their blocks, on behalf of waiting nodes.
     pub(super) fn ask_for_parts(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         for (name, waits) in &self.waiting {
             let pool = cx.allocations.pools.get(name);
@@ -212,8 +215,8 @@ impl Demand {
         }
     }
 
-    /// Chooses parts for one node that waits. A node of a dual-stack pool borrows in all families in which it lacks
-    /// addresses, or in none.
+    /// Chooses parts for one waiting node. If the pool is dual-stack, the node borrows in all families in which it
+    /// lacks addresses, or in none.
     fn parts_for(
         &self,
         node: &Node,
@@ -287,7 +290,8 @@ fn may_lend(entry: &BlockEntry, cx: &Context) -> bool {
     is_plain && entry.is_held() && entry.recall.is_none()
 }
 
-/// Returns what a node can lend. Returns `None` if its agent reports nothing.
+/// Returns what a node can lend. Returns `None` if its agent reports nothing, or too many of its ranges are withdrawn
+/// already.
 fn lender(
     owner: NodeKey,
     node: &Node,
@@ -304,7 +308,7 @@ fn lender(
     let spec = subnet.and_then(|it| it.spec.as_ref().ok())?;
     let asks = cx.allocations.lending.asks.iter();
     let asks = asks.filter(|(_, ask)| ask.lender == node.uid);
-    // Before the agent has answered, its report counts these addresses as free.
+    // Before the agent has answered, its report counts the addresses of these parts as free.
     let is_unseen =
         |part: &Cidr| !report.withdrawn.contains(part) && !report.withdrawing.contains(part);
     let unseen = asks.clone().filter(|(part, _)| is_unseen(part));
@@ -341,7 +345,7 @@ fn lender(
     })
 }
 
-/// Returns the ranges of a block of which the controller knows that somebody uses them.
+/// Returns the ranges of a block that somebody uses, as far as the controller knows.
 fn taken(block: &Cidr, node: &Node, withdrawn: &[Cidr], cx: &Context) -> Vec<IpRange> {
     let pods = cx.cache.pods.all_in_range_of(&node.name, block);
     let nested = cx.allocations.ledger.overlapping(block);
@@ -352,7 +356,7 @@ fn taken(block: &Cidr, node: &Node, withdrawn: &[Cidr], cx: &Context) -> Vec<IpR
     pods.map(IpRange::from).chain(ranges).collect()
 }
 
-/// Returns whether an empty block of the pool was recalled just now for a node that waits.
+/// Returns whether an empty block of the pool was recalled recently for a waiting node.
 fn is_recalling(pool: &PoolName, cx: &Context) -> bool {
     let mut blocks = cx.allocations.blocks.iter();
     blocks.any(|entry| {

@@ -1,18 +1,18 @@
-//! Recall of blocks: which blocks a node should release if they are empty, and which it should drain.
+//! Recall of blocks: decides which blocks a node should release if they are empty, and which blocks it should drain.
 //!
 //! # Guarantees
-//! - A recalled block stays the node's until its agent releases it.
-//! - A block is recalled even with addresses in use if its pool no longer selects the node or covers the block. The
-//!   same applies if a user asks to drain it. An empty block is recalled after the pool's idle time, or if other nodes
-//!   need it more urgently.
+//! - A recalled block belongs to the node until the node's agent releases the block.
+//! - In three cases a block is recalled even with addresses in use: its pool no longer selects the node, its pool no
+//!   longer covers the block, or a user asks to drain the block. An empty block is recalled after the pool's idle time,
+//!   or if other nodes need it more urgently.
 //! - A node keeps its last blocks of a pool even if it uses none of them, until pods of another node wait. If the pool
 //!   allocates only on request, the node keeps them only for the idle time. The last blocks of both families are
 //!   recalled together, because one family of a dual-stack pool alone is useless.
 //! - No block moves back and forth: a block is recalled for another node only if that node's need is more urgent
 //!   ([`NodeNeed`]).
-//! - A borrowed block is drained once the node's own blocks have sufficed for the idle time, or the pool has had free
-//!   blocks for that long. Empty borrowed blocks are recalled before others.
-//! - An agent that does not answer causes only a short delay: then a block of another node is recalled.
+//! - A borrowed block is drained in two cases: the node's own blocks have sufficed for the idle time, or the pool has
+//!   had free blocks for that long. Empty borrowed blocks are recalled before other blocks.
+//! - An agent that does not answer causes only a short delay. After that, a block of another node is recalled.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -30,8 +30,8 @@ use crate::node_balance::{
 use cadastre_api::Recall;
 use cadastre_core::{Cidr, Family};
 
-/// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Until
-/// then, a pod that the blocks were allocated for may not exist yet.
+/// How long a node must have used no address of a pool before its last blocks are recalled for waiting pods. Before
+/// that, the pod for which the blocks were allocated may not exist yet.
 const UNUSED: Duration = Duration::from_secs(5);
 /// A borrowed block is returned to its lender when the borrower has not needed it for this long, or for the pool's idle
 /// time if that is longer.
@@ -40,7 +40,7 @@ const SUFFICED: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Demand {
-    /// Decides which blocks of a node are recalled. Returns whether its NodeSubnet must change.
+    /// Decides which blocks of a node are recalled. Returns whether the node's NodeSubnet must change.
     pub(super) fn recall_surplus(
         &mut self,
         node: &Node,
@@ -52,17 +52,17 @@ impl Demand {
         let own = cx.allocations.plain_blocks(&node.uid);
         let own = own.filter(|entry| entry.confirmed && !entry.is_leaving());
         let mut entries: Vec<BlockEntry> = own.cloned().collect();
-        // Borrowed blocks come first, so they are the first ones to be recalled.
+        // Borrowed blocks come first in the list, so they are recalled before others.
         entries.sort_by_key(|entry| entry.parent.is_none());
         let has_borrowed = entries.first().is_some_and(|entry| entry.parent.is_some());
         if has_borrowed {
-            // No event of this node announces that it no longer needs to borrow.
+            // No event about this node announces that it no longer needs to borrow, so the node is handled again later.
             self.more.add_at(node.name.clone(), now + IN_USE_PAUSE);
         }
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
-        // If the node borrows: addresses of its other blocks, by pool and family.
+        // Addresses of the node's own blocks, by pool and family. Only counted if the node has borrowed blocks.
         let mut own_addresses: BTreeMap<(PoolName, Family), u64> = BTreeMap::new();
         // Addresses and number of the blocks that are not recalled, by pool and family.
         let mut kept: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
@@ -93,7 +93,8 @@ impl Demand {
             {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) {
-                // A borrowed block that the node is to give back stays only if the node waits for addresses again.
+                // A borrowed block that the node has to give back is drained, unless the node waits for addresses
+                // again.
                 let waits = self.waiting.get(&entry.pool);
                 let is_waiting = waits.is_some_and(|waits| waits.contains_key(&node.name));
                 recall = recall.filter(|_| is_borrowed && !is_waiting);
@@ -142,7 +143,7 @@ impl Demand {
         changed | self.end_unused(node, report, &entries, cx)
     }
 
-    /// Returns whether a pool has a free block of each family, and nobody waits for it.
+    /// Returns whether a pool has a free block of each family and no node waits for the pool.
     fn has_room(&self, pool: &PoolName, cx: &Context) -> bool {
         let is_awaited = self.waiting.get(pool).is_some_and(|it| !it.is_empty());
         let Some(pool) = cx.allocations.pools.get(pool).filter(|_| !is_awaited) else {
@@ -153,8 +154,8 @@ impl Demand {
         pool.is_serving() && pool.space.families().all(is_free)
     }
 
-    /// Handles pools that allocate only on request: recalls the node's last blocks if it has used no address of the
-    /// pool for the idle time. Returns whether it recalled any.
+    /// Handles pools that allocate only on request. If the node has used no address of such a pool for the idle time,
+    /// recalls the node's last blocks of the pool. Returns whether any block was recalled.
     fn end_unused(
         &mut self,
         node: &Node,
@@ -182,13 +183,13 @@ impl Demand {
         changed
     }
 
-    /// For each pool, recalls one empty block per node that waits with the most urgent need. Takes these blocks first
-    /// from the nodes with the most free addresses. Then takes the last blocks of nodes that have used no address of
-    /// the pool for a while.
+    /// For each pool, finds the most urgent need, and recalls one empty block for each node that waits with this need.
+    /// Recalls blocks first from the nodes with the most free addresses. After that, recalls the last blocks of nodes
+    /// that have used no address of the pool for a while.
     pub(super) fn recall_for_waiting(&mut self, cx: &mut Context, affected: &mut AffectedLoops) {
         let now = cx.now.mono;
         for (name, waits) in &self.waiting {
-            // The most urgent need comes first, even at the expense of nodes that wait with a less urgent one.
+            // Only the most urgent need counts, even at the expense of nodes that wait with a less urgent need.
             let Some(need) = waits.values().map(|wait| wait.need).min() else {
                 continue;
             };
@@ -211,7 +212,7 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            // If pods wait on a node that has lent a part of a block, this part is recalled first.
+            // If pods wait on a node that has lent parts of its blocks, these parts are recalled first.
             let is_of_waiting = |entry: &&BlockEntry| {
                 let lender = entry.parent.as_ref().map(|it| &it.node);
                 let wait = lender.and_then(|it| waits.get(it));
@@ -251,7 +252,8 @@ impl Demand {
             let after = match need {
                 NodeNeed::First | NodeNeed::Pods => idle.min(UNUSED),
                 NodeNeed::Reserve => idle,
-                // This is the least urgent need. So no node has to give up its last blocks for this node.
+                // The need for a first block without demand is the least urgent one, so no node has to give up its last
+                // blocks for it.
                 NodeNeed::Unused => continue,
             };
             for (_, node, uid) in unused(name, &owners, after, cx) {
@@ -265,8 +267,8 @@ impl Demand {
     }
 }
 
-/// Returns whether a borrowed block has to be returned because its parent is drained. The parent cannot be released
-/// before.
+/// Returns whether a borrowed block has to be returned because its parent is being drained. The parent cannot be
+/// released before the borrowed block is returned.
 fn is_parent_leaving(entry: &BlockEntry, cx: &Context) -> bool {
     let parent = cx.allocations.parent_of(entry);
     parent.is_some_and(|it| !it.owner.quarantined && it.recall == Some(Recall::Drain))
@@ -292,7 +294,8 @@ fn unused(
     unused
 }
 
-/// Asks a block's agent to release the block if it is empty. Returns false if the block was recalled already.
+/// Asks the agent of the block's node to release the block if it is empty. Returns false if the block was recalled
+/// already.
 fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     let now = cx.now.mono;
     let Some(entry) = cx.allocations.blocks.get_mut(cidr) else {
@@ -306,7 +309,8 @@ fn recall_block(cidr: &Cidr, cx: &mut Context) -> bool {
     is_new
 }
 
-/// Recalls all blocks of a pool that a node has. Returns how many of them were not recalled already.
+/// Recalls all blocks of a pool that a node has. The node's agent releases each of these blocks that is empty. Returns
+/// how many of them were not recalled already.
 fn recall_all(pool: &PoolName, uid: &ObjectUid, cx: &mut Context) -> usize {
     let own = cx.allocations.plain_blocks(uid);
     let own = own.filter(|it| it.pool == *pool && it.confirmed && !it.is_leaving());

@@ -1,4 +1,5 @@
-//! Tests with too few blocks for all nodes: which nodes get a block, and from which nodes blocks are recalled.
+//! Tests with too few blocks for all nodes. They check which nodes get a block, and from which nodes blocks are
+//! recalled.
 
 use serde_json::json;
 
@@ -56,7 +57,7 @@ fn every_node_gets_its_first_block_before_any_gets_a_second_one() {
 #[test]
 fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
     let all = ["10.0.0.0/28", "10.0.0.16/28"];
-    // Nothing is recalled for a node that has a block already, nor from a node with only one block.
+    // No block is recalled for a node that has a block already, nor from a node with only one block.
     for (range, rich, poor, wanted, count) in [
         ("10.0.0.0/27", &all[..], &[][..], 1, 1),
         ("10.0.0.0/26", &all[..], &["10.0.0.32/28"][..], 1000, 0),
@@ -106,7 +107,7 @@ fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
 
 #[test]
 fn a_smaller_block_that_was_avoided_is_allocated_once_no_pod_uses_it() {
-    // Only one address of the pool is not allocated, and a pod reports it.
+    // Only one address of the pool is not allocated, and a pod reports that address.
     let mut cache = cluster_of(vec![pool("p", "10.0.0.0/28")], vec![subnet("a", &[], 1)]);
     let ranges = ["10.0.0.0/29", "10.0.0.8/30", "10.0.0.12/31", "10.0.0.14/32"];
     let other = node_with("other", &ranges);
@@ -123,8 +124,8 @@ fn a_smaller_block_that_was_avoided_is_allocated_once_no_pod_uses_it() {
     assert_eq!(carved, [vec![], vec![cidr("10.0.0.15/32")]]);
 }
 
-/// Returns, by node name, how many blocks of each node are recalled after `seconds`. `more` are fields of the pool's
-/// spec.
+/// Returns how many blocks of each node are recalled after `seconds`, by the node's name. `more` are fields of the
+/// pool's spec.
 fn recalled_after(
     seconds: u64,
     more: &serde_json::Value,
@@ -153,7 +154,8 @@ const FOUR: [&str; 4] = [
     "10.0.0.48/28",
 ];
 
-/// Returns NodeSubnets of four nodes, each with one empty block and a demand of 3 addresses, and that of a fifth node.
+/// Returns five NodeSubnets. Four of them belong to nodes with one empty block and a demand of 3 addresses each. The
+/// last one is `fifth`.
 fn four_idle_and(fifth: Subnet) -> Vec<Subnet> {
     let idle = FOUR.iter().enumerate();
     let idle = idle.map(|(at, cidr)| subnet(&format!("idle-{at}"), &[cidr], 3));
@@ -167,8 +169,8 @@ fn the_last_block_of_a_node_that_uses_none_goes_to_pods_that_wait() {
     assert_eq!(recalled_after(4, &spec, asks()), []);
     let after = recalled_after(5, &spec, asks());
     assert_eq!(after, [("idle-0".to_owned(), 1)]);
-    // No block is recalled just to give a node without demand its first block. Nor is a block recalled from a node
-    // whose pods are about to use it.
+    // No block is recalled just to give a node without demand its first block. Also, no block is recalled from a node
+    // whose pods are about to use the block.
     let sight = four_idle_and(subnet("fifth", &[], 0));
     assert_eq!(recalled_after(1000, &spec, sight), []);
     let mut all = asks();
@@ -208,7 +210,8 @@ fn an_agent_that_does_not_answer_delays_nobody_for_long() {
     assert_eq!(counts, [0, 1, 1, 2]);
 }
 
-/// The blocks are /48s, of which an agent reports the largest numbers that the API allows, so sums must not overflow.
+/// The blocks are /48s. An agent reports for them the largest numbers that the API allows, and sums of these must not
+/// overflow.
 #[test]
 fn sums_of_addresses_beyond_64_bits_do_not_overflow() {
     const MOST: u64 = i64::MAX.unsigned_abs();
@@ -219,8 +222,8 @@ fn sums_of_addresses_beyond_64_bits_do_not_overflow() {
         "fd00:0:3::/48",
     ];
     let wide = pool_of_v6("p", "fd00::/46", 48);
-    // An empty node can spare a block even if its agent has not reported all its blocks, but not if it has reported
-    // none.
+    // An empty node can spare a block even if its agent has not reported all its blocks. If the agent has reported
+    // none, the node can spare no block.
     for (busy, reported, spared) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
         let mut rich = subnet("rich", &blocks, 1000);
         let report = rich.report.as_mut().unwrap();

@@ -8,13 +8,14 @@ fn hours(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64() / 3600.0
 }
 
-/// Returns a pseudo-random number in 0..n that is the same in every run.
+/// Returns a pseudo-random number in 0..n. The number depends only on `seed`, so it is the same in every run.
 fn noise(seed: u64, n: u64) -> u64 {
     let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) % n
 }
 
-/// Returns the trend after samples every ten minutes. `used` gives the use at a minute.
+/// Returns the trend after `minutes` minutes with a sample every ten minutes. `used` returns the number of used blocks
+/// at a minute.
 fn follow(minutes: i64, used: impl Fn(i64) -> u128) -> Trend {
     let start = Trend::start(used(0), minute(0));
     let samples = (1..=minutes).filter(|m| m % 10 == 0);
@@ -130,7 +131,7 @@ fn a_single_jump_gives_no_forecast_and_is_forgotten() {
         assert_eq!(trend.exhausts_at(5000, minute(m), None), None, "at {m}");
     }
     assert_eq!((trend.per_hour, trend.swing), (0.0, 0.0));
-    // The change follows a time without samples. It is not averaged over that time.
+    // The change follows a time without samples. The change is not averaged over that time.
     let again = trend.observe(9000, minute(16 * 24 * 60));
     assert!((again.per_hour - 4000.0 / 6.0).abs() < 12.0, "{again:?}");
     assert_eq!(again.exhausts_at(1000, minute(16 * 24 * 60), None), None);

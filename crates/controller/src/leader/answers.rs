@@ -1,4 +1,5 @@
-//! Passes an answer to the loop that sent the request, and then the effects of the answer to the other loops.
+//! Passes each answer to the loop that sent the request. Then queues the objects that other loops must check because of
+//! the answer.
 
 use super::Leader;
 use crate::cluster::cache::ClusterCache;
@@ -15,7 +16,8 @@ impl Leader {
         reports: &mut Vec<EventRecord>,
         now: Now,
     ) {
-        // podCIDRs are immutable once set, so no podCIDR write for this node can take effect any more.
+        // The node has podCIDRs. Because podCIDRs never change, no write of podCIDRs to this node can take effect any
+        // more.
         if let RequestOutcome::Node(node) = answer.outcome
             && !node.is_empty()
         {

@@ -23,13 +23,14 @@ use cadastre_core::{Addr, Cidr};
 pub(crate) struct SubnetDiff {
     /// Whether the agent's report has changed
     pub reported: bool,
-    /// Whether an annotation has changed that contains requests of users, for example to withdraw a range
+    /// Whether requests of users have changed, for example a request to withdraw a range. Users make these requests in
+    /// annotations of the NodeSubnet
     pub requested: bool,
 }
 
 impl Leader {
-    /// Brings the ledger up to date with a changed NodeSubnet. Queues its node, and the claims with addresses in its
-    /// blocks.
+    /// Updates the ledger after a NodeSubnet has changed. Queues the node of the NodeSubnet, and the claims whose
+    /// addresses lie in blocks of the node.
     pub(crate) fn subnet_changed(
         &mut self,
         name: &NodeName,
@@ -52,8 +53,8 @@ impl Leader {
         if changed.reported {
             self.adopt(name, cache, reports, now);
         }
-        // A user may have asked to release an address. The agent reports the address as soon as its pod is gone, so
-        // this report may make the address a leak candidate.
+        // A user may have requested the release of an address. The agent reports the address as soon as the pod of the
+        // address is gone. So the changed report may make the address a leak candidate.
         let subnet = cache.subnets.get(name);
         let is_awaited = subnet.is_some_and(|it| !it.requests.release.is_empty());
         if changed.requested || changed.reported && is_awaited {
@@ -67,8 +68,8 @@ impl Leader {
         }
     }
 
-    /// Queues the claims whose addresses lie in blocks of the node, because the node may have handed these addresses
-    /// over.
+    /// Queues the claims whose addresses lie in blocks of the node, because the node may have withdrawn or released
+    /// these addresses for the claims.
     fn look_at_claims_in_blocks_of(&mut self, name: &NodeName, cache: &ClusterCache) {
         if self.allocations.claims.is_empty() {
             return;
@@ -89,7 +90,7 @@ impl Leader {
         }
     }
 
-    /// Adopts blocks that the node's agent uses and no node holds, and reports each by an event.
+    /// Adopts the blocks that the node's agent uses and that no node holds. Reports each adopted block by an event.
     pub(super) fn adopt(
         &mut self,
         name: &NodeName,
@@ -117,7 +118,8 @@ impl Leader {
         self.follow_up(noted, cache);
     }
 
-    /// Brings the ledger up to date with a changed IPAMBlock. Quarantines the block if the Node of its owner is gone.
+    /// Updates the ledger after an IPAMBlock has changed. If the owner or a standby of the block is a Node that is
+    /// gone, handles the blocks of this Node like those of a deleted Node.
     pub(crate) fn block_changed(
         &mut self,
         delta: &ObjectUpdate<Block>,
@@ -129,8 +131,8 @@ impl Leader {
             (Some(before), None) => self.allocations.block_gone(before),
             (None, None) => return,
         };
-        // The Node of the owner may have been deleted before the watch showed the block. Then the block must be
-        // quarantined.
+        // The Node of the owner may have been deleted before the watch delivered the IPAMBlock. In this case, the block
+        // must be quarantined now.
         if let Some(Ok(spec)) = delta.after.as_ref().map(|block| &block.spec) {
             self.quarantine_stale(&spec.cidr, cache, now);
         }
@@ -174,8 +176,8 @@ impl Leader {
         }
     }
 
-    /// Handles a change of a pool. `spec` says that more than its status has changed, `exists` that the pool still
-    /// exists.
+    /// Handles a change of a pool. `spec` is true if more than the pool's status has changed. `exists` is true if the
+    /// pool still exists.
     pub(crate) fn pool_changed(&mut self, name: &PoolName, spec: bool, exists: bool) {
         self.loops.pools.queue.add(name.clone());
         if !exists {
@@ -185,8 +187,8 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Handles a change of pods. `changed` says whether an address is no longer reported. `claims` are the claims whose
-    /// pods have changed.
+    /// Handles a change of pods. `changed` is true if an address may no longer be reported by a pod. `claims` are the
+    /// claims whose pods have changed.
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
             self.loops.pod_claims.queue.add(name.clone());
@@ -301,8 +303,8 @@ impl Leader {
         self.loops.pools.mark();
     }
 
-    /// Evaluates the pools again if the node's own addresses have changed and one of them is in a pool, because pools
-    /// do not allocate addresses of nodes.
+    /// Schedules an evaluation of the pools if the node's own addresses have changed and an old or new address lies in
+    /// a pool. The reason is that pools do not allocate addresses of nodes.
     fn reevaluate_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));

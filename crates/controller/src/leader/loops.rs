@@ -1,5 +1,6 @@
-//! The list of all loops. For every loop in the list, the leader asks for requests, passes answers, waits for due work
-//! and updates metrics. Requests that nodes wait for come first, in an order of their own ([`Loops::next_awaited`]).
+//! The list of all loops. The leader asks every loop in the list for requests, passes answers to the loop, wakes the
+//! loop when it has work, and updates the metrics of the loop. Requests that nodes wait for come first, in the order of
+//! [`Loops::next_awaited`].
 
 use std::time::Duration;
 
@@ -54,14 +55,14 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// Returns the next request that nodes wait for. These requests come first, in this order:
-    /// 1. the list at the end of the agent grace
-    /// 2. finalizers of new pools
-    /// 3. the default pool
-    /// 4. podCIDRs whose record in a NodeSubnet is overdue
-    /// 5. podCIDRs, or the fence until it is done
-    /// 6. blocks
-    /// 7. lists of blocks in NodeSubnets
+    /// Returns the next request that nodes wait for. Such requests come before all others, in this order:
+    /// 1. the list of NodeSubnets that ends the agent grace
+    /// 2. the write of a new pool's finalizer
+    /// 3. requests about the default pool
+    /// 4. writes that record podCIDRs in NodeSubnets, if they are overdue
+    /// 5. writes of podCIDRs; until the fence is done, requests of the fence instead
+    /// 6. requests about blocks that nodes wait for
+    /// 7. requests about NodeSubnets that nodes wait for
     ///
     /// While the process stops, only the loops of podCIDRs and blocks are asked.
     pub(super) fn next_awaited(

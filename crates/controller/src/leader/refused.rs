@@ -1,4 +1,4 @@
-//! Reports calls that the API server keeps rejecting, by events and by conditions.
+//! Uses events and conditions to report calls that the API server keeps rejecting.
 
 use super::Leader;
 use crate::allocations::blocks::BlockEntry;
@@ -13,8 +13,8 @@ use crate::{Now, Purpose, pod_claims};
 use cadastre_api::FINALIZER;
 
 impl Leader {
-    /// Records the outcome of a call. Adds an event if the call now counts as one that keeps failing, or if such a call
-    /// has succeeded.
+    /// Records the outcome of a call. Adds an event if the call keeps failing, or if it has succeeded after it had kept
+    /// failing.
     pub(super) fn note(
         &mut self,
         answer: &RequestAnswer,
@@ -63,7 +63,8 @@ impl Leader {
         });
     }
 
-    /// Returns the name of the node whose NodeSubnet reports that the call keeps failing.
+    /// Returns the name of the node whose NodeSubnet reports that the call keeps failing. Returns `None` if no
+    /// NodeSubnet reports this.
     fn node_of(&self, call: &ObjectCall, purpose: &Purpose) -> Option<NodeName> {
         match (call, purpose) {
             (ObjectCall::AssignPodCidrs(_), Purpose::Assign { name, .. })
@@ -76,11 +77,12 @@ impl Leader {
         }
     }
 
-    /// Returns whether the API server kept the written content: the answer shows the intended object with that content.
+    /// Returns whether the answer shows the intended object with the written content. Returns false if the answer shows
+    /// another object, or if the API server has dropped a part of the written content.
     fn is_kept(&self, answer: &RequestAnswer) -> bool {
         match (answer.purpose, answer.outcome) {
-            // If a read shows another UID, the watch is behind: the node is read again until the cache has that UID,
-            // too.
+            // If a read returns a Node with another UID, the watch is behind. The node is read again until the cache
+            // has the new UID, too.
             (Purpose::Assign { uid, .. }, RequestOutcome::Node(node)) => {
                 node.uid == *uid && !(answer.wrote && node.is_empty())
             }

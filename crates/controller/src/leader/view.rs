@@ -65,8 +65,8 @@ impl Leader {
         view.loops = loops.map(|(name, it)| (name, it.load())).collect();
     }
 
-    /// Counts writes that keep failing. Nodes whose podCIDRs or new blocks cannot be written are counted as waiting,
-    /// too.
+    /// Counts the requests that keep failing. Nodes whose podCIDRs or new blocks cannot be written are also counted as
+    /// waiting.
     fn describe_refusals(&mut self, view: &mut ControllerView, now: Now) {
         view.rejected_writes = self.allocations.refusals.count(now.mono);
         *view.rejected_writes.entry(ObjectKind::Node).or_default() += self.loops.fence.left().1;

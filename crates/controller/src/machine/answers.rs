@@ -1,5 +1,5 @@
-//! Writes the objects in an answer to the cache, before any decision uses them. This happens even if another process
-//! leads by now.
+//! Handles the answers to requests. The objects in an answer are written to the cache before any decision uses them,
+//! even if another process leads by now.
 
 use std::borrow::Borrow;
 
@@ -33,7 +33,8 @@ impl Controller {
         leader.answered(&answer, &self.cache, &mut self.reports, now);
     }
 
-    /// Applies the objects in an answer to the cache. Returns whether the answer was a list that could be applied.
+    /// Applies the objects in an answer to the cache. Returns whether the answer was a list and the cache has applied
+    /// the list.
     fn apply_answer(&mut self, pending: &Pending, outcome: &RequestOutcome, now: Now) -> bool {
         let sent = pending.sent;
         match outcome {
@@ -42,7 +43,7 @@ impl Controller {
             RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
             RequestOutcome::Claim(claim) => self.shown(claim, sent, now),
             // The answer to a creation does not enter the cache, because an older block may overlap the new one. Only
-            // the watch shows all blocks that were created before.
+            // the watch shows all blocks that were created before the new one.
             RequestOutcome::Block(block)
                 if self.cache.blocks.get(&block.name).is_some()
                     || Mutation::BlockConfirmedByAnswer.is_on() =>

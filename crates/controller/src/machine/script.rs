@@ -1,4 +1,5 @@
-//! A controller that receives events from a test, which checks the controller's requests.
+//! A controller for tests. The test passes events to the controller, and checks the requests that the controller
+//! returns.
 
 use super::*;
 use crate::cluster::lease::{LeadershipTerm, Takeover};
@@ -18,7 +19,8 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Builds one node per NodeSubnet, the blocks that the NodeSubnets list, and pool `p` with this range.
+    /// Builds a cluster with these NodeSubnets, one node for each of them, the blocks that the NodeSubnets list, and
+    /// the pool `p`, which has this range.
     pub(super) fn new(range: &str, subnets: Vec<Subnet>) -> Self {
         Cluster {
             nodes: subnets.iter().map(|it| node(&it.name)).collect(),
@@ -34,9 +36,9 @@ impl Cluster {
 pub(super) struct Script {
     pub controller: Controller,
     pub now: Now,
-    /// The term in which the controller leads.
+    /// The term in which [`Script::leads`] makes the controller lead.
     pub term: LeadershipTerm,
-    /// NodeSubnets as last written or reported.
+    /// The NodeSubnets as the API server has them after all lists and writes so far.
     pub subnets: BTreeMap<NodeName, Subnet>,
 }
 
@@ -62,7 +64,7 @@ impl Script {
         script
     }
 
-    /// Makes the controller lead, or renews its Lease.
+    /// Makes the controller lead in [`Script::term`]. If the controller leads already, renews its Lease.
     pub(super) fn leads(&mut self) {
         let term = self.term.clone();
         self.on(ControllerEvent::Leadership(Leadership::Leading(term)));
@@ -118,13 +120,13 @@ impl Script {
         one
     }
 
-    /// Answers the wanted write of the Lease with success.
+    /// Makes the Lease write that the controller wants succeed. Panics if the controller wants no Lease write.
     pub(super) fn write_lease(&mut self) {
         self.term.named = self.controller.take_wanted().unwrap().number;
         self.leads();
     }
 
-    /// Returns the names of the nodes for which blocks are to be created now.
+    /// Returns the names of the nodes for which the controller wants to create blocks now.
     pub(super) fn creations(&mut self) -> Vec<String> {
         let out = self.poll();
         let creations = out.iter().filter_map(|it| match &it.request {
@@ -134,7 +136,8 @@ impl Script {
         creations.collect()
     }
 
-    /// Answers all writes of NodeSubnets with success. Returns the names of their nodes and the blocks that they list.
+    /// Answers all writes of NodeSubnets with success. Returns the name of each written NodeSubnet, with the blocks
+    /// that it lists.
     pub(super) fn write_subnets(&mut self) -> Vec<(String, Vec<String>)> {
         let mut written = Vec::new();
         for OutgoingRequest { id, request, .. } in self.poll() {

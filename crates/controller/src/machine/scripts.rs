@@ -10,12 +10,12 @@ use cadastre_api::AllocationMode;
 use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
-/// Longer than the agent grace, the time after a gap in which agents report before any block is allocated.
+/// A time that is slightly longer than the agent grace of 45 s.
 const GRACE: Duration = Duration::from_secs(46);
 
 impl Script {
-    /// Waits until the agent grace is over, and answers the list of NodeSubnets at its end. In this list, the agent of
-    /// the node `name` reports that it uses `blocks`.
+    /// Waits for the length of the agent grace, and then answers the list of NodeSubnets that ends the grace. In this
+    /// list, the agent of the node `name` reports that it uses `blocks`.
     fn agents_report(&mut self, name: &str, blocks: &[&str]) {
         self.pass(GRACE);
         let id = self
@@ -51,7 +51,8 @@ fn using(name: &str, blocks: &[&str]) -> Subnet {
     subnet
 }
 
-/// Returns a block in quarantine. It belonged to an earlier Node with that name, on the machine of [`machine`].
+/// Returns a block in quarantine. The block belonged to an earlier Node of this name. [`machine`] identifies the
+/// machine of that earlier Node.
 fn quarantined(name: &str, range: &str) -> Block {
     let mut block = objects(&subnet(name, &[range], 0)).remove(0);
     let spec = block.spec.as_mut().unwrap();
@@ -62,8 +63,8 @@ fn quarantined(name: &str, range: &str) -> Block {
     block
 }
 
-/// Returns a cluster in which the machine of node `a` has registered again while its block is still in quarantine. The
-/// agent of node `b` uses the blocks `uses`.
+/// Returns a cluster in which the machine of node `a` has registered again, while the block of the earlier Node `a` is
+/// still in quarantine. The agent of node `b` reports that it uses the blocks `uses`.
 fn returning(uses: &[&str]) -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
@@ -88,7 +89,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[test]
 fn a_block_of_a_node_deleted_before_its_creation_goes_to_a_waiting_node() {
     let wants = || vec![subnet("a", &[], 1), subnet("b", &[], 1)];
-    // The creation is rejected as busy, and then the node is deleted.
+    // First the API server rejects the creation because it is busy. Then the node is deleted.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let OutgoingRequest { id, request, .. } = script.poll_for(is_creation);
     assert!(
@@ -100,7 +101,7 @@ fn a_block_of_a_node_deleted_before_its_creation_goes_to_a_waiting_node() {
     script.delete_node("a");
     script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
-    // The node is deleted, and then the creation is rejected as busy.
+    // First the node is deleted. Then the API server rejects the creation because it is busy.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let id = script.poll_for(is_creation).id;
     script.delete_node("a");
@@ -168,7 +169,8 @@ fn the_agent_grace_begins_once_agents_can_report() {
         ..LeadershipTerm::of("1", Takeover::Clean)
     });
     script.leads();
-    // The lists take longer than the agent grace. So the grace would be over by now if it had begun with the term.
+    // The lists take longer than the agent grace. So the grace would be over by now if it had begun when the term
+    // began.
     script.pass(GRACE);
     let mut cluster = Cluster::new(ONE, Vec::new());
     cluster.nodes.push(node("a"));
@@ -264,7 +266,7 @@ fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
 #[test]
 fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
-    // The block's object exists, but no NodeSubnet lists it yet.
+    // The IPAMBlock exists, but no NodeSubnet lists the block yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
         blocks: Vec::<AllocatedBlock>::new(),
         ..cluster.subnets[0].spec.clone().unwrap()
@@ -286,7 +288,7 @@ fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it(
 fn after_a_gap_a_block_that_a_late_write_lists_stays() {
     let late = subnet("a", &[ONE], 0);
     let mut cluster = Cluster::new("10.0.0.0/26", vec![late.clone()]);
-    // The block's object exists, but the write that creates the NodeSubnet with it has not arrived yet.
+    // The IPAMBlock exists. The write that creates the NodeSubnet with this block has not reached the API server yet.
     cluster.subnets.clear();
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.write_subnets();

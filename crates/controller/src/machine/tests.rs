@@ -31,15 +31,16 @@ fn touched(out: &[OutgoingRequest]) -> Vec<(RequestId, NodeName)> {
     all.collect()
 }
 
-/// Returns a leader that has taken over from one that did not release the Lease. There are two nodes without podCIDRs,
-/// a pool `podcidrs` in mode NodeCIDR, and a pool `p` in mode Blocks, from which `n2` demands addresses.
+/// Returns a new leader whose predecessor did not release the Lease. The Lease names the writes in `inherited`; with
+/// `None`, it is unknown which writes are in flight. The cluster has two nodes without podCIDRs, a pool `podcidrs` in
+/// mode NodeCIDR, and a pool `p` in mode Blocks. Node `n2` demands addresses of pool `p`.
 fn after_takeover(inherited: Option<WriteIntents>) -> Script {
     let mut script = before_takeover(inherited);
     script.leads();
     script
 }
 
-/// Returns the controller of [`after_takeover`] before it leads.
+/// Returns the controller of [`after_takeover`] in the state before it leads.
 fn before_takeover(inherited: Option<WriteIntents>) -> Script {
     let mut script = Script::new(LeadershipTerm {
         inherited: inherited.map(Arc::new),
@@ -63,7 +64,8 @@ fn pod_cidr_pool(range: &str) -> Pool {
 }
 
 impl Script {
-    /// Returns the requests before the wanted Lease write has succeeded, and those after it.
+    /// Returns the requests that the controller sends before the wanted Lease write succeeds, and those that it sends
+    /// afterwards.
     fn poll_around_lease_write(&mut self) -> (Vec<OutgoingRequest>, Vec<OutgoingRequest>) {
         let before = self.poll();
         self.write_lease();
@@ -75,7 +77,7 @@ impl Script {
         self.answer(id, RequestOutcome::Rejected(why));
     }
 
-    /// Answers a touch with the Node after the touch.
+    /// Answers a touch with the Node as the touch has changed it. The Node now has the resourceVersion `version`.
     fn accept_touch(&mut self, id: RequestId, name: &str, version: u64) {
         let node = Node {
             term: Some("2-b".into()),
@@ -110,8 +112,8 @@ fn assignments_that_the_lease_names_are_repeated_and_no_node_is_touched() {
     for one in &allocations {
         assert_eq!(one.name == intent.name, one.cidrs == intent.cidrs);
     }
-    // Only the repetition of the inherited write is rejected. Its node still waits, and its range stays reserved: the
-    // earlier leader's own request may be on its way, and take effect later.
+    // Only this leader's repetition of the inherited write is rejected. The node still waits for podCIDRs, and the
+    // range stays reserved, because the earlier leader's own request may still be in flight and take effect later.
     let id = after.iter().find(|out| {
         assigned(std::slice::from_ref(*out))
             .iter()
@@ -174,7 +176,7 @@ fn without_intents_in_the_lease_an_untouchable_node_delays_only_podcidrs() {
     let view = script.controller.view(script.now);
     assert_eq!(view.waiting.get("fence"), Some(&1));
     assert!(view.allocating && view.fencing.is_some_and(|what| what.contains("n1")));
-    // The touch of the other node succeeds in the end, so podCIDRs are allocated.
+    // The touch of `n1` succeeds at the second attempt, so podCIDRs are allocated.
     script.now.mono = Duration::from_secs(20);
     let again = touched(&script.poll());
     assert_eq!(again.len(), 1);
@@ -245,7 +247,7 @@ fn a_leader_that_stops_repeats_an_indeterminate_assignment_and_starts_none() {
     script.answer(first.id, lost());
     script.controller.stop();
     script.reject(second.id);
-    // The API server has not executed the lost write so far, and may still do so.
+    // The API server has not executed the unanswered write so far, but it may still execute the write.
     let read = script.poll_for(|it| matches!(it, ApiRequest::Read(ObjectKind::Node, _)));
     let name = assigned(std::slice::from_ref(first))[0].name.clone();
     script.answer(read.id, RequestOutcome::Node(node(&name)));

@@ -22,7 +22,7 @@ struct Fixture {
     now: Now,
 }
 
-/// Returns the pod web-0 of StatefulSet web, which names these pools.
+/// Returns the pod web-0 of the StatefulSet web. The StatefulSet names these pools.
 fn sticky_pod(uid: &str, node: Option<&str>, pools: &[&str]) -> Pod {
     let mut pod = claiming_pod("web-0", CLAIM, node);
     pod.uid = uid.into();
@@ -80,7 +80,7 @@ impl Fixture {
         self.step(|pod_claims, cx| _ = pod_claims.answered(&answer, cx));
     }
 
-    /// Returns the pool of the claim that is created now.
+    /// Returns the pool of the claim that the loop creates now.
     fn pool_of_created(&mut self) -> Option<String> {
         match self.request()? {
             ApiRequest::Create(name, ObjectSpec::Claim(claim)) if *name == *CLAIM => {
@@ -287,7 +287,7 @@ fn with_blocks() -> Fixture {
     fixture
 }
 
-/// Whether a claim is created for the pod now.
+/// Returns whether the loop creates a claim for the pod now.
 fn is_created(fixture: &mut Fixture, pod: Pod) -> bool {
     fixture.applied(pod);
     fixture.request().is_some()
@@ -360,7 +360,7 @@ fn a_pod_gets_no_claim_while_its_node_has_the_address() {
     other.status.addresses = [addr("10.0.0.20")].into();
     fixture.allocations.claim_seen(&other);
     assert!(is_created(&mut fixture, own()), "the claim says who has it");
-    // A podCIDR counts like a block.
+    // Addresses in a podCIDR count like addresses in a block.
     let mut fixture = Fixture::new(one_pool());
     let of_pod_cidr = Node {
         version: 2,

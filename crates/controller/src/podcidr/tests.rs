@@ -85,7 +85,8 @@ fn a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them() {
 fn the_first_podcidr_is_of_the_clusters_primary_family() {
     let (v4, v6) = ("10.9.0.0/28", "fd00:9::/124");
     let (services_v4, services_v6) = ("10.8.0.0/16", "fd00:1::/112");
-    // The flag for the service range, the ServiceCIDR, the podCIDRs of another node, and the expected family.
+    // The flag for the service range, the range of the ServiceCIDR, the podCIDRs of another node, and the expected
+    // family.
     for (flag, service_range, before, first) in [
         (None, &[][..], &[][..], Family::V4),
         (Some(services_v6), &[], &[], Family::V6),

@@ -24,8 +24,8 @@ pub(super) struct Older(BTreeMap<Cidr, PoolName>);
 
 impl Older {
     fn overlap(&self, range: &Cidr) -> Option<(Cidr, PoolName)> {
-        // CIDRs are ordered by their first address. So a range that overlaps this one either starts inside it, or
-        // contains it and has a shorter prefix.
+        // CIDRs are ordered by their first address. So if a range overlaps `range`, it either starts inside `range`, or
+        // contains `range` and has a shorter prefix.
         let next = self.0.range(*range..).next();
         if let Some((theirs, name)) = next.filter(|(theirs, _)| theirs.overlaps(range)) {
             return Some((*theirs, name.clone()));
@@ -36,8 +36,8 @@ impl Older {
     }
 }
 
-/// Returns the new state of a pool. All older pools must have been evaluated before. `kept` is the pool's previous
-/// state, whose cursors and pause are kept.
+/// Returns the new state of a pool. The caller must have evaluated all older pools before. `kept` is the pool's
+/// previous state, whose cursors and pause are kept.
 pub(super) fn evaluate_pool(
     pool: &Pool,
     kept: Option<PoolState>,
@@ -168,7 +168,7 @@ fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
     }
 }
 
-/// The values in a spec, parsed. The default stands for an invalid spec.
+/// The parsed values of a spec. For an invalid spec, `Parsed::default()` is used instead.
 struct Parsed {
     allocation_mode: AllocationMode,
     terms: BlockTerms,

@@ -1,8 +1,8 @@
 //! Index of pools by range: finds the pools that share addresses with a range without visiting every pool.
 //!
-//! Two CIDRs are disjoint, or one contains the other. All ranges that cover a given range are prefixes of it, so one
-//! lookup per prefix length in use finds them. The ranges inside the given range follow directly after it in the order
-//! of CIDRs.
+//! Two CIDRs are disjoint, or one contains the other. Each range that covers a given range is a prefix of the given
+//! range, so one lookup per prefix length in use finds all of them. The ranges inside the given range follow directly
+//! after it in the order of CIDRs.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl PoolRangeIndex {
         index
     }
 
-    /// Returns the oldest pool that has a range which covers `range`, among the pools for which `is` returns true.
+    /// Returns the oldest pool with a range that covers `range`. Only pools for which `is` returns true count.
     pub(crate) fn oldest_over(
         &self,
         range: &Cidr,
@@ -47,13 +47,13 @@ impl PoolRangeIndex {
         let range = *range;
         let from = self.by_range.range(range..);
         let within = from.take_while(move |(inside, _)| range.contains(inside));
-        // `over` returns the range itself, so the range is left out here.
+        // `over` also returns the pools of exactly this range, so they are left out here.
         let within = within.filter(move |(inside, _)| **inside != range);
         let within = within.flat_map(|(_, places)| places);
         self.over(&range).flatten().chain(within).copied()
     }
 
-    /// Returns the pools of each indexed range that covers this one or equals it.
+    /// Returns the pools of each indexed range that covers this range or equals it.
     fn over(&self, range: &Cidr) -> impl Iterator<Item = &[usize]> + use<'_> {
         let range = *range;
         let lens = self.lens.get(range.family()).iter();

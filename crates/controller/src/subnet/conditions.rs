@@ -1,5 +1,5 @@
-//! The conditions in the status of a NodeSubnet: whether entries of the agent's status are invalid, whether pools are
-//! left out, and whether the API server keeps rejecting writes for the node.
+//! The conditions that the controller writes in the status of a NodeSubnet. They report whether entries of the agent's
+//! status are invalid, whether pools are left out, and whether the API server keeps rejecting writes for the node.
 
 use super::Subnets;
 use crate::Context;
@@ -13,13 +13,13 @@ use cadastre_core::mutation::Mutation;
 /// The condition that reports writes for the node that the API server keeps rejecting.
 pub(super) const WRITES_REJECTED: &str = "WritesRejected";
 
-/// Whether there is a problem, and the message of the condition. `None` if that is unknown: then the condition stays as
+/// Whether there is a problem, and the message of the condition. If `None`, this is unknown, and the condition stays as
 /// it is.
 type Finding = Option<(bool, String)>;
 
 impl Subnets {
-    /// Returns the conditions that a NodeSubnet should have. These are the conditions about present problems, those
-    /// about earlier problems that are over by now, and the conditions of other writers, unchanged.
+    /// Returns the conditions that a NodeSubnet should have: conditions about present problems, conditions about
+    /// problems that are over, and the unchanged conditions of other writers.
     pub(super) fn conditions(&self, subnet: &Subnet, cx: &Context) -> Vec<SubnetCondition> {
         let is = subnet.report.as_ref().map(|it| it.conditions.to_vec());
         let is = is.filter(|_| !Mutation::OthersConditionsWiped.is_on());
@@ -32,7 +32,7 @@ impl Subnets {
         );
         let writes = node.and_then(|node| self.rejections(node, cx));
         let invalid = invalid_entries(subnet, cx);
-        // Only `Accepted` has the status False if there is a problem.
+        // `Accepted` is the only condition whose status is False if there is a problem.
         let reasons = ["PartlyRefused", "Understood"];
         set_condition(&mut all, ACCEPTED, invalid, "False", reasons);
         let reasons = ["TooMany", "AllListed"];
@@ -47,8 +47,8 @@ impl Subnets {
         all
     }
 
-    /// Returns whether the API server keeps rejecting writes for a node. That is unknown before the first answer to
-    /// this leader, and while a write has failed only a few times.
+    /// Returns whether the API server keeps rejecting writes for a node. Returns `None` before the first answer to this
+    /// leader, and while a write has failed only a few times.
     fn rejections(&self, node: &Node, cx: &Context) -> Finding {
         if let Some(why) = rejected_write(node, cx.allocations) {
             return Some((true, why));
@@ -63,8 +63,8 @@ impl Subnets {
     }
 }
 
-/// Returns whether the agent's status has invalid entries or entries about other nodes, with a text that names them.
-/// That is unknown if the agent has written no status, or if the Node is gone.
+/// Returns whether the agent's status has invalid entries or entries about other nodes, with a text that names these
+/// entries. Returns `None` if the agent has written no status, or if the Node is gone.
 fn invalid_entries(subnet: &Subnet, cx: &Context) -> Finding {
     let report = subnet.report.as_ref()?;
     let node = cx.cache.nodes.get(&subnet.name)?;
@@ -109,8 +109,8 @@ fn invalid_entries(subnet: &Subnet, cx: &Context) -> Finding {
     Some((true, text))
 }
 
-/// Sets the condition `kind` in the list. A condition that reports no problem is written only if the list has that
-/// condition already. `reasons` has the reason for a problem, then the reason for none.
+/// Sets the condition `kind` in the list. A condition that reports no problem is set only if the list already has a
+/// condition of this kind. `reasons` has the reason if there is a problem, then the reason if there is none.
 fn set_condition(
     all: &mut Vec<SubnetCondition>,
     kind: &str,
@@ -160,7 +160,8 @@ fn writes_for<'a>(
     of_node.into_iter().chain(of_blocks)
 }
 
-/// Returns a text about a write for the node that the API server keeps rejecting, or `None` if there is none.
+/// Returns a text about a write for the node that the API server keeps rejecting. Returns `None` if there is no such
+/// write.
 pub(super) fn rejected_write(node: &Node, allocations: &AllocationState) -> Option<String> {
     let refusals = &allocations.refusals;
     let writes = writes_for(node, allocations);

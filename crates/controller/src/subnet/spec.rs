@@ -1,4 +1,4 @@
-//! The spec that a NodeSubnet should have.
+//! Computes the spec that a NodeSubnet should have.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +18,8 @@ use cadastre_api::{
 };
 use cadastre_core::mutation::Mutation;
 
-/// Returns the spec that the NodeSubnet should have, or `None` if the NodeSubnet should not exist. `is` is the present
-/// NodeSubnet.
+/// Returns the spec that the NodeSubnet should have, or `None` if the NodeSubnet should not exist. `is` is the
+/// NodeSubnet as it is now.
 pub(super) fn wanted(
     name: &NodeName,
     is: Option<&Subnet>,
@@ -63,7 +63,7 @@ pub(super) fn wanted(
         machine_id: node.machine.machine_id.as_deref().map(str::to_owned),
         pod_cidrs,
         blocks,
-        // A node without any pool runs no agent of Cadastre, so nobody needs the ranges.
+        // On a node without any pool, no agent of Cadastre runs, so nobody needs the ranges.
         pod_ranges: match pools.as_slice() {
             [] => Vec::new(),
             _ => allocations.pools.pod_ranges().to_vec(),
@@ -80,21 +80,22 @@ pub(super) fn wanted(
 
 /// Returns whether a live node needs a NodeSubnet that lists no range.
 fn is_needed_while_empty(node: &Node, is: Option<&Subnet>, allocations: &AllocationState) -> bool {
-    // A NodeSubnet is needed even if the pool allocates nothing now: the agent may have blocks of the pool, and a
-    // block's creation by an earlier leader may still be in flight.
+    // A NodeSubnet is needed even if the pool allocates nothing now. The agent may have blocks of the pool, and an
+    // earlier leader's creation of a block may still be in flight.
     let has_blocks = |pool: &&PoolState| {
         let is_valid = !matches!(pool.phase, PoolPhase::Invalid(_));
         is_valid && pool.allocation_mode == AllocationMode::Blocks
     };
     let mut block_pools = allocations.pools.iter().filter(has_blocks);
     let may_demand = |pool: &PoolState| pool.phase != PoolPhase::Starting && pool.selects(node);
-    // The NodeSubnet of a live node is never deleted. So a block that takes effect late, by a write of an earlier
-    // leader, can be listed there.
+    // The NodeSubnet of a live node is never deleted. It can list a block that takes effect late, by a write of an
+    // earlier leader.
     let is_needed =
         is.is_some() || block_pools.any(|pool| allocations.in_agent_grace || may_demand(pool));
     // While the node's first blocks are being created, the NodeSubnet is not created yet, so that one write with the
-    // blocks suffices. It is needed at once in two cases: during the agent grace, because the agent reports there; and
-    // if the API server rejects the blocks, because a condition must report that.
+    // blocks suffices. There are two exceptions. During the agent grace, the NodeSubnet is needed at once, because the
+    // agent reports in it. If the API server rejects the blocks, it is needed at once, because one of its conditions
+    // must report that.
     let waits_for_blocks = is.is_none()
         && !allocations.in_agent_grace
         && allocations.blocks.has(&node.uid)
@@ -102,9 +103,9 @@ fn is_needed_while_empty(node: &Node, is: Option<&Subnet>, allocations: &Allocat
     is_needed && !waits_for_blocks && !Mutation::EmptySubnetDeleted.is_on()
 }
 
-/// Returns the pools that a NodeSubnet lists: first the pools that allocate to the node, best first, then other pools
-/// of which the node has ranges. If one object has no room for all, the last pools of which the node has no ranges are
-/// left out.
+/// Returns the pools that a NodeSubnet lists. The pools that allocate to the node come first, the best of them at the
+/// head. The other pools of which the node has ranges follow. If one object has no room for all pools, the last pools
+/// of which the node has no ranges are left out.
 fn pools(
     node: &Node,
     blocks: &[AllocatedBlock],
@@ -148,8 +149,8 @@ fn pools(
     pools
 }
 
-/// Shortens the list to what one object may contain. Pools in `with_ranges`, of which the node has ranges, stay before
-/// others do.
+/// Shortens the list to what one object may contain. Pools of which the node has ranges (`with_ranges`) are removed
+/// last.
 fn bound(pools: &mut Vec<NodePool>, with_ranges: &BTreeSet<&str>) {
     let has_ranges = |pool: &NodePool| with_ranges.contains(pool.name.as_str());
     let size = |pool: &NodePool| serde_json::to_vec(pool).map_or(0, |it| it.len());

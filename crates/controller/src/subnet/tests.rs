@@ -10,11 +10,11 @@ use crate::fixtures::{
 use cadastre_api::NodePool;
 use cadastre_daemon::watch::ObjectEvent;
 
-/// A pool in a NodeSubnet: its name, whether it is retained, and its cooldown.
+/// The entry of a pool in a NodeSubnet: its name, whether it is retained, and its cooldown in seconds.
 type Entry = (&'static str, bool, u32);
 
-/// Checks which pools the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a cooldown of
-/// its own. Pool `q` also selects the node. `before` are the pools that the NodeSubnet lists now.
+/// Checks which pools the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a cooldown that
+/// differs from the default. Pool `q` also selects the node. `before` are the pools that the NodeSubnet lists now.
 #[track_caller]
 fn assert_listed(change: impl FnOnce(&mut Pool), before: &[Entry], expected: &[Entry]) {
     let mut p = pool_with("p", "10.0.0.0/24", |spec| spec.terms.cooldown_seconds = 7);
@@ -101,7 +101,7 @@ fn pools_for_which_one_object_has_no_room_are_left_out_and_reported_once() {
         subnets.requests.answered(&"n".into(), &done());
     }
     assert_eq!(all_reasons, [POOLS_LEFT_OUT]);
-    // The condition reports the problem again each time, unlike the event.
+    // Unlike the event, the condition reports the problem again each time.
     let of_node = cache.subnets.get("n").unwrap();
     let all = conditions(&subnets, of_node, &cache, &mut allocations);
     let condition = all.iter().find(|it| &*it.kind == POOLS_LEFT_OUT).unwrap();
@@ -227,7 +227,8 @@ fn conditions_of_others_stay_as_they_are() {
     assert_eq!(&*wanted[1].status, "False");
     let others = [&wanted[0], &wanted[2]];
     assert_eq!(others, [&before[0], &before[2]], "and in their places");
-    // Conditions can only be written on the version that was read, so the pending write of the spec comes first.
+    // The conditions can be written only to the latest version of the object, so the pending write of the spec comes
+    // first.
     subnets.queue.add("n".into());
     in_step(&cache, &mut allocations, NOW, |cx| {
         let (request, _) = subnets.next(cx).unwrap();

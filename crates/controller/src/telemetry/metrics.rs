@@ -1,8 +1,8 @@
 //! Metrics of the controller. A metric that other Kubernetes controllers have, too, has the same name here, for example
 //! `workqueue_depth`.
 //!
-//! The number of series is bounded: labels are pools, families, loops, reasons and similar, never nodes, pods or
-//! addresses.
+//! The number of series is bounded, because labels name pools, families, loops, reasons and the like, but never nodes,
+//! pods or addresses.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,7 +42,8 @@ pub struct ControllerMetrics {
     doubled: IntGauge,
     rejected_entries: IntGauge,
     rejected_writes: IntGaugeVec,
-    /// How many times keys had become ready in each loop's queues ([`Load::added`]) at the last update
+    /// The value of [`Load::added`] of each loop at the last update. Only the growth since then is added to the counter
+    /// `added`
     counted: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
@@ -167,8 +168,8 @@ impl ControllerMetrics {
         })
     }
 
-    /// Counts an answered request of a loop; `result` is `success`, `refused` or `error`, `took` the time to the
-    /// answer.
+    /// Counts an answered request of a loop, and observes the time `took` from the request to the answer. `result` is
+    /// `success`, `refused` or `error`.
     pub(crate) fn answered(&self, of_loop: &str, result: &str, took: Duration) {
         self.requests.with_label_values(&[of_loop, result]).inc();
         self.seconds
@@ -181,8 +182,9 @@ impl ControllerMetrics {
         self.dropped.inc();
     }
 
-    /// Updates the metrics of the loops' queues. While this process does not lead, there are no loops, and their gauges
-    /// have no series. [`Load::added`] starts at zero in each term, so its growth is added to the counter.
+    /// Updates the metrics of the loops' queues. While this process does not lead, there are no loops, so the gauges of
+    /// loops have no series. The counter continues across terms, although [`Load::added`] starts at zero in each term,
+    /// because only the growth of [`Load::added`] is added to the counter.
     fn set_loops(&self, loops: &[(&'static str, Load)]) {
         self.ready.reset();
         self.later.reset();

@@ -35,7 +35,7 @@ const COUNTS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Returns the values of the gauges in [`COUNTS`].
+/// Returns the values of the gauges in [`COUNTS`], in the same order.
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
 fn counts(figures: &FamilyCounts) -> [f64; 5] {
     [
@@ -47,7 +47,7 @@ fn counts(figures: &FamilyCounts) -> [f64; 5] {
     ]
 }
 
-/// Gauges with the label `pool`; most of them also have the label `family`.
+/// The gauges of all pools. Each gauge has the label `pool`, and most gauges also have the label `family`.
 #[derive(Clone)]
 pub(super) struct PoolMetrics {
     /// The gauges in [`COUNTS`]
@@ -55,7 +55,8 @@ pub(super) struct PoolMetrics {
     waiting: IntGaugeVec,
     exhausts: GaugeVec,
     addresses: GaugeVec,
-    /// Pools and families for which there are series, so that they can be removed later
+    /// The pools and families that have series. [`PoolMetrics::set`] uses it to remove the series of pools that are
+    /// gone
     known: Arc<Mutex<BTreeSet<(String, String)>>>,
 }
 

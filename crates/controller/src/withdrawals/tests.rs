@@ -57,7 +57,7 @@ impl Fixture {
         Withdrawals::of(node, Some(is), blocks, &self.cache, &self.allocations)
     }
 
-    /// Writes what the NodeSubnet should list.
+    /// Writes the NodeSubnet as it should be, and returns what it should list.
     fn write(&mut self) -> Withdrawals {
         let wanted = self.wanted();
         self.change(|is| {
@@ -74,7 +74,8 @@ impl Fixture {
         is_handed_over(node, &cidr(ADDRESS), &CLAIM.into(), &self.cache)
     }
 
-    /// Checks that a requested range stays returned, and is wanted back only once the agent no longer reports it.
+    /// Checks that a returned range stays returned until the agent no longer reports it as withdrawn, although a user
+    /// requests it. After that, the range is wanted back.
     fn assert_returned_until_reported(&mut self) {
         let is = self.write();
         assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
@@ -104,11 +105,11 @@ fn parts_of_blocks_are_wanted_back_and_nothing_else() {
     let mut fixture = Fixture::new(Vec::new());
     fixture.request(&[
         "10.0.0.4/30",  // a part of the first block
-        "10.0.0.5/32",  // inside of the request before
+        "10.0.0.5/32",  // inside the previous request
         "10.0.0.16/32", // in no block of the node
-        "10.0.0.32/28", // a whole block
+        "10.0.0.32/28", // a complete block
         "10.0.0.32/32", // a part of the second block
-        "10.0.0.0/27",  // more than a block
+        "10.0.0.0/27",  // larger than a block
     ]);
     let is = fixture.wanted();
     assert_eq!(is.withdraw, ["10.0.0.4/30", "10.0.0.32/32"]);
@@ -131,7 +132,7 @@ fn what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return() {
     fixture.report(&["10.0.0.4/30"]);
     assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
     fixture.request(&["10.0.0.4/30"]);
-    // The report is from before the return, so the node may assign addresses of the range by now.
+    // The agent reported before the return, so the node may assign addresses of the range by now.
     fixture.assert_returned_until_reported();
 }
 
@@ -140,7 +141,7 @@ fn what_is_returned_stays_returned_although_the_node_uses_it_by_now() {
     let mut fixture = Fixture::new(Vec::new());
     fixture.report(&["10.0.0.4/30"]);
     assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
-    // The pod's status arrives before the agent's report.
+    // The watch delivers the pod's status before the agent's report.
     let user = pod(2, &["10.0.0.5"]);
     fixture.cache.pods.change(ObjectEvent::Applied(user));
     fixture.request(&["10.0.0.4/30"]);
@@ -164,7 +165,7 @@ fn an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet() {
     assert_eq!(fixture.write().claimed, [claimed]);
     assert!(fixture.is_handed_over());
     assert_eq!(fixture.write().claimed.len(), 1);
-    // After a restore of the API server, the agent may report that the address is in use.
+    // After a restore of the API server, the agent may no longer report the address as withdrawn.
     fixture.report(&[]);
     assert!(!fixture.is_handed_over());
 }

@@ -1,4 +1,4 @@
-//! Checks of the election's rules against the true time and the server's own history.
+//! Checks the rules of the election against the true time and the server's own history.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use cadastre_controller::cluster::lease::{LeadershipTerm, Mono, Takeover};
 
 use crate::server::{Server, TermStart, Time};
 
-/// A process that leads, and until when in true time.
+/// A process that leads, and the end of its leadership in true time.
 struct Leader {
     process: usize,
     term: String,
@@ -15,22 +15,22 @@ struct Leader {
     undetectable: bool,
 }
 
-/// The facts about a process that leads, against which its leadership is checked.
+/// The facts about a process that leads. The checks of its leadership use them.
 pub struct LeaderFacts<'a> {
     pub process: usize,
     pub holder: &'a str,
     /// Whether the process had seen a Lease when it sent its last successful write
     pub has_seen: bool,
-    /// Start of the process's last write that took effect while it held the Lease, by its own clock.
+    /// When the process sent its last write that took effect while it held the Lease, by the process's own clock.
     pub last_write: Mono,
-    /// Start of the last write that took effect while the process held the Lease, in true time.
+    /// When the process sent its last write that took effect while it held the Lease, in true time.
     pub last_write_sent: Time,
 }
 
 #[derive(Default)]
 pub struct Checks {
     leaders: Vec<Leader>,
-    /// The holder of every term so far.
+    /// The holder of every term so far, by term.
     holders: BTreeMap<String, String>,
     pub undetectable: u64,
     pub resumed: u64,
@@ -38,8 +38,8 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// Records that this process leads at most until `until`, in true time. Checks that no other process leads before
-    /// then.
+    /// Records that this process leads at most until `until`, in true time. Checks that no other process leads in that
+    /// time.
     pub fn leads(
         &mut self,
         facts: &LeaderFacts,
@@ -91,8 +91,8 @@ impl Checks {
             }
             other => other,
         };
-        // A process that saw the Lease and still created a new one must not report a first start. To report an unclean
-        // start instead of a first one is allowed, because it only costs a fence.
+        // If a process saw the Lease and still created a new one, it must not report a first start. It may always
+        // report an unclean start instead of a first start, because an unclean start only costs a fence.
         let cautious = start.created && leading.takeover == Takeover::Unclean;
         assert!(
             leading.takeover == expected || cautious,
@@ -112,8 +112,9 @@ impl Checks {
     }
 
     /// Returns whether the new leader could not know, when its term began, that another process still led. This is so
-    /// if the Lease was deleted, and the new leader then created the Lease by a write that it had sent too early:
-    /// before the deletion, or before it had ever seen a Lease. Only then may two processes lead at once.
+    /// if the Lease was deleted, and the new leader created the Lease by a write that it had sent too early. The write
+    /// was too early if the leader sent it before the deletion, or before it had ever seen a Lease. Only in this case
+    /// may two processes lead at once.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;

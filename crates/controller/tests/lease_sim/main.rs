@@ -2,13 +2,13 @@
 //!
 //! A seed decides everything in a run:
 //! - two to four processes, whose clock rates differ from the true rate by up to a tenth
-//! - requests that arrive late or never, and answers that are lost before or after the effect
+//! - requests that arrive late or never, and answers that are lost before or after the request takes effect
 //! - watches that are late, silent or forbidden
 //! - pauses, crashes and graceful stops
 //! - edits of the Lease by others, and one deletion
 //!
 //! `LEASE_SEED=7 cargo test --test lease_sim` runs one seed alone.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic)] // test helpers may unwrap and panic like tests
 
 mod check;
 #[path = "../../../../tests/common/rng.rs"]
@@ -30,7 +30,7 @@ fn two_never_lead_at_once_and_one_leads_when_faults_stop() {
     let mut sum = Counts::default();
     let mut failed = Vec::new();
     for seed in seeds {
-        // The panic of a failed seed has printed its message already. The other seeds still run.
+        // The failed seed has already printed the message of its panic. The other seeds still run.
         match std::panic::catch_unwind(|| World::new(seed).run()) {
             Ok(counts) => sum.add_all(&counts),
             Err(_) => failed.push(seed),

@@ -10,19 +10,20 @@ pub type Time = u64;
 /// How a term of leadership truly began.
 #[derive(Clone, Copy, Debug)]
 pub struct TermStart {
-    /// The takeover that an elector with full knowledge would report. A start after a deletion counts as a first start.
+    /// The takeover that an elector with full knowledge would report. If the Lease was deleted before the term, this is
+    /// a first start.
     pub takeover: Takeover,
-    /// Whether the write created the Lease.
+    /// Whether the write that began the term created the Lease.
     pub created: bool,
-    /// When the write took effect.
+    /// When the write that began the term took effect, in true time.
     pub at: Time,
 }
 
-/// An event that watches of the Lease deliver.
+/// An event that the watches of the Lease deliver.
 #[derive(Clone, Debug)]
 pub enum LeaseEvent {
     Written(LeaseRecord),
-    /// The record has the version of the deletion
+    /// The Lease was deleted. The record has the version of the deletion
     Deleted(LeaseRecord),
 }
 
@@ -34,7 +35,7 @@ pub struct Server {
     revision: u64,
     /// Whether the Lease is free because its last holder released it.
     released: bool,
-    /// When the Lease was deleted.
+    /// When the Lease was deleted, in true time.
     pub deleted: Option<Time>,
     /// How each term began, by holder and `spec.leaseTransitions`.
     pub term_starts: BTreeMap<(String, i64), TermStart>,
@@ -97,7 +98,7 @@ impl Server {
         LeaseAnswer::Written(stored)
     }
 
-    /// Annotates the Lease as another program might. This only changes its version.
+    /// Annotates the Lease as another program might. Nothing but the version of the Lease changes.
     pub fn edit(&mut self) {
         self.change(|_| ());
     }
@@ -111,7 +112,7 @@ impl Server {
         }
     }
 
-    /// Clears the holder while it leads, as a user might do by hand.
+    /// Clears the holder of the Lease while the holder leads, as a user might do by hand.
     pub fn clear(&mut self) {
         let mut cleared = false;
         self.change(|lease| cleared = lease.holder.take().is_some());

@@ -1,4 +1,4 @@
-//! The processes, the network between them and the server, and the faults.
+//! The simulated world: the processes, the network between the processes and the server, and the faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::server::{LeaseEvent, Server, Time};
 
 const MS: Time = 1_000;
 const SECOND: Time = 1_000 * MS;
-/// From this time on there are no new faults. A request that was delayed before can still arrive later.
+/// From this time on there are no new faults. A request that was delayed before this time can still arrive later.
 const FAULTY: Time = 240 * SECOND;
-/// At this time one process must lead, and the checks of quiet times begin.
+/// At this time one process must lead, and the checks of the quiet time begin.
 const QUIET: Time = FAULTY + 90 * SECOND;
 const STEADY: Time = QUIET + 30 * SECOND;
-/// At this time another process must lead, because the leader stopped gracefully at [`STEADY`].
+/// At this time a process must lead, and not the former leader, which stopped gracefully at [`STEADY`].
 const HANDED_OVER: Time = STEADY + SECOND;
 /// How long a process waits for an answer, by its own clock.
 const PATIENCE: Mono = Duration::from_secs(4);
@@ -28,7 +28,7 @@ pub const RENEW_DEADLINE: Mono = Duration::from_secs(10);
 #[derive(Clone, Debug, Default)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
-/// Each of these events must happen often enough in all seeds together.
+/// Events that must each happen often enough in all seeds together.
 const COUNTED: [&str; 13] = [
     "first starts",
     "clean hand-overs",
@@ -75,10 +75,10 @@ struct Call {
 #[derive(Debug)]
 enum Event {
     Wake(usize),
-    /// A call reaches the server. If the flag is false, its answer is lost.
+    /// A call reaches the server. If the flag is false, the answer to the call is lost.
     Arrive(Call, LeaseCall, bool),
     Return(Call, LeaseAnswer),
-    /// A watch event reaches a process, given by its index and its `birth`.
+    /// A watch event reaches a process. The numbers are the index of the process and its `birth`.
     Shown(usize, u64, LeaseEvent),
     Fault,
     Steady,
@@ -94,19 +94,19 @@ struct Process {
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
-    /// Number of this start of a process. A restart gets a new number.
+    /// Number of this start of a process. Each restart gets a new number.
     birth: u64,
     /// Whether the process may watch the Lease.
     may_watch: bool,
-    /// Until this time the process's watch delivers nothing.
+    /// Until this true time the process's watch delivers nothing.
     silent_until: Time,
-    /// Calls since quiet times began.
+    /// Number of calls since the quiet time began.
     calls: u64,
     call: Option<u64>,
     wake: Option<Time>,
     /// Times of the calls in the last second.
     recent: Vec<Time>,
-    /// Whether an answer has ever shown that a Lease exists.
+    /// Whether any answer has told the process that a Lease exists.
     has_seen: bool,
     /// The last write that took effect while this process held the Lease.
     last_write: Sent,
@@ -117,14 +117,14 @@ impl Process {
         Duration::from_micros(self.offset + now * self.rate / 1000)
     }
 
-    /// Returns the true time at which the process's clock shows the time `own`.
+    /// Returns the true time at which the process's clock has the time `own`.
     fn when(&self, own: Mono) -> Time {
         let own = Time::try_from(own.as_micros()).unwrap();
         (own.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
     }
 }
 
-/// When a call was sent, by the process's own clock and in true time, and whether the process had seen a Lease by then.
+/// When a call was sent, by the process's own clock and in true time, and whether the process had already seen a Lease.
 #[derive(Clone, Copy, Default)]
 struct Sent {
     own: Mono,
@@ -146,7 +146,7 @@ pub struct World {
     counts: Counts,
     handed_over: Option<(usize, bool)>,
     steady: Option<String>,
-    /// Until this time every write fails at once.
+    /// Until this true time every write fails at once.
     failing_until: Time,
 }
 
@@ -305,7 +305,7 @@ impl World {
         false
     }
 
-    /// Checks that in quiet times standbys with a watch hardly call the server.
+    /// Checks that in the quiet time standbys with a watch hardly call the server.
     fn check_standbys(&mut self, leader: usize) {
         let standbys = self.processes.iter().enumerate();
         for (_, process) in standbys.filter(|(index, _)| *index != leader) {
@@ -354,7 +354,7 @@ impl World {
         if process.birth != birth {
             return;
         }
-        // The process handles watch events only after its call is over.
+        // The process handles watch events only after its present call is over.
         let busy = process.call.map_or(0, |_| now + 50 * MS);
         let later = process.paused_until.max(busy);
         if later > now {
@@ -406,7 +406,7 @@ impl World {
             return self.send(index, ask);
         }
         if let Some(due) = process.elector.wake_at() {
-            // A timer that is due at once must cause a call. Otherwise the process would wake itself for ever.
+            // A timer that is due at once must cause a call. Otherwise the process would wake itself up without end.
             assert!(
                 due > process.own(now),
                 "nothing to ask at the time it named"
@@ -581,8 +581,8 @@ impl World {
         self.drive(index);
     }
 
-    /// Ends the process and starts another one of the same name with another nonce. Requests of the ended process stay
-    /// in flight.
+    /// Ends the process and starts another process of the same name with a new nonce. Requests of the ended process
+    /// stay in flight.
     fn restart(&mut self, index: usize) {
         self.checks.leads_no_more(index);
         self.processes[index] = self.born();

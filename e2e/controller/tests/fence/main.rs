@@ -1,6 +1,6 @@
 //! Tests of guards, with the controller's writer and a real API server. A guard is a precondition of a write, such as
-//! an object's resourceVersion or UID. By its guards, a write succeeds only if the state for which the controller
-//! decided it still holds when the write arrives.
+//! an object's resourceVersion or UID. The controller decides on each write for a certain state of the object. The
+//! guards make the write fail if this state has changed before the write arrives.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -91,7 +91,7 @@ impl Bench {
         node_of(self.send(read).await)
     }
 
-    /// Assigns podCIDRs as a leader does that has observed the node as `node`.
+    /// Writes podCIDRs to a node, as a leader does that has `node` in its cache.
     async fn assign(&self, node: &CachedNode) -> RequestOutcome {
         self.send(ApiRequest::AssignPodCidrs(PodCidrAllocation {
             name: node.name.clone(),

@@ -1,5 +1,5 @@
-//! The guards of writes of podCIDRs to nodes, and of touches of nodes. They make writes of an earlier leader fail that
-//! contradict writes of the present leader.
+//! Tests of the guards of two kinds of writes: podCIDRs of nodes, and touches of nodes. If a write of an earlier leader
+//! contradicts a write of the present leader, the guards make the earlier leader's write fail.
 
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ async fn existing_podcidrs_are_never_replaced() {
         (first.as_deref(), all),
         (Some(theirs[0]), theirs.map(str::to_owned).to_vec())
     );
-    // A second write does not change a podCIDR that Cadastre has allocated, either.
+    // A write also fails if Cadastre itself has already written podCIDRs to the node.
     let node = bench.create("given", json!({})).await;
     assert_assigned(&bench.assign(&node).await);
     assert_guarded(&bench.assign(&node).await);
@@ -172,7 +172,7 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 #[tokio::test]
 async fn the_first_annotation_of_a_node_makes_a_write_fail_and_a_new_read_helps() {
     // A JSON Patch cannot test a field whose parent is missing. So for a node without annotations, the patch tests that
-    // the parent is missing. It fails if the node gets its first annotation meanwhile.
+    // `metadata.annotations` is missing. The patch fails if the node gets its first annotation meanwhile.
     let bench = bench().await;
     let seen = bench.create("first-annotation", json!({})).await;
     bench

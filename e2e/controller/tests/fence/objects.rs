@@ -1,5 +1,5 @@
-//! The guards of writes to NodeSubnets and pools. Also the list of a deleted node's pods that the controller reads
-//! before the node's ranges become free.
+//! Tests of the guards of writes to NodeSubnets and pools. Also tests the list of a deleted node's pods, which the
+//! controller reads before the node's ranges become free.
 
 use std::sync::Arc;
 
@@ -133,8 +133,9 @@ async fn a_pool_is_written_only_as_it_was_read_and_each_half_leaves_the_other_al
         assert_guarded(&bench.send(finalize(was, &[])).await);
         assert_guarded(&bench.send(report(was, 9)).await);
     }
-    // The API server ignores the UID in a write of the status, so only the finalizers are tested here. For a status,
-    // the version suffices as guard, because no two objects have the same version.
+    // The API server ignores the UID in a write of the status. So only a write of the finalizers is tested with a wrong
+    // UID. For a write of the status, the resourceVersion suffices as guard, because no two objects have the same
+    // resourceVersion.
     assert_guarded(&bench.send(finalize(&stranger, &[])).await);
     let fourth = pool(bench.send(finalize(&third, &[])).await);
     assert_eq!((&fourth.status, &fourth.spec), (&third.status, &first.spec));

@@ -202,7 +202,8 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     let after = cluster.apiserver_metrics().await?;
     requests.push(grown(&before, &after));
 
-    // The controller is stopped while the agents' demand is written, so that it finds all demand at once.
+    // The controller is stopped while the agents' demand is written, so that it finds the demand of all agents when it
+    // resumes.
     daemon.process().signal(Signal::STOP)?;
     let demand = |demand: u32| {
         uids.iter()
@@ -214,7 +215,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
             .collect::<Vec<Call>>()
     };
     let endpoint = cluster.endpoint()?;
-    // A /26 has less than 64 addresses for pods, so this is the demand for three blocks and not for a fourth.
+    // A /26 has 61 addresses for pods. So a node that demands 180 addresses gets three blocks and no fourth.
     endpoint
         .send_all(nodes::CONNECTIONS, demand(3 * 60))
         .await?;

@@ -1,5 +1,8 @@
-//! Measures ADDs of pods that use claims, on two nodes with real agents: an ADD whose claim is at the node already, an
-//! ADD that has to wait until another node has handed the address over; and, for comparison, an ADD without a claim.
+//! Measures ADDs on two nodes with real agents, in three cases:
+//! - The pod uses no claim, for comparison.
+//! - The pod uses a claim whose address is at the node already.
+//! - The pod uses a claim whose address is free in a block of the other node. The ADD has to wait until that node has
+//!   released the address.
 
 use std::time::{Duration, Instant};
 
@@ -118,7 +121,8 @@ impl Bench {
             .await?)
     }
 
-    /// Sends ADDs, as a runtime does, until one succeeds. Returns the addresses, and how long all took.
+    /// Sends ADDs, as a runtime does, until one succeeds. Returns the pod's addresses, and the total time of these
+    /// ADDs.
     async fn add(&self, pod: &Pod) -> Result<(Vec<Addr>, Duration)> {
         let pod = pod_ref(pod);
         let request = Add {
@@ -157,13 +161,14 @@ impl Bench {
         .await
     }
 
-    /// Returns addresses in the first block of the node `home`, on which no pod runs.
+    /// Returns addresses in the first block of the node `home`. All are free, because no pod runs on `home`.
     async fn free_at_home(&self) -> Result<Vec<String>> {
         let subnet = self.fixtures.subnets.get("home").await?;
         let block = subnet.spec.blocks.first().context("home has no block")?;
         let first = Cidr::parse_lenient(&block.cidr)?.first();
         let count = u128::try_from(ADDS)?;
-        // The gateway and the ends of a pool cannot be claimed.
+        // The first eight addresses of the block are skipped, because a claim cannot have the gateway, nor the first or
+        // the last address of a pool.
         let inner = (8..8 + count).map(|i| Addr {
             value: first.value + i,
             ..first

@@ -1,5 +1,5 @@
-//! Measures claims and, for comparison, the bare API requests that they need: many claims are created, then a pod of
-//! each is bound to a node.
+//! Measures claims and, for comparison, the bare API requests that claims need. First, many claims are created. Then a
+//! pod of each claim is bound to a node.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ spec: {allocationMode: Blocks, assignment: Manual, ipv4: {cidrs: [10.0.0.0/8], b
 const CLAIMS: &str = "/apis/cadastre.dev/v1alpha1/namespaces/default/ipclaims";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const PODS: &str = "/api/v1/namespaces/default/pods";
-/// How many claims have their pods on one node.
+/// The number of pods on each node. Each pod uses one claim.
 const PODS_A_NODE: u32 = 100;
 /// How long the controller rests before its memory is read.
 const REST: Duration = Duration::from_secs(5);

@@ -2,8 +2,8 @@
 //! measures the raw requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|takeover|status|all] [NODES]`;
-//! `cadastre-bench node` is `make bench-node`.
+//! Usage: `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|takeover|status|all] [NODES]`, or `cadastre-bench
+//! node`, which `make bench-node` runs.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ async fn main() -> Result<()> {
     match what.as_str() {
         "podcidrs" => podcidrs::run(count).await,
         "blocks" => blocks::run(count).await,
-        // The claims bench is given a number of claims: two for each node.
+        // The argument of the claims bench is a number of claims, and there are two claims for each node.
         "claims" => {
             claims::run(2 * count).await?;
             say("")?;
@@ -92,7 +92,7 @@ fn median(values: impl Iterator<Item = Duration>) -> Duration {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Begins a table of phases that are compared with raw requests.
+/// Prints the header of a table that compares the controller with raw requests, phase by phase.
 fn beside_raw_header(size: &str) -> Result<()> {
     say(&format!(
         "| {size} | raw, median | cadastre, median (all) | x raw | API requests |"

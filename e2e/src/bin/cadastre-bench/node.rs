@@ -150,7 +150,7 @@ fn table(head: &[&str]) -> Table {
     table
 }
 
-/// Sorts the times, and returns one of them: for example the median for 50.
+/// Sorts `times` and returns the percentile `percent`, for example the median if `percent` is 50.
 pub(super) fn percentile(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
     let last = times.len().saturating_sub(1);

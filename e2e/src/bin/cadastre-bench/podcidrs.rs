@@ -2,7 +2,7 @@
 //! nodes. One run measures all contenders, each in three rounds, and prints the medians.
 //!
 //! Every measurement has its own control plane, whose nodes are created before the contender starts. A measurement ends
-//! when a watch shows the last node's podCIDR, so nothing polls meanwhile. Prints a table in Markdown for
+//! when a watch delivers the last node's podCIDR, so nothing polls meanwhile. Prints a table in Markdown for
 //! docs/performance.md.
 
 use std::time::{Duration, Instant};
@@ -17,8 +17,8 @@ use cadastre_e2e::{History, KcmOptions, crds, nodes};
 
 use super::{LIMIT, ROUNDS, grown, lists, median, mib, progress, say, until_subnets};
 
-/// Number of nodes for kube-controller-manager with its defaults, which allocates podCIDRs to only about 20 nodes a
-/// second.
+/// The number of nodes with which kube-controller-manager is measured with its default settings. With these settings,
+/// kube-controller-manager allocates podCIDRs to only about 20 nodes a second.
 const DEFAULT_NODES: u32 = 1000;
 const RANGE: &str = "10.0.0.0/10";
 const POOL: &str = r"
@@ -153,8 +153,8 @@ fn spent(cluster: &ControlPlane) -> Result<Duration> {
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
-/// Waits until the last node has its podCIDRs, and returns the measurements. `process` is the contender. With `None`,
-/// this process has sent the requests.
+/// Waits until the last node has its podCIDRs, and returns the measurements. `process` is the contender, or `None` if
+/// this process itself has sent the raw requests.
 async fn measure(
     cluster: &ControlPlane,
     history: &History,

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Running totals. Counting everything again at each watch event would cost more than what is measured.
+/// Running totals, because counting everything again at each watch event would cost more than what is measured.
 #[derive(Default)]
 struct Counts {
     blocks: BTreeMap<String, bool>,
@@ -25,7 +25,7 @@ struct Counts {
     listed: usize,
 }
 
-/// The numbers of blocks and NodeSubnets, as the watches showed them at the time `at`.
+/// The numbers of blocks and NodeSubnets at the time `at`, according to the watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Blocks that are allocated to nodes
@@ -92,7 +92,8 @@ impl Watching {
     }
 }
 
-/// Watches all objects of a kind. `update` gets the name of each changed object, and the object unless it was deleted.
+/// Watches all objects of a kind. `update` gets the name of each changed object, and the object, or `None` if the
+/// object was deleted.
 async fn count<K>(
     objects: Api<K>,
     counts: Arc<Mutex<Counts>>,

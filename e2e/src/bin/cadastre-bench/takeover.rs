@@ -26,7 +26,7 @@ metadata: {name: bench}
 spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 25}, idleSeconds: 86400}
 ";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
-/// Addresses in use per node, of the 128 of its block.
+/// The number of addresses in use on each node, whose block has 128 addresses.
 const ADDRESSES: u32 = 110;
 /// The number of images in a Node's status, so that the Node has about 15 KB.
 const IMAGES: usize = 50;
@@ -57,8 +57,8 @@ pub async fn run(count: u32) -> Result<()> {
     standby.wait_ready(LIMIT).await?;
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
-    // When the standby started, its watches fetched their lists one after another, which caused a peak. Only later
-    // peaks count, so the peak is reset.
+    // When the standby started, its watches fetched their lists one after another, which caused a peak of memory. Only
+    // a later peak counts, so the kernel's record of the peak is reset.
     let forget = format!("/proc/{}/clear_refs", standby.process().pid());
     std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
 

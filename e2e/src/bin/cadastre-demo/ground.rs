@@ -23,7 +23,7 @@ const POOL: &str = "machines";
 
 /// A control plane with or without real nodes.
 pub enum Ground {
-    /// Without real nodes; the text says why they cannot run
+    /// A control plane without real nodes. The text says why this host cannot run real nodes
     Plain(Box<ControlPlane>, String),
     Site(Box<Site>),
 }

@@ -20,7 +20,7 @@ const PODS: (usize, usize) = (10, 160);
 const TIDE: Duration = Duration::from_secs(25);
 const LINE: Duration = Duration::from_secs(5);
 
-/// The number of pods on each node, and the simulated agents that assign the pods' addresses.
+/// The number of pods on each node, and the agents that assign the pods' addresses.
 pub struct Life {
     agents: Agents,
     client: Client,
@@ -31,7 +31,7 @@ pub struct Life {
 }
 
 impl Life {
-    /// Starts agents for the first [`NODES`] nodes without a kubelet; real nodes have their own agents.
+    /// Starts agents for the first [`NODES`] nodes that have no kubelet. The nodes with a kubelet have agents already.
     pub async fn start(cluster: &ControlPlane, client: &Client) -> Result<Self> {
         let agents = Agents::new(cluster)?;
         let mut pods = Vec::new();
@@ -50,7 +50,8 @@ impl Life {
         })
     }
 
-    /// Adds or ends pods. Returns a line to print if [`LINE`] has passed since the last line, else `None`.
+    /// Adds or deletes the containers of pods. Returns a line to print if [`LINE`] has passed since the last line, else
+    /// `None`.
     pub async fn step(&mut self) -> Result<Option<String>> {
         let (wanted, rising) = tide(self.begun.elapsed());
         let agents = &self.agents;
@@ -93,7 +94,7 @@ fn pod(node: &str, n: usize) -> String {
     format!("{node}-pod-{n}")
 }
 
-/// Returns how many pods a node should have after `since`, and whether the number is rising.
+/// Returns how many pods a node should have when `since` has passed after the start, and whether the number is rising.
 fn tide(since: Duration) -> (usize, bool) {
     let period = 2 * TIDE.as_millis();
     let at = since.as_millis() % period;

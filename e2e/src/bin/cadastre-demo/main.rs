@@ -50,7 +50,7 @@ fn say(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-/// Runs the demo. Once everything runs, only an error ends it.
+/// Runs the demo. Once everything runs, this function returns only if there is an error.
 async fn demo() -> Result<()> {
     let count = match std::env::var("NODES") {
         Ok(text) => text
@@ -110,7 +110,7 @@ async fn demo() -> Result<()> {
             machines
         }
     };
-    // The times are short, so that blocks return to the pool within seconds.
+    // The two durations are short, so that blocks return to the pool within seconds.
     let soon = r#"patch ippools.cadastre.dev pods --type=merge -p {"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
     cluster.kubectl_line(soon).await?;
     let mut life = life::Life::start(cluster, &client).await?;
@@ -123,7 +123,8 @@ async fn demo() -> Result<()> {
     }
 }
 
-/// Returns node `i`. Even nodes are at the edge and get small IPv4 ranges; odd nodes are dual-stack gateways.
+/// Returns node `i`. Nodes with an even number are at the edge and get small IPv4 ranges. Nodes with an odd number are
+/// dual-stack gateways.
 fn make(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let (key, value) = if i.is_multiple_of(2) {

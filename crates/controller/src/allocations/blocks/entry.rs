@@ -1,4 +1,4 @@
-//! A block's state, and the next step for its object.
+//! The state of a block, which includes the next step for its object.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ pub struct BlockEntry {
     pub pool: PoolName,
     /// The node that has the block; in quarantine, the deleted node that had it
     pub owner: Owner,
-    /// The block of which this one is a part, if the owner has borrowed it. It stays when that block is gone
+    /// The parent of the block, if the owner has borrowed the block. This field stays set when the parent is gone
     pub parent: Option<Parent>,
     /// Since when the owner has the block, rounded up to whole seconds
     pub since: Timestamp,
-    /// Earliest end of the quarantine as wall time, which the object records for users and for the next leader
+    /// Earliest end of the quarantine as wall time. The object records this time for users and for the next leader
     pub until: Option<Timestamp>,
     /// Earliest end of the quarantine by the monotonic clock; `None` if the block is not quarantined
     pub quarantined_until: Option<Duration>,
@@ -34,8 +34,8 @@ pub struct BlockEntry {
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
-    /// Whether the node may use the block: a NodeSubnet lists it, or the watch has shown the block's object and nothing
-    /// older overlaps it. Until then the block is *provisional*
+    /// Whether the node may use the block. It may if a NodeSubnet lists the block, or if the watch has delivered the
+    /// block's object and nothing older overlaps the block. A block that is not confirmed is *provisional*
     pub confirmed: bool,
     /// The next request for the block's object, if the object needs one
     pub step: Step,
@@ -43,28 +43,30 @@ pub struct BlockEntry {
     pub in_flight: bool,
     /// Whether the block's object must be read before the next step, because the outcome of a write is unknown
     pub to_read: bool,
-    /// Until when the controller waits for the watch to show the object before it reads the object; monotonic clock
+    /// Monotonic time until which the controller waits for the watch to deliver the object. After that, it reads the
+    /// object
     pub await_until: Duration,
-    /// How the block is recalled; `None` if it is not recalled
+    /// How the block is recalled from the owner; `None` if it is not recalled
     pub recall: Option<Recall>,
     /// Since when the block is recalled on behalf of waiting nodes, by the monotonic clock
     pub recalled_at: Option<Duration>,
     /// Since when the block is empty, by the monotonic clock
     pub idle_since: Option<Duration>,
-    /// Since when the owner no longer needs the block that it has borrowed, by the monotonic clock
+    /// Since when the owner no longer needs this borrowed block, by the monotonic clock
     pub unneeded_since: Option<Duration>,
-    /// UID of the VirtualMachineInstance whose pods may have the address of a claim. It never changes
+    /// UID of the VirtualMachineInstance whose pods may have the block's address, if the block was allocated for the
+    /// claim of such a pod. The UID never changes
     pub vmi: Option<ObjectUid>,
-    /// The number under which the owner's NodeSubnet lists the block
+    /// The number that the owner's NodeSubnet appends to the object's UID when it lists the block; 0 if it appends none
     pub number: u32,
-    /// Nodes that may have the block besides the owner, the oldest first
+    /// Nodes that may have the block besides the owner, in the order in which they were added
     pub standby: Vec<Standby>,
-    /// The highest number that a node has had
+    /// The highest number that the NodeSubnet of any node has appended to the object's UID
     pub last_number: u32,
 }
 
 impl BlockEntry {
-    /// Creates a provisional block (the node may not use it yet) whose object is still to be created.
+    /// Creates a provisional block, which the node may not use yet. The block's object is still to be created.
     pub(crate) fn new(
         cidr: Cidr,
         pool: PoolName,
@@ -141,13 +143,14 @@ impl BlockEntry {
         !self.confirmed && self.step == Step::Create && !self.in_flight && !self.to_read
     }
 
-    /// Returns whether the object is to be deleted, because an older block overlaps it or the agent has released it.
+    /// Returns whether the block's object is to be deleted, because an older block overlaps the block or the agent has
+    /// released the block.
     pub(crate) fn is_leaving(&self) -> bool {
         self.step == Step::Delete
     }
 
-    /// Returns what the owner's agent reports about this block, or `None` if `report` is about another UID of the node
-    /// or of the block.
+    /// Returns what the owner's agent reports about this block. Returns `None` if `report` is about another UID of the
+    /// node or of the block.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         self.reported(report, self.number)

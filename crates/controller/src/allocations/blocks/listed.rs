@@ -1,4 +1,4 @@
-//! Blocks that NodeSubnets list: restores the ledger from existing lists, and returns what each list should contain.
+//! Restores the ledger from the blocks that NodeSubnets list, and decides which blocks each NodeSubnet should list.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +16,14 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState, IpRange};
 
 impl AllocationState {
-    /// Records all blocks: first those that have objects, then those that NodeSubnets list. Afterwards quarantines the
-    /// blocks whose owner is gone.
+    /// Records all blocks: first the blocks that have objects, then the blocks that NodeSubnets list. Afterwards
+    /// quarantines the blocks whose owners are gone.
     pub(crate) fn rebuild_blocks(&mut self, cache: &ClusterCache, now: Now) {
         for block in cache.blocks.iter() {
             self.block_seen(block, now);
         }
-        // The NodeSubnets of live nodes are read first, so that they prevail: the list of a deleted node may be very
-        // old.
+        // The NodeSubnets of live nodes are read first, so that they take precedence. The list of a deleted node may be
+        // very old.
         for alive in [true, false] {
             let subnets = cache.subnets.iter();
             for subnet in subnets.filter(|_| !Mutation::ListedBlocksNotRead.is_on()) {
@@ -58,9 +58,9 @@ impl AllocationState {
         }
     }
 
-    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), it gets the block, even if the block's
-    /// object names another owner. There is one exception: another node got the range later, under another object. The
-    /// list of a deleted node counts only if no other node holds the range.
+    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the node gets the block, even if the
+    /// block's object names another owner. There is one exception: another node got the range later, with another
+    /// object. The list of a deleted node counts only if no other node holds the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,
@@ -75,7 +75,8 @@ impl AllocationState {
         };
         let (object, number) = object_uid(&listed.uid);
         let entry = self.blocks.get(&cidr);
-        // An object for a virtual machine names the owner rightly: each node that gets the block was named there before.
+        // The object of a virtual machine's block names the right owner, because the object names each node before the
+        // node gets the block.
         let is_shared = |it: &BlockEntry| it.lacks(uid, object) && !it.owner.quarantined;
         if let Some(entry) = entry.filter(|it| it.standby_of(uid).is_some() || is_shared(it)) {
             if alive && entry.standby_of(uid).is_none() {
@@ -90,9 +91,9 @@ impl AllocationState {
         if !alive && has_other_owner {
             return;
         }
-        // The list is outdated if another node got the range under a later object than the listed one: a late write has
-        // restored the list. The other node's object does not count if it is neither quarantined nor listed, because no
-        // node ever used it.
+        // If another node got the range later, with another object than the list names, a late write has restored an
+        // outdated list. The other node's object does not count if it is neither quarantined nor listed, because in
+        // that case no node ever used it.
         let is_outdated = |entry: &BlockEntry| {
             let is_other = |uid: &ObjectUid| **uid != *object;
             let has_other_object = entry.uid.as_ref().is_some_and(is_other);
@@ -132,8 +133,8 @@ impl AllocationState {
         }
     }
 
-    /// Records blocks that a node's changed NodeSubnet lists, but that the ledger lacks, or has as quarantined or
-    /// provisional. A late write of an earlier leader may have listed them. The node then has these blocks until its
+    /// Records the blocks in a node's changed NodeSubnet that the ledger lacks, or that are quarantined or provisional
+    /// in the ledger. A late write of an earlier leader may have listed these blocks. The node keeps them until its
     /// agent releases them. Returns the blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
@@ -155,8 +156,8 @@ impl AllocationState {
             };
             let reported = report.and_then(|it| it.of_block(&cidr, &block.uid.as_str().into()));
             let is_released = reported.is_some_and(|it| it.released);
-            // A block that the ledger has as quarantined was given back to this node by the late write. For a block
-            // that the ledger has as provisional, the earlier leader found that no older block overlaps it.
+            // If the block is quarantined in the ledger, the late write gave it back to this node. If the block is
+            // provisional in the ledger, the earlier leader found that no older block overlaps it.
             let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
@@ -172,9 +173,9 @@ impl AllocationState {
         restored
     }
 
-    /// Ends the blocks that a node's agent has released and its NodeSubnet no longer lists, and returns them. Their
-    /// objects are deleted, or a standby becomes the owner. One version of the NodeSubnet shows both facts, so no write
-    /// that is based on an older version can list the blocks again.
+    /// Ends each block that the node's agent has released and that the node's NodeSubnet no longer lists. The block's
+    /// object is deleted, or a standby becomes the owner. Returns these blocks. One version of the NodeSubnet shows
+    /// both facts, so no write that is based on an older version can list the blocks again.
     pub(crate) fn released_blocks(
         &mut self,
         name: &NodeName,
@@ -204,8 +205,8 @@ impl AllocationState {
         all
     }
 
-    /// Returns the blocks that the NodeSubnet should list for a node's UID: those that are confirmed and that the agent
-    /// has not released.
+    /// Returns the blocks that the NodeSubnet of the node with this UID should list: the confirmed blocks that the
+    /// agent has not released.
     pub(crate) fn listed_blocks(
         &self,
         uid: &ObjectUid,
@@ -244,8 +245,9 @@ impl AllocationState {
         })
     }
 
-    /// Returns the block of a virtual machine whose claim is gone, because somebody has removed its finalizer by hand. Two
-    /// nodes may have the block, so it is listed as draining: no further pod gets the address.
+    /// Returns the entry of a virtual machine's block whose claim is gone, because somebody has removed the claim's
+    /// finalizer by hand. Two nodes may have the block. So the entry says that the block drains, and no further pod
+    /// gets its address.
     fn listed_without_claim(&self, entry: &BlockEntry, node: &ObjectUid) -> Option<AllocatedBlock> {
         Some(AllocatedBlock {
             uid: listed_uid(entry.uid.as_ref()?, entry.share_of(node)?.number),
@@ -256,9 +258,9 @@ impl AllocationState {
         })
     }
 
-    /// Returns the block of a claim as the NodeSubnet of a node lists it, if the NodeSubnet lists it now. The block's
-    /// address is listed as reserved, so that an agent too old to know claims does not assign it. Agents that know claims
-    /// ignore this reservation.
+    /// Returns the entry of a claim's block in the NodeSubnet of a node. Returns `None` if the NodeSubnet should not
+    /// list the block now. The entry names the block's address as reserved, so that an agent too old to know claims
+    /// does not assign it. Agents that know claims ignore this reservation.
     fn listed_claim(
         &self,
         entry: &BlockEntry,
@@ -266,8 +268,9 @@ impl AllocationState {
         node: &ObjectUid,
         report: Option<&AgentReport>,
     ) -> Option<AllocatedBlock> {
-        // A pod gets all addresses of a claim or none, so the blocks of a claim are listed together. But a draining block
-        // is listed even alone: the agent assigns nothing from it, and can release only a listed block.
+        // A pod gets all addresses of a claim or none, so a NodeSubnet lists all blocks of a claim or none. There is
+        // one exception: a draining block is listed even alone. The agent assigns nothing from it, and can release only
+        // a listed block.
         let all = self.claims.get(claim)?.cidrs();
         let all = all.map(|cidr| self.blocks.get(&cidr));
         let mut blocks = all.clone();
@@ -297,8 +300,8 @@ impl AllocationState {
         })
     }
 
-    /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address: all that
-    /// are neither reserved nor assigned on request only.
+    /// Returns how many addresses of a block can be assigned to pods that do not ask for a particular address. Reserved
+    /// addresses do not count, and neither do addresses that are assigned only on request.
     pub fn usable(&self, cidr: &Cidr, pool: &PoolName) -> u128 {
         let pool = self.pools.get(pool);
         let mut reserved: Vec<(u128, u128)> = pool
@@ -321,9 +324,9 @@ impl AllocationState {
     }
 }
 
-/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If the NodeSubnet may not list so
-/// many parts, returns the whole block: then no address of the block is assigned, which is better than to assign a
-/// reserved one.
+/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If these are more parts than a
+/// NodeSubnet may list, returns the range of the block. In that case no address of the block is assigned, which is
+/// better than assigning a reserved address.
 fn within<'a>(cidr: &Cidr, spans: impl IntoIterator<Item = &'a IpRange>) -> Vec<String> {
     let inside = spans.into_iter().filter_map(|span| span.within(cidr));
     let mut texts: Vec<String> = inside.map(|span| span.to_string()).collect();
@@ -335,7 +338,8 @@ fn within<'a>(cidr: &Cidr, spans: impl IntoIterator<Item = &'a IpRange>) -> Vec<
     texts
 }
 
-/// Returns whether the NodeSubnet of the block's owner lists the block with the UID of its known object.
+/// Returns whether the NodeSubnet of the block's owner lists the block under the UID that the ledger knows for the
+/// block's object.
 fn is_listed(entry: &BlockEntry, cache: &ClusterCache) -> bool {
     let cidr = entry.cidr.to_string();
     let is_same = |it: &AllocatedBlock| {

@@ -1,4 +1,4 @@
-//! Updates the ledger when the watch shows changes of IPAMBlocks, and decides which of two overlapping blocks stays.
+//! Updates the ledger when the watch delivers changes of IPAMBlocks, and decides which of two overlapping blocks stays.
 
 use super::owners::quarantine_of;
 use super::{AffectedLoops, BlockEntry, Standby};
@@ -55,8 +55,8 @@ impl AllocationState {
             }
         }
         if entry.step != Step::Delete {
-            // The object of a provisional block is not written: a write would change its resourceVersion, which shows
-            // its age.
+            // The object of a provisional block is not written. A write would change the resourceVersion, by which the
+            // ages of objects are compared.
             let differs = entry.confirmed && *spec != entry.spec();
             entry.step = if differs {
                 Step::Replace
@@ -72,7 +72,7 @@ impl AllocationState {
 
     /// Handles an object with an invalid spec. If the block is confirmed, its object is written again. If the block is
     /// provisional, its range is quarantined, because it is unknown for which node the object was created. No node
-    /// loses addresses in use, because no NodeSubnet lists a provisional block.
+    /// loses addresses in use by that, because no NodeSubnet lists a provisional block.
     pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, affected: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
@@ -94,8 +94,8 @@ impl AllocationState {
         }
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.uid = Some(block.uid.clone());
-            // The invalid object of a provisional block is not written: if its CIDR is wrong, no write can correct that
-            // immutable field. The object is deleted after the quarantine.
+            // The invalid object of a provisional block is not written again. Its CIDR may be wrong, and no write can
+            // correct this immutable field. The object is deleted after the quarantine.
             entry.step = if confirmed {
                 Step::Replace
             } else {
@@ -105,8 +105,8 @@ impl AllocationState {
         }
     }
 
-    /// Handles the deletion of an object. The object of a block that must stay is created again; any other block is
-    /// dropped.
+    /// Handles the deletion of an object. If the block must stay, its object is created again. Otherwise the ledger
+    /// drops the block.
     pub fn block_gone(&mut self, block: &Block) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         let Some(spec) = sound(block) else {
@@ -130,7 +130,7 @@ impl AllocationState {
         affected
     }
 
-    /// Records the block of an object that is new to the ledger.
+    /// Records a block of which the ledger has no record yet, from the block's object.
     fn record_object(&mut self, block: &Block, spec: &BlockSpec, now: Now) {
         let owner = &spec.owner;
         let holder = self
@@ -173,16 +173,16 @@ impl AllocationState {
         }
     }
 
-    /// Confirms each provisional block whose object the watch has shown, or marks it for deletion if something older
-    /// overlaps it. Decides nothing while a list is running, because a list does not deliver objects in the order of
-    /// their creation.
+    /// Confirms each provisional block whose object the watch has delivered. If something older overlaps the block,
+    /// marks the block for deletion instead. Decides nothing while the watch receives an initial list, because a list
+    /// does not deliver objects in the order of their creation.
     pub fn judge_blocks(&mut self, cache: &ClusterCache) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         if cache.blocks.is_listing() && !Mutation::BlocksJudgedDuringList.is_on() {
             return affected;
         }
-        // Blocks of live nodes are judged first: a quarantined block is always confirmed, and a live node's block that
-        // overlaps a confirmed one is deleted.
+        // Blocks of live nodes are judged before quarantined blocks. A quarantined block is always confirmed, and a
+        // confirmed block would cause the deletion of a live node's block that overlaps it.
         let to_judge = std::mem::take(&mut self.blocks.to_judge);
         let mut to_judge: Vec<Cidr> = to_judge.into_iter().collect();
         to_judge.sort_by_cached_key(|cidr| {
@@ -198,7 +198,7 @@ impl AllocationState {
             }
             let name = entry.owner.name.clone();
             if !entry.owner.quarantined && self.is_being_lent(&cidr, cache) {
-                // The NodeSubnet of the lender must name the block as lent first.
+                // The block cannot be confirmed before the NodeSubnet of the lender lists the block as lent.
                 self.blocks.to_judge.insert(cidr);
                 continue;
             }
@@ -222,8 +222,9 @@ impl AllocationState {
         affected
     }
 
-    /// Marks provisional blocks for deletion if they overlap a block that another node's agent uses: a restore of the
-    /// API server from a backup has brought them back. Returns the marked blocks. Called at the end of the agent grace.
+    /// Marks each provisional block for deletion that overlaps a block in use by another node's agent. A restore of the
+    /// API server from a backup may have brought back such provisional blocks. Returns the marked blocks. The leader
+    /// calls this at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
@@ -242,7 +243,8 @@ impl AllocationState {
         ended
     }
 
-    /// Returns whether the block may be confirmed: no confirmed or older block overlaps it, and no podCIDR does.
+    /// Returns whether the block may be confirmed. It may not if a confirmed block, an older block or a podCIDR
+    /// overlaps it.
     fn is_first(&self, cidr: &Cidr, cache: &ClusterCache) -> bool {
         let Some(mine) = Self::age(cidr, cache) else {
             return false;
@@ -250,7 +252,8 @@ impl AllocationState {
         let own = self.blocks.get(cidr).map(|entry| entry.holding);
         let mut others = self.ledger.overlapping(cidr);
         others.all(|(id, holding)| {
-            // A block that is exactly the address of a claim is the claim's. Any other block yields to the claim.
+            // A block that is exactly the address of a claim belongs to the claim. Any other block that overlaps the
+            // address is not confirmed.
             if Some(id) == own || self.is_of_claims(holding.holder) {
                 return Some(id) == own || holding.cidr == *cidr;
             }
@@ -263,16 +266,18 @@ impl AllocationState {
                 Some(other) if self.is_claim_inside(cidr, &other.cidr) => true,
                 Some(other) if self.is_handed_over(cidr, &other.cidr, cache) => true,
                 Some(other) if other.confirmed => false,
-                // The object of the other block is newer, or not created yet, so that block will yield to this one.
+                // The object of the other block is newer, or not created yet, so the other block will be deleted and
+                // this block stays.
                 Some(other) => Self::age(&other.cidr, cache).is_none_or(|theirs| mine < theirs),
-                // The holding belongs to a podCIDR, perhaps one in quarantine. The block yields to the podCIDR.
+                // The holding belongs to a podCIDR, perhaps one in quarantine. The podCIDR stays, so the block is not
+                // confirmed.
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
     }
 
-    /// Returns a sort key of a block's object: lower for older objects. Objects that were edited after their creation
-    /// count as older than all others, because only blocks that a node has had are edited.
+    /// Returns a sort key for the age of a block's object: the older the object, the lower the key. Objects that were
+    /// edited after their creation count as older than all others, because only blocks that a node has had are edited.
     fn age(cidr: &Cidr, cache: &ClusterCache) -> Option<(bool, u64)> {
         let block = cache.blocks.get(&*block_name(cidr))?;
         let touched = block.touched && !Mutation::EditedBlockKeepsItsAge.is_on();

@@ -1,4 +1,4 @@
-//! Changes of a block's owner: allocation, quarantine, return to the same machine, removal.
+//! Changes the owner of a block: allocation, quarantine, return to the same machine, and removal.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl AllocationState {
         self.blocks.insert(entry);
     }
 
-    /// Records that a block is no longer provisional: its node may use it.
+    /// Records that a block is no longer provisional, so that its node may use it.
     pub(crate) fn confirm(&mut self, cidr: &Cidr) {
         self.blocks.to_judge.remove(cidr);
         if let Some(entry) = self.blocks.get_mut(cidr) {
@@ -37,8 +37,9 @@ impl AllocationState {
         }
     }
 
-    /// Quarantines the blocks of a node whose UID is gone. Blocks whose creation was never requested are dropped
-    /// instead. If a block has a live standby, that node becomes the owner instead. Returns all blocks that the UID had.
+    /// Quarantines the blocks of a node whose UID is gone. Two kinds of blocks are not quarantined. A block whose
+    /// creation was never requested is dropped. If a block has a live standby, the standby becomes the owner. Returns
+    /// all blocks that the UID had.
     pub(crate) fn quarantine_blocks(
         &mut self,
         name: &NodeName,
@@ -88,8 +89,8 @@ impl AllocationState {
         all
     }
 
-    /// Drops the blocks for which no request was sent yet and that overlap ranges of a foreign allocator. Returns the
-    /// names of the nodes for which the blocks were chosen.
+    /// Drops the blocks that overlap ranges of a foreign allocator, if no request for them was sent yet. Returns the
+    /// names of the nodes for which these blocks were chosen.
     pub(crate) fn drop_unsent(&mut self, foreign: &[Cidr]) -> Vec<NodeName> {
         let overlaps = |entry: &&BlockEntry| foreign.iter().any(|it| it.overlaps(&entry.cidr));
         let unsent = self.blocks.iter().filter(|it| it.is_unsent());
@@ -99,8 +100,8 @@ impl AllocationState {
         dropped.map(|entry| entry.owner.name).collect()
     }
 
-    /// Gives the quarantined blocks of a machine to its new Node, as far as their pools still allow that. Returns the
-    /// blocks.
+    /// Gives quarantined blocks of a machine to the machine's new Node. Blocks that their pools would no longer
+    /// allocate to the Node stay in quarantine. Returns the blocks that were given back.
     pub(crate) fn return_blocks(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let returned = self.quarantined_blocks_of(node);
         for cidr in &returned {
@@ -133,9 +134,11 @@ impl AllocationState {
         alone.map(|entry| entry.cidr).collect()
     }
 
-    /// Returns whether no other holding overlaps the block. Three kinds of holdings do not count: those of claims with
-    /// the claims' blocks; borrowed blocks and their parents; and smaller quarantined blocks of the same deleted node
-    /// inside the block. Such smaller blocks were created by late writes, and stay in quarantine.
+    /// Returns whether no other holding overlaps the block. Three kinds of holdings do not count:
+    /// - addresses of claims, and the blocks of claims
+    /// - blocks that are borrowed from this block, and the parent of this block
+    /// - smaller quarantined blocks of the same deleted node inside this block. Late writes created these blocks, and
+    ///   they stay in quarantine
     fn is_alone(&self, entry: &BlockEntry) -> bool {
         let holder = self.ledger.get(entry.holding).map(|own| own.holder);
         self.ledger.overlapping(&entry.cidr).all(|(id, holding)| {
@@ -151,7 +154,7 @@ impl AllocationState {
         })
     }
 
-    /// Removes a block and its holding, so the range is free unless another holding overlaps it.
+    /// Removes a block and its holding. The range is then free unless another holding overlaps it.
     pub(crate) fn drop_block(&mut self, cidr: &Cidr) -> Option<BlockEntry> {
         if Mutation::LentForgottenWithParent.is_on() {
             let lent: Vec<Cidr> = self.lent_inside(cidr).map(|it| it.part).collect();
@@ -191,7 +194,7 @@ impl AllocationState {
         }
     }
 
-    /// Begins the quarantine of a block, which lasts as long as the block's pool says.
+    /// Begins the quarantine of a block. The block's pool decides how long the quarantine lasts.
     pub(super) fn set_quarantine(&mut self, cidr: &Cidr, now: Now) {
         if let Some(entry) = self.blocks.get_mut(cidr) {
             let quarantine = quarantine_of(&self.pools, &entry.pool);

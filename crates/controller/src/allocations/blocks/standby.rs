@@ -1,18 +1,18 @@
 //! Standbys: nodes that may have a block besides its owner, because a virtual machine migrates.
 //!
-//! During a live migration of KubeVirt, two pods of one virtual machine run on two nodes, and both need the address of
-//! the machine's claim. The block stays with one owner, to which traffic is routed. The other node is a standby: its
-//! NodeSubnet lists the block, too. When the machine runs on the other node, owner and standby change places, by one
-//! write of the block's object.
+//! During a live migration of KubeVirt, two pods of one virtual machine run on two nodes, and both pods need the
+//! address of the virtual machine's claim. The block stays with one owner, to which traffic is routed. The other node
+//! is a standby: its NodeSubnet lists the block, too. When the virtual machine runs on the other node, owner and
+//! standby change places, by one write of the block's object.
 //!
 //! # Guarantees
 //! - Only nodes with a pod of the same VirtualMachineInstance become standbys. The VirtualMachineInstance of a block
-//!   never changes, and agents assign the address to no pod of another one. So two virtual machines never have an
-//!   address at the same time, whatever the order in which agents and API server see the writes.
+//!   never changes, and agents assign the address only to pods of this VirtualMachineInstance. So two virtual machines
+//!   never have an address at the same time, whatever the order in which agents and API server see the writes.
 //! - A NodeSubnet lists the block for a standby only after the API server has stored the standby in the block's object.
-//! - A node is removed from the standbys, or replaced as owner, only when its agent has released the block and its
-//!   NodeSubnet no longer lists the block. A deleted node is removed after a quarantine.
-//! - The block ends only when it has no standby.
+//! - A node stops being a standby or the owner only when its agent has released the block and its NodeSubnet no longer
+//!   lists the block. A deleted node stops being a standby or the owner after a quarantine.
+//! - A block ends only when it has no standby.
 
 use super::{BlockEntry, BlockTable};
 use crate::Now;
@@ -29,11 +29,11 @@ use cadastre_core::mutation::Mutation;
 pub struct Standby {
     /// The node, live or deleted
     pub owner: Owner,
-    /// The number under which the node's NodeSubnet lists the block
+    /// The number that the node's NodeSubnet appends to the object's UID when it lists the block
     pub number: u32,
     /// Whether the API server has stored the node in the block's object
     pub is_stored: bool,
-    /// How the controller recalls the block from this node
+    /// How the controller recalls the block from this node; `None` if it does not
     pub recall: Option<Recall>,
 }
 
@@ -49,11 +49,11 @@ impl Standby {
     }
 }
 
-/// What a node has of a block, of which it is the owner or a standby.
+/// The state of a block with regard to one node, which is the block's owner or a standby.
 pub(super) struct Share {
-    /// The number under which the node's NodeSubnet lists the block
+    /// The number that the node's NodeSubnet appends to the object's UID when it lists the block
     pub number: u32,
-    /// How the controller recalls the block from the node
+    /// How the controller recalls the block from the node; `None` if it does not
     pub recall: Option<Recall>,
     /// Whether the API server has stored the node in the block's object
     pub is_stored: bool,
@@ -70,7 +70,8 @@ impl BlockEntry {
         self.standby.iter().filter(|it| !it.owner.quarantined)
     }
 
-    /// Returns the UID under which the NodeSubnet of the owner lists the block. Returns `None` if no object is known.
+    /// Returns the UID under which the NodeSubnet of the owner lists the block. Returns `None` if the block has no
+    /// known object.
     pub fn listed_uid(&self) -> Option<String> {
         Some(listed_uid(self.uid.as_ref()?, self.number))
     }
@@ -80,12 +81,14 @@ impl BlockEntry {
         self.owner.uid == *uid || self.standby_of(uid).is_some()
     }
 
-    /// Returns whether the block is for a virtual machine and has this object, but does not name the node with this UID.
+    /// Returns whether the block is for a virtual machine and `object` is the UID of its object, but the node with the
+    /// UID `uid` is neither owner nor standby.
     pub(super) fn lacks(&self, uid: &ObjectUid, object: &str) -> bool {
         self.vmi.is_some() && self.uid.as_deref() == Some(object) && !self.is_at(uid)
     }
 
-    /// Returns what the live node with this UID has of the block.
+    /// Returns the state of the block with regard to the live node with this UID. Returns `None` if this node is
+    /// neither the owner nor a standby.
     pub(super) fn share_of(&self, uid: &ObjectUid) -> Option<Share> {
         if self.owner.uid == *uid {
             return Some(Share {
@@ -103,13 +106,15 @@ impl BlockEntry {
         })
     }
 
-    /// Returns whether the NodeSubnet of the node with this UID lists the block, given what the node's agent reports.
+    /// Returns whether the NodeSubnet of the node with this UID should list the block. `report` is the report of the
+    /// node's agent.
     pub(super) fn is_to_list(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
         let is_stored = self.share_of(uid).is_some_and(|it| it.is_stored);
         is_stored && self.is_held() && !self.is_released_at(uid, report)
     }
 
-    /// Returns whether the agent of the node with this UID has released the block, of which the node is owner or standby.
+    /// Returns whether the agent of the node with this UID has released the block. The node is the block's owner or a
+    /// standby.
     pub(crate) fn is_released_at(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
         let report = report.filter(|it| it.node_uid == *uid);
         let share = self.share_of(uid).zip(report);
@@ -117,25 +122,28 @@ impl BlockEntry {
         reported.is_some_and(|it| it.released)
     }
 
-    /// Returns whether the block of a claim must stay in the list of a node that lacks other addresses of the claim. Such
-    /// a block is listed as draining, so that the node assigns the address to no pod and can release it.
+    /// Returns whether the NodeSubnet of a node must still list this block of a claim, although the node lacks other
+    /// addresses of the claim. Such a block is listed as draining, so that the node assigns the address to no pod and
+    /// can release it.
     pub(super) fn is_listed_alone<'a>(
         &self,
         uid: &ObjectUid,
         others: impl IntoIterator<Item = Option<&'a BlockEntry>>,
     ) -> bool {
-        // Blocks without standbys become whole together, and are listed for the first time then.
+        // If no node was ever a standby, the NodeSubnet listed none of the claim's blocks before it could list all of
+        // them.
         if self.last_number == 0 {
             return false;
         }
-        // A node becomes a standby of all blocks at once, and is listed for none before all of them are stored.
+        // A node becomes a standby for all blocks of the claim at the same time. Its NodeSubnet lists none of the
+        // blocks before all of these standbys are stored.
         let is_new = |it: &BlockEntry| it.standby_of(uid).is_some_and(|it| !it.is_stored);
         let is_standby = self.standby_of(uid).is_some();
         let mut others = others.into_iter().flatten();
         !(is_standby && others.any(is_new))
     }
 
-    /// Returns what an agent reports of the block under a number.
+    /// Returns what an agent reports about the block that its NodeSubnet lists with this number.
     pub(super) fn reported<'a>(
         &self,
         report: &'a AgentReport,
@@ -148,7 +156,7 @@ impl BlockEntry {
         }
     }
 
-    /// Has the object written, because owner or standbys have changed.
+    /// Schedules a write of the object, because the owner or the standbys have changed.
     fn must_be_stored(&mut self) {
         if self.confirmed && self.step == Step::Settled {
             self.step = Step::Replace;
@@ -181,8 +189,8 @@ impl BlockTable {
 }
 
 impl AllocationState {
-    /// Adds a node to the standbys of a block, unless there are too many. Its NodeSubnet lists the block when the API
-    /// server has stored that.
+    /// Adds a node to the standbys of a block, unless the block has too many. The node's NodeSubnet lists the block
+    /// once the API server has stored the standby.
     pub(crate) fn add_standby(&mut self, cidr: &Cidr, node: &Node) {
         let has_room = |it: &BlockEntry| it.standby.len() < MOST_STANDBY;
         if !self.blocks.get(cidr).is_some_and(has_room) {
@@ -201,8 +209,8 @@ impl AllocationState {
         });
     }
 
-    /// Records a standby that a NodeSubnet lists, although the block's object does not name it: an earlier leader has
-    /// listed the block.
+    /// Records a standby that the block's object does not name. A NodeSubnet lists the block for this standby, because
+    /// an earlier leader wrote that.
     pub(super) fn restore_standby(&mut self, cidr: &Cidr, owner: Owner, number: u32) {
         self.blocks.change_standbys(cidr, |entry| {
             entry.last_number = entry.last_number.max(number);
@@ -210,7 +218,7 @@ impl AllocationState {
         });
     }
 
-    /// Makes a standby the owner. The owner becomes a standby.
+    /// Makes a standby the owner. The previous owner becomes a standby.
     pub(crate) fn make_owner(&mut self, cidr: &Cidr, uid: &ObjectUid) {
         let mut found = None;
         self.blocks.change_standbys(cidr, |entry| {
@@ -232,14 +240,15 @@ impl AllocationState {
         }
     }
 
-    /// Removes a node that no longer has the block from its standbys.
+    /// Removes a node from the standbys of a block, because the node no longer has the block.
     fn drop_standby(&mut self, cidr: &Cidr, uid: &ObjectUid) {
         let drop = |entry: &mut BlockEntry| entry.standby.retain(|it| it.owner.uid != *uid);
         self.blocks.change_standbys(cidr, drop);
     }
 
-    /// Ends the block for its owner, which no longer has it. A standby becomes the owner, a live one if there is any. If
-    /// there is none, the object is deleted. If all standbys are deleted nodes, the block is quarantined once more.
+    /// Ends the block for its owner, which no longer has it. If the block has standbys, one of them becomes the owner,
+    /// a live standby if there is any. If all standbys are deleted nodes, the block is quarantined once more. If the
+    /// block has no standby, its object is deleted.
     pub(crate) fn owner_left(&mut self, cidr: &Cidr, now: Now) {
         let Some(entry) = self.blocks.get_mut(cidr) else {
             return;
@@ -258,8 +267,8 @@ impl AllocationState {
         }
     }
 
-    /// Drops the standbys on a node that its agent has released and its NodeSubnet no longer lists. Returns their
-    /// blocks.
+    /// Ends the standby of a node for each block that the node's agent has released and the node's NodeSubnet no longer
+    /// lists. Returns these blocks.
     pub(super) fn released_standbys(
         &mut self,
         node: &Node,
@@ -280,7 +289,7 @@ impl AllocationState {
         cidrs
     }
 
-    /// Records that a node that is a standby was deleted. Returns the blocks.
+    /// Records that a node was deleted that is a standby for some blocks. Returns these blocks.
     pub(super) fn quarantine_standbys(
         &mut self,
         uid: &ObjectUid,

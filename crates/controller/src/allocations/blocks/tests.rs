@@ -1,4 +1,4 @@
-//! Tests of which node gets a block if IPAMBlocks, lists in NodeSubnets, and Nodes contradict each other.
+//! Tests of which node gets a block if IPAMBlocks, the blocks in NodeSubnets, and Nodes contradict each other.
 
 use super::super::holders::HolderUse;
 use crate::allocations::AllocationState;
@@ -39,7 +39,7 @@ fn object(name: &str, uid: &str, quarantined: bool) -> Block {
     }
 }
 
-/// Returns a NodeSubnet that lists [`BLOCK`] with this UID of its object.
+/// Returns a NodeSubnet that lists [`BLOCK`], with `object_uid` as the UID of the block's object.
 fn listing(name: &str, node_uid: &str, object_uid: &str) -> Subnet {
     let mut subnet = subnet(name, &[], 0);
     let spec = subnet.spec.as_mut().unwrap();
@@ -75,7 +75,7 @@ fn listed(allocations: &AllocationState) -> usize {
 #[test]
 fn a_later_block_of_a_deleted_node_takes_nothing_from_a_live_node() {
     let older = object("a", "alive", false);
-    // A write that arrived late created the newer object, for a node that no longer exists.
+    // A late write created the newer object for a node that no longer exists.
     let newer = object_of("10.0.0.0/25", "deleted", 9, false);
     let cache = cache(vec![node("a", "alive")], vec![older, newer], Vec::new());
     let mut allocations = rebuilt(&cache);
@@ -112,7 +112,7 @@ fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_
         };
         let mut nodes = vec![node("a", "alive")];
         nodes.extend(lives.then(|| node("b", "other")));
-        // The list of node a is outdated: a user deleted its NodeSubnet, then a late write created it again.
+        // The list of node a is outdated, because a user deleted its NodeSubnet and a late write created it again.
         let mut lists = vec![listing("a", "alive", "b1")];
         lists.extend((!quarantined).then(|| listing("b", "other", "b2")));
         let cache = cache(nodes, vec![later], lists);
@@ -126,8 +126,8 @@ fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_
 #[test]
 fn an_object_that_was_created_late_does_not_take_the_block_from_the_node_that_lists_it() {
     for lives in [false, true] {
-        // Node b's object was created by a late write, which succeeded because a user had deleted the object that node
-        // a's list names.
+        // A late write created the object of node b. The write succeeded because a user had deleted the object that
+        // node a's list names.
         let late = Block {
             uid: "b2".into(),
             ..object("b", "other", false)
@@ -155,7 +155,7 @@ fn a_block_of_a_deleted_node_is_quarantined_even_if_a_podcidr_overlaps_it() {
 
 #[test]
 fn a_block_that_a_late_write_lists_belongs_to_the_live_node() {
-    // In the second case the quarantine is over, so the block is about to be deleted.
+    // In the second case the block's quarantine is over, so the block is about to be deleted.
     for objects in [Vec::new(), vec![object("a", "deleted", true)]] {
         let mut cache = cache(vec![node("a", "alive")], objects, Vec::new());
         let mut allocations = rebuilt(&cache);

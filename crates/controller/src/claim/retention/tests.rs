@@ -22,7 +22,7 @@ impl Fixture {
         self.now.wall = Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
     }
 
-    /// Lets the loop work until nothing is left to write. Returns whether the claim is then deleted.
+    /// Lets the loop work until nothing is left to write. Returns whether the loop then deletes the claim.
     fn deletes(&mut self) -> bool {
         self.settle(CLAIM);
         self.cache.claims.get(CLAIM).unwrap().deleting
@@ -41,7 +41,7 @@ impl Fixture {
         self.release(ADDRESS);
     }
 
-    /// Drops the loop's state, because the next leader starts without it.
+    /// Drops the loop's state, as after a change of leaders.
     fn change_leader(&mut self) {
         self.claims = ClaimLoop::default();
         self.claims.queue.add(CLAIM.into());
@@ -78,7 +78,7 @@ fn a_claim_in_use_stays_however_old_its_last_release_is() {
     let mut fixture = Fixture::of(with_ttl(Some(10)));
     fixture.use_until(1_000);
     assert!(!fixture.deletes());
-    // A pod names the claim, but is not scheduled.
+    // A pod names the claim, but is not bound to a node.
     let unbound = claiming_pod("web-0", CLAIM, None);
     fixture.applied(unbound.clone());
     fixture.clock(2_000);

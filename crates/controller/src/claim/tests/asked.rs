@@ -1,4 +1,4 @@
-//! Addresses that a claim or a pod asks for.
+//! Tests of addresses that a claim or a pod asks for.
 
 use super::*;
 use crate::cluster::objects::{AskedAddresses, ClaimSource, OnlyPod, Subnet};
@@ -53,7 +53,8 @@ fn an_address_that_users_have_taken_out_of_its_node_goes_to_no_claim() {
     assert!(text.contains("was taken out of node a"), "{text}");
 }
 
-/// Returns a claim that the controller has created for the address that pod web-0 asks for, and that pod.
+/// Returns the pod web-0, and the claim that the controller has created for the address that the pod asks for.
+/// `is_served` says whether the pod has its addresses.
 fn of_one_pod(address: &str, is_served: bool) -> (Claim, Pod) {
     let claim = Claim {
         only_pod: Some(Box::new(OnlyPod {
@@ -140,7 +141,7 @@ fn the_claim_of_a_pod_s_addresses_ends_with_the_pod() {
         "the node has the address of the claim: {requests:?}"
     );
 
-    // The pod uses the claim, ends, and its node releases the address.
+    // The pod uses the claim and ends, and its node releases the address.
     let mut fixture = new(false, 1);
     assert!(!deleted(&mut fixture));
     assert_eq!(fixture.node_of("10.0.0.7/32"), Some("b"));

@@ -1,4 +1,5 @@
-//! Claims whose surroundings do not fit them: strangers at their addresses, changed pools, edits, and great numbers.
+//! Tests of claims in unusual circumstances: other users of their addresses, changed pools, edited claims, and very
+//! many claims.
 
 use super::*;
 use crate::cluster::address_requests::RequestSource;
@@ -63,7 +64,7 @@ fn of_two_pods_for_which_one_address_is_requested_one_gets_it_and_the_other_wait
     let (addresses, reason, text) = fixture.settle(&other);
     assert_eq!((addresses.len(), &*reason), (0, "AddressInUse"));
     assert_eq!(text, format!("10.0.0.7 is the address of claim {name}"));
-    // The first pod ends, its node releases the address, and its claim ends.
+    // The first pod ends, its node releases the address, and the pod's claim ends.
     fixture.gone(one);
     fixture.allocations.drop_block(&cidr("10.0.0.7/32"));
     fixture.allocations.drop_claim(&name);
@@ -91,7 +92,7 @@ fn a_pod_keeps_the_address_of_its_claim_whatever_happens_to_the_pool() {
         assert_eq!((&*addresses[0], &*reason), ("10.0.0.254", "InUse"));
         let entry = fixture.allocations.blocks.get(&cidr(ADDRESS)).unwrap();
         assert_eq!((&*entry.owner.name, entry.recall), ("a", None));
-        // The pod moves.
+        // The pod moves to another node.
         fixture.gone(first);
         let mut second = claiming_pod("web-0", CLAIM, Some("b"));
         second.uid = "later".into();
@@ -129,7 +130,7 @@ fn a_claim_that_is_edited_in_use_keeps_its_addresses() {
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     fixture.settle(CLAIM);
     fixture.allocations.confirm(&cidr(ADDRESS));
-    // The API server rejects such an edit, unless the rules of its CRD are older.
+    // The API server rejects edits of a claim's pool and addresses, unless its CRD is too old to have these rules.
     for edited in [claim(CLAIM, "other", &[]), claim(CLAIM, "", &["10.0.0.9"])] {
         let is = fixture.cache.claims.get(CLAIM).unwrap();
         let edited = Claim {
@@ -153,7 +154,7 @@ fn a_claim_that_is_edited_in_use_keeps_its_addresses() {
     }
 }
 
-/// What ten thousand waiting claims cost: one write each when they begin to wait, and then no request.
+/// Ten thousand waiting claims cost one write each when they begin to wait, and no further request.
 #[test]
 fn ten_thousand_claims_that_wait_for_a_full_pool_are_written_once() {
     const MANY: usize = 10_000;

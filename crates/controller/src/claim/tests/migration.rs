@@ -1,4 +1,4 @@
-//! The address of a virtual machine that migrates: owner and standby.
+//! Tests of the address of a virtual machine that migrates, with an owner and a standby.
 
 use super::*;
 use crate::allocations::blocks::BlockEntry;
@@ -6,7 +6,8 @@ use crate::cluster::objects::{BlockReport, BlockSpec, VirtualMachine};
 use crate::fixtures::block_report;
 use cadastre_api::AllocatedBlock;
 
-/// Returns a pod of a virtual machine on this node. `ready` says whether KubeVirt has marked it as the target.
+/// Returns a pod of a virtual machine on this node. `ready` says whether KubeVirt has marked the pod as a ready target
+/// of the migration.
 fn pod_of(vmi: &str, name: &str, node: &str, ready: bool) -> Pod {
     let mut pod = claiming_pod(name, CLAIM, Some(node));
     if let Some(claim) = &mut pod.claim {
@@ -28,7 +29,7 @@ fn running() -> Fixture {
     fixture
 }
 
-/// Returns the fixture in which node `b` is a standby, too, for the pod `target`.
+/// Returns the fixture in which node `a` has the address, and node `b` is a standby for the pod `target`.
 fn migrating() -> Fixture {
     let mut fixture = running();
     fixture.applied(pod_of("v", "target", "b", false));
@@ -46,7 +47,7 @@ impl Fixture {
         standby.map(|it| &*it.owner.name).collect()
     }
 
-    /// Shows the ledger the object of the block as it should be.
+    /// Updates the ledger as after a successful write of the block's object.
     fn store(&mut self) {
         let spec = self.entry().spec();
         let object = Block {
@@ -56,13 +57,14 @@ impl Fixture {
         self.allocations.block_seen(&object, self.now);
     }
 
-    /// Returns the block as the NodeSubnet of the node lists it.
+    /// Returns the entry of the block in the NodeSubnet of the node.
     fn listed(&self, node: &str) -> Option<AllocatedBlock> {
         let listed = self.allocations.listed_blocks(&node.into(), None);
         listed.into_iter().next()
     }
 
-    /// Shows a NodeSubnet that lists nothing, while the agent has released the block with that UID.
+    /// Updates the cache and the ledger: the NodeSubnet lists nothing, and its agent has released the block with that
+    /// UID.
     fn released(&mut self, node: &str, uid: &str) {
         let mut released = subnet(node, &[], 0);
         let before = self.cache.subnets.get(node);
@@ -182,7 +184,7 @@ fn a_deleted_owner_becomes_a_quarantined_standby() {
         (Some("b"), vec!["a"])
     );
     assert!(fixture.entry().standby[0].owner.quarantined);
-    // The block is free only after a quarantine, although the last live node has released it.
+    // The block is free only after a quarantine, although the last live node has released the block.
     fixture.gone(pod_of("v", "target", "b", false));
     fixture.released("b", &format!("{ADDRESS}+1"));
     let entry = fixture.entry();
@@ -190,7 +192,7 @@ fn a_deleted_owner_becomes_a_quarantined_standby() {
     assert_eq!(fixture.node_of(ADDRESS), Some("a"));
 }
 
-/// Somebody has removed the finalizer of the claim by hand.
+/// The finalizer of the claim was removed by hand.
 #[test]
 fn nobody_gets_the_address_of_a_claim_that_is_gone_while_two_nodes_may_have_it() {
     let mut fixture = migrating();

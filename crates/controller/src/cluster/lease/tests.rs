@@ -349,7 +349,7 @@ fn wanted(elector: &Elector, number: u64, node: &str) -> LeaseContent {
 #[test]
 fn wanted_content_is_written_at_once_and_only_by_a_later_write() {
     let (mut a, mut server) = leader();
-    // At the call of `want`, a renewal is in flight that does not contain the content.
+    // When `want` is called, a renewal without the wanted content is in flight.
     let call = a.poll(s(2)).unwrap();
     a.want(wanted(&a, 1, "n"), s(2));
     let answer = server.answer(call);
@@ -394,7 +394,8 @@ fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
     settle(&mut b, &mut server, s(17));
     assert_eq!(term(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
-    // The content is wanted in another term, so it is ignored and the Lease keeps the inherited allocations.
+    // The wanted content is for another term. So the elector ignores this content, and the Lease keeps the inherited
+    // allocations.
     b.want(wanted(&a, 9, "m"), s(18));
     settle(&mut b, &mut server, s(30));
     assert_eq!(server.0.clone().unwrap().intents, named);
@@ -456,7 +457,7 @@ fn a_leader_knows_since_when_the_api_server_has_answered_without_a_gap() {
     assert_eq!(since(&[(1, true), (12, true)]), s(12), "too far apart");
 }
 
-/// Returns the record that a working watch shows now.
+/// Returns the record that a working watch delivers now.
 fn newest(server: &Server) -> LeaseRecord {
     server.0.clone().unwrap()
 }
@@ -478,7 +479,7 @@ fn a_candidate_with_a_working_watch_reads_rarely() {
             b.answer(answer, now);
         }
     }
-    // The watch saves no reads until it has shown the first event, so there are a few more reads than one in 10 s.
+    // The watch saves no reads until it has delivered the first event, so there are a few more reads than one in 10 s.
     assert!((7..=11).contains(&reads), "{reads} reads in a minute");
 }
 
@@ -553,7 +554,7 @@ fn a_candidate_with_a_silent_watch_reads_before_it_acquires() {
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(2)));
     settle(&mut a, &mut server, s(16));
-    // The process was suspended from 2 s to 17 s, so the watch showed nothing of the renewal at 16 s.
+    // The candidate `b` was suspended from 2 s to 17 s, so its watch did not deliver the renewal at 16 s.
     assert_eq!(b.poll(s(17)), Some(LeaseCall::Get));
     let answer = server.answer(LeaseCall::Get);
     b.answer(answer, s(17));

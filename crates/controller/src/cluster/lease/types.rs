@@ -23,15 +23,16 @@ pub struct LeaseSettings {
     pub nonce: String,
     /// How long other candidates wait after the last change of the Lease before they take over
     pub lease_duration: Duration,
-    /// How long after the start of its last renewal a leader may write
+    /// For how long a leader may write after the start of its last renewal
     pub renew_deadline: Duration,
     /// Interval at which a leader renews the Lease
     pub retry_period: Duration,
 }
 
 impl LeaseSettings {
-    /// Checks that the leader stops before others start, and that there is time to retry a renewal. Also checks that
-    /// the lease duration is a whole number of seconds, because the Lease stores whole seconds.
+    /// Checks that a leader stops writing before another candidate may take over, and that there is time to retry a
+    /// renewal. Also checks that the lease duration is a whole number of seconds, because the Lease stores whole
+    /// seconds.
     pub fn validate(&self) -> Result<(), String> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
         let problem = if lease.subsec_nanos() != 0 || lease.is_zero() {
@@ -50,7 +51,7 @@ impl LeaseSettings {
         Err(problem)
     }
 
-    /// Returns the holder identity in the record while this process leads.
+    /// Returns the holder identity that the Lease has while this process leads.
     pub(super) fn holder(&self) -> String {
         format!("{}_{}", self.identity, self.nonce)
     }
@@ -70,7 +71,7 @@ pub struct LeaseRecord {
     pub unsettled: bool,
     /// The annotation `cadastre.dev/intents`: writes that holders may have in flight. `None` if these are unknown
     pub intents: Option<Arc<WriteIntents>>,
-    /// `metadata.resourceVersion`; empty if the record is to be created
+    /// `metadata.resourceVersion`; empty if the Lease is to be created
     pub resource_version: String,
 }
 
@@ -81,13 +82,14 @@ impl LeaseRecord {
         self.holder.is_none() && (self.lease_duration <= RELEASED_DURATION || by_hand)
     }
 
-    /// Returns the resourceVersion as a number, which grows with each write. An invalid one counts as the oldest.
+    /// Returns the resourceVersion as a number, which grows with each write. An invalid resourceVersion counts as the
+    /// oldest.
     pub(super) fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or_default()
     }
 }
 
-/// A call to the API server. At most one is unanswered at a time.
+/// A call to the API server. At most one call is unanswered at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseCall {
     /// Read the Lease.
@@ -144,8 +146,8 @@ pub struct LeadershipTerm {
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if they are
     /// unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without interruption. Before that time it may have been restored to an
-    /// older state, so earlier lists do not count
+    /// Since when the API server has answered without interruption. Before that time, the API server may have been
+    /// restored to an older state, so lists that were requested earlier do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -154,15 +156,15 @@ pub struct LeadershipTerm {
 /// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
-    /// The term for which the content was decided; other terms ignore the content
+    /// The term for which the content was decided. In other terms, the elector ignores the content
     pub term: TermId,
-    /// Grows with each request that waits for a write of the Lease. A higher number than the last one makes a write due
-    /// at once
+    /// The number for which requests may wait. [`LeadershipTerm::named`] reaches the number when the content is
+    /// written. If the number is higher than in the last content, the Lease is written at once
     pub number: u64,
     /// Allocations of podCIDRs that may be in flight; `None` as long as only the inherited ones are known
     pub intents: Option<Arc<WriteIntents>>,
-    /// Whether the agent grace is over: agents have had time to report after a gap. Until it is over, the Lease records
-    /// the gap
+    /// Whether the agent grace, in which agents report after a gap, is over. Until the agent grace is over, the Lease
+    /// records the gap
     pub agents_heard: bool,
 }
 

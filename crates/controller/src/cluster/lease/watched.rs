@@ -1,24 +1,24 @@
-//! Watch events of the Lease: hints that save a candidate most of its reads.
+//! Handles watch events of the Lease. The events are hints that save a candidate most of its reads of the Lease.
 //!
 //! # Guarantees
-//! - A watch that delivers late can only delay a takeover. A record's age counts from its watch event, and a record is
-//!   ignored unless its version is newer than all seen before.
+//! - A watch that delivers events late can only delay a takeover, because the age of a record counts from the arrival
+//!   of its watch event. A record is ignored unless its version is newer than all versions seen before.
 //! - A watch that has stopped silently is not trusted. A Lease that seems to have run out is read before it is
-//!   acquired. A candidate whose watch showed nothing for one and a half retry periods reads as often as without a
-//!   watch.
+//!   acquired. If the watch has delivered nothing for one and a half retry periods, the candidate reads as often as
+//!   without a watch.
 
 use std::time::Duration;
 
 use super::{CANDIDATE_PAUSE, Elector, LeaseRecord, LeaseView, Mono, Phase};
 use cadastre_core::mutation::Mutation;
 
-/// Interval of reads by a candidate whose watch shows each renewal. The reads detect a late watch, and an API server
+/// Interval of reads by a candidate whose watch delivers each renewal. The reads detect a late watch, and an API server
 /// that was restored to an older state.
 const WATCHED_PAUSE: Duration = Duration::from_secs(10);
 
 impl Elector {
-    /// Handles the record of a watch event. Returns whether the record was accepted: only a candidate without an
-    /// unanswered call accepts a record, and only one that is newer than all seen before.
+    /// Handles the record of a watch event. Returns whether the record was accepted. A record is accepted only by a
+    /// candidate without an unanswered call, and only if the record is newer than all records seen before.
     pub fn watch_applied(&mut self, record: &LeaseRecord, now: Mono) -> bool {
         if self.was_just_read(record, now) {
             // A read found this version before the watch delivered it. But the event shows that the watch works.
@@ -42,8 +42,8 @@ impl Elector {
         true
     }
 
-    /// Handles a watch event that the Lease was deleted. The event only causes a read: if the read finds no Lease, the
-    /// candidate acts on that.
+    /// Handles a watch event that the Lease was deleted. The event only causes a read. The candidate acts on the
+    /// deletion only if this read finds no Lease.
     pub fn watch_deleted(&mut self, record: &LeaseRecord, now: Mono) {
         if self.is_new(record) {
             self.read_soon(now);
@@ -72,7 +72,8 @@ impl Elector {
     /// Records that the watch works, because it delivered an event.
     fn note_watch(&mut self, now: Mono) {
         self.note_answer(true, now);
-        // A leader renews once per retry period, so a working watch shows an event sooner than this.
+        // A leader renews once per retry period, so a working watch delivers the next event within one and a half retry
+        // periods.
         self.watch_works_until = now + self.settings.retry_period * 3 / 2;
         self.due = self.watched_read_due().max(now);
     }
@@ -88,8 +89,8 @@ impl Elector {
         self.watch_works_until.min(self.read_at + WATCHED_PAUSE)
     }
 
-    /// Returns whether the Lease must be read before it is acquired, because only a watch delivered its last record,
-    /// and that watch may have stopped since. A free Lease needs no read: at worst the write that acquires it is
+    /// Returns whether the Lease must be read before it is acquired, because only a watch delivered the last record,
+    /// and the watch may have stopped since. A free Lease needs no read: at worst the write that acquires it is
     /// rejected.
     pub(super) fn needs_read(&self) -> bool {
         let is_free = matches!(&self.view, LeaseView::Present(record, _) if record.is_released());

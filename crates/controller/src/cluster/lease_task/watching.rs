@@ -17,13 +17,14 @@ use cadastre_daemon::watch::{
     LEASES, LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
-/// First and longest delay of the watch after an error, without jitter. Meanwhile the candidate reads the Lease.
+/// First and longest delay before a watch is started again after an error, without jitter. During the delay, the
+/// candidate reads the Lease.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// Maximum number of watch events that wait for the election.
+/// Maximum number of watch events that wait until the election task handles them.
 const BACKLOG: usize = 16;
 
-/// A running watch; dropping it ends the watch.
+/// A running watch of the Lease. Dropping this value ends the watch.
 pub(super) struct Watching {
     changes: mpsc::Receiver<ObjectEvent<Lease>>,
     _task: JoinSet<()>,
@@ -71,7 +72,7 @@ impl Watching {
         }
     }
 
-    /// Returns the next watch event. Without a watch, it waits forever.
+    /// Returns the next watch event. If there is no watch, the future never completes.
     pub(super) async fn next(watching: &mut Option<Self>) -> ObjectEvent<Lease> {
         if let Some(watching) = watching
             && let Some(change) = watching.changes.recv().await

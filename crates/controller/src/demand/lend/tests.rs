@@ -12,7 +12,7 @@ const BLOCK: &str = "10.0.0.0/28";
 /// The largest part of [`BLOCK`] that `rich` can spare.
 const PART: &str = "10.0.0.8/29";
 
-/// A pool with one block, which `rich` has and hardly uses, while pods wait on `dry`.
+/// A pool with one block. Node `rich` has the block and uses few of its addresses, while pods wait on node `dry`.
 struct Fixture {
     cache: ClusterCache,
     allocations: AllocationState,
@@ -33,7 +33,7 @@ impl Fixture {
         }
     }
 
-    /// Handles all nodes. Returns the parts that are asked for.
+    /// Handles all nodes. Returns the parts that the controller asks for.
     fn work(&mut self, second: u64) -> Vec<String> {
         for node in self.cache.nodes.iter() {
             self.demand.add(node, &self.allocations);
@@ -54,7 +54,7 @@ impl Fixture {
         self.cache.subnets.change(ObjectEvent::Applied(is));
     }
 
-    /// Writes the NodeSubnet of `rich`.
+    /// Writes the NodeSubnet of `rich` and returns what it withdraws, lends and returns.
     fn write(&mut self) -> Withdrawals {
         let node = self.cache.nodes.get("rich").unwrap();
         let is = self.cache.subnets.get("rich").unwrap();
@@ -85,7 +85,7 @@ impl Fixture {
         self.allocations.blocks.of(&"dry".into()).next()
     }
 
-    /// Shows the object of the borrowed block, with its CIDR as UID.
+    /// Passes the object of the borrowed block to the ledger, as the watch does. The UID of the object is its CIDR.
     fn see_block(&mut self) {
         let owner = Owner::node(&"dry".into(), &"dry".into());
         let mut object = block(PART, owner);
@@ -95,8 +95,8 @@ impl Fixture {
         self.allocations.block_seen(&object, at(1));
     }
 
-    /// Returns whether the borrowed block is confirmed. Returns `None` if there is no such block, or it is about to be
-    /// deleted.
+    /// Returns whether the borrowed block is confirmed. Returns `None` if there is no such block, or if it is about to
+    /// be deleted.
     fn is_confirmed(&mut self) -> Option<bool> {
         self.allocations.judge_blocks(&self.cache);
         let entry = self.borrowed().filter(|it| !it.is_leaving());
@@ -137,7 +137,7 @@ fn a_part_becomes_a_block_once_its_node_has_withdrawn_it() {
         (entry.cidr, entry.parent.as_ref()),
         (cidr(PART), Some(&parent()))
     );
-    // The part stays withdrawn while the block exists.
+    // The part stays withdrawn while the borrowed block exists.
     let is = fixture.write();
     assert_eq!((is.withdraw, is.returned.len()), (vec![PART.to_owned()], 0));
     fixture.allocations.drop_block(&cidr(PART));
@@ -171,7 +171,7 @@ fn a_borrowed_block_is_confirmed_once_the_lender_s_node_subnet_names_it() {
 #[test]
 fn a_late_block_of_a_part_that_was_returned_ends() {
     let mut fixture = Fixture::new(Borrowing::WhenExhausted);
-    // An earlier leader has asked for the part, and created a block of it late.
+    // An earlier leader asked for the part, and its late write created a block of the part.
     fixture.change(|is| is.spec.as_mut().unwrap().withdraw = vec![PART.to_owned()]);
     fixture.answer(&[PART], &[]);
     assert_eq!(fixture.write().returned, [PART]);

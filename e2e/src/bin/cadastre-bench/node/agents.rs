@@ -69,7 +69,7 @@ impl Agent {
         Ok(killed.elapsed())
     }
 
-    /// The `ipam` section of a CNI configuration with which the CNI plugin asks this agent.
+    /// Returns the `ipam` section of a CNI configuration with which the CNI plugin sends its requests to this agent.
     pub fn ipam(&self) -> serde_json::Value {
         json!({
             "type": "cadastre-ipam",
@@ -81,7 +81,7 @@ impl Agent {
         self.0.running()?.process().usage()
     }
 
-    /// Assigns addresses to `count` containers by asking the agent directly, without starting the CNI plugin.
+    /// Assigns addresses to `count` containers by requests to the agent's socket, without starting the CNI plugin.
     pub async fn fill(&self, count: usize) -> Result<()> {
         for n in 0..count {
             self.0.add(add(&format!("filled-{n}"))).await?;

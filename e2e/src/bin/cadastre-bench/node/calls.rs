@@ -40,7 +40,7 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
         .env("CNI_IFNAME", "eth0")
         .env("CNI_NETNS", format!("/run/netns/{container}"))
         .env("CNI_PATH", "/opt/cni/bin")
-        // CNI_ARGS names no pod, because the agent would wait for the Pod object, which does not exist.
+        // CNI_ARGS names no pod. Otherwise, the agent would wait for the Pod object, which does not exist.
         .env("CNI_ARGS", "IgnoreUnknown=1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
