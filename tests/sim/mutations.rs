@@ -2,8 +2,8 @@
 //!
 //! A search from seed 0 can take minutes. So `make sim` first runs the seeds in `found.txt`, which found the mutations
 //! in the last search. If a seed no longer finds its mutation, `make sim` searches from seed 0 on. `make mutants`
-//! always searches, and with `UPDATE=1` it writes the file. Mutations that unit tests find are tried in
-//! `tests/common/mutated.rs`.
+//! always searches. With `UPDATE=1` it also tries the following seeds, because some find the mutation in fewer steps,
+//! and writes the file. Mutations that unit tests find are tried in `tests/common/mutated.rs`.
 
 use super::proofs::Scenario;
 
@@ -25,6 +25,7 @@ mod tried {
     use cadastre_core::mutation;
     use cadastre_core::mutation::Mutation;
 
+    use super::super::checks::Violation;
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
     use super::super::search::variable;
@@ -34,34 +35,48 @@ mod tried {
     /// One line for each mutation: its name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
 
-    /// Runs a seed with the mutation. Returns the violation that the seed found, or the number of steps that were run.
-    /// A seed that fails as early without the mutation, too, does not count.
-    fn try_seed(seed: u64, mutation: Mutation, trial: Trial) -> Result<String, u64> {
+    /// How many seeds are tried after the first that finds a mutation, if the seeds are written.
+    const FURTHER: u64 = 60;
+
+    /// A seed that finds a mutation.
+    struct Find {
+        seed: u64,
+        steps: u64,
+        violation: Violation,
+    }
+
+    impl Find {
+        fn text(&self) -> String {
+            let Violation { rule, text, .. } = &self.violation;
+            format!("seed {}, step {}, {rule:?}: {text}", self.seed, self.steps)
+        }
+    }
+
+    /// Runs at most `most` steps of a seed with the mutation. Returns what the seed found, or the number of steps that
+    /// were run. A seed that fails as early without the mutation, too, does not count.
+    fn try_seed(seed: u64, mutation: Mutation, trial: Trial, most: u64) -> Result<Find, u64> {
         let start = || Sim::new(seed, Some(trial), Trace::default());
         mutation::set(Some(mutation));
         let mut mutated = start();
-        let verdict = mutated.go(u64::MAX);
+        let verdict = mutated.go(most);
         mutation::set(None);
-        let Err(violation) = verdict else {
-            return Err(mutated.step);
-        };
-        if start().go(mutated.step).is_err() {
-            return Err(mutated.step);
+        let steps = mutated.step;
+        match verdict {
+            Err(violation) if start().go(steps).is_ok() => Ok(Find {
+                seed,
+                steps,
+                violation,
+            }),
+            _ => Err(steps),
         }
-        let (step, rule) = (mutated.step, violation.rule);
-        Ok(format!(
-            "seed {seed}, step {step}, {rule:?}: {}",
-            violation.text
-        ))
     }
 
-    /// Runs seeds from 0 on, for about `within` steps, until one finds the mutation. Returns that seed and the
-    /// violation.
-    fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<(u64, String), String> {
+    /// Runs seeds from 0 on, for about `within` steps, until one finds the mutation.
+    fn search(mutation: Mutation, trial: Trial, within: u64) -> Result<Find, String> {
         let (mut seed, mut steps) = (0, 0);
         while steps <= within {
-            match try_seed(seed, mutation, trial) {
-                Ok(how) => return Ok((seed, format!("after {steps} steps: {how}"))),
+            match try_seed(seed, mutation, trial, u64::MAX) {
+                Ok(find) => return Ok(find),
                 Err(more) => steps += more,
             }
             seed += 1;
@@ -69,11 +84,23 @@ mod tried {
         Err(format!("not found in {steps} steps"))
     }
 
+    /// Returns the find with the fewest steps among `first` and the seeds that follow it.
+    fn shortest(first: Find, mutation: Mutation, trial: Trial) -> Find {
+        let further = first.seed + 1..=first.seed + FURTHER;
+        further.fold(first, |best, seed| {
+            try_seed(seed, mutation, trial, best.steps).unwrap_or(best)
+        })
+    }
+
     /// Returns the seeds in `found.txt`, or none if this run must search.
     fn known_seeds() -> BTreeMap<String, u64> {
-        if variable("SEARCH").is_some() {
-            return BTreeMap::new();
+        match variable("SEARCH") {
+            Some(_) => BTreeMap::new(),
+            None => seeds_of_file(),
         }
+    }
+
+    fn seeds_of_file() -> BTreeMap<String, u64> {
         let text = std::fs::read_to_string(FOUND).unwrap();
         let entry = |line: &str| {
             let (name, seed) = line.split_once(' ').unwrap();
@@ -85,7 +112,7 @@ mod tried {
     /// Tries each mutation on its own, two mutations in parallel, and prints the results. Returns the seeds.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
-        attempt: impl Fn(Mutation) -> Result<(u64, String), String> + Sync,
+        attempt: impl Fn(Mutation) -> Result<Find, String> + Sync,
     ) -> BTreeMap<Mutation, u64> {
         let left = Mutex::new(mutations.collect::<Vec<_>>().into_iter());
         let (seeds, failed) = (Mutex::default(), Mutex::new(Vec::new()));
@@ -94,9 +121,9 @@ mod tried {
                 let next = left.lock().unwrap().next();
                 let Some(mutation) = next else { break };
                 match attempt(mutation) {
-                    Ok((seed, how)) => {
-                        println!("{}\n  {how}", row(mutation));
-                        BTreeMap::insert(&mut seeds.lock().unwrap(), mutation, seed);
+                    Ok(find) => {
+                        println!("{}\n  {}", row(mutation), find.text());
+                        BTreeMap::insert(&mut seeds.lock().unwrap(), mutation, find.seed);
                     }
                     Err(why) => {
                         println!("{}\n  {why}", row(mutation));
@@ -129,22 +156,33 @@ mod tried {
         let named = variable("MUTANT");
         let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
         let all = Mutation::ALL.iter().copied().filter(is_named);
-        let known_seeds = known_seeds();
+        let (known_seeds, update) = (known_seeds(), variable("UPDATE").is_some());
         let seeds = try_all(all.filter(|it| simulated(*it).is_some()), |mutation| {
             let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
             let seed = known_seeds.get(&format!("{mutation:?}"));
-            let found = seed.and_then(|seed| {
-                let how = try_seed(*seed, mutation, trial).ok()?;
-                Some((*seed, how))
-            });
-            found.map_or_else(|| search(mutation, trial, thousands * 1_000), Ok)
+            let known = seed.and_then(|seed| try_seed(*seed, mutation, trial, u64::MAX).ok());
+            let first = known.map_or_else(|| search(mutation, trial, thousands * 1_000), Ok)?;
+            Ok(if update {
+                shortest(first, mutation, trial)
+            } else {
+                first
+            })
         });
-        if named.is_none() && variable("UPDATE").is_some() {
-            let mut text = String::new();
-            for (mutation, seed) in seeds {
-                writeln!(text, "{mutation:?} {seed}").unwrap();
-            }
-            std::fs::write(FOUND, text).unwrap();
+        if update {
+            write_seeds(&seeds);
         }
+    }
+
+    /// Writes the seeds of the mutations that were tried. The other lines of the file stay.
+    fn write_seeds(seeds: &BTreeMap<Mutation, u64>) {
+        let before = seeds_of_file();
+        let mut text = String::new();
+        for mutation in Mutation::ALL.iter().filter(|it| simulated(**it).is_some()) {
+            let name = format!("{mutation:?}");
+            if let Some(seed) = seeds.get(mutation).or(before.get(&name)) {
+                writeln!(text, "{name} {seed}").unwrap();
+            }
+        }
+        std::fs::write(FOUND, text).unwrap();
     }
 }

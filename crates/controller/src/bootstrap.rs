@@ -89,9 +89,7 @@ pub(crate) enum BootstrapError {
     #[error(
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
     )]
-    Kubeadm {
-        why: String,
-    },
+    Kubeadm { why: String },
     /// A part of `networking.podSubnet` is not a CIDR.
     #[error(
         "no default pool: networking.podSubnet in ConfigMap kube-system/kubeadm-config is unclear: correct it, or create an IPPool: {0}"
@@ -112,9 +110,7 @@ pub(crate) enum BootstrapError {
         "no default pool: nodes or services have addresses in each of the private {family} ranges that are tried ({}): create an IPPool with a range of your own",
         PRIVATE.get(*family).join(", ")
     )]
-    NoPrivateRange {
-        family: Family,
-    },
+    NoPrivateRange { family: Family },
 }
 
 /// Returns the default pool to create, for a cluster without any pool.
