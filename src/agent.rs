@@ -34,8 +34,8 @@ use cadastre_node::clock;
 
 /// Assign addresses to the pods of this node, from the ranges in its NodeSubnet
 ///
-/// One agent runs on each node, on the host's network, and answers the CNI plugin cadastre-ipam. It finds the cluster
-/// by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
+/// One agent runs on each node, on the host's network, and answers the CNI plugin cadastre-ipam. The agent finds the
+/// cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct Args {
@@ -109,8 +109,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_CNI_CONF")]
     cni_conf: Option<PathBuf>,
 
-    /// Template of the CNI configuration: the path of a file, or the name of a built-in template: ptp, or bridge (for
-    /// nodes with one IPv4 range)
+    /// Template of the CNI configuration: ptp, bridge (for nodes with one IPv4 range), or the path of a file
     #[arg(long, env = "CADASTRE_CNI_CONF_TEMPLATE", default_value = "ptp")]
     cni_conf_template: String,
 
@@ -127,7 +126,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_MTU", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
     mtu: u32,
 
-    /// FLANNEL_IPMASQ in subnet.env: true if something else masquerades, so that the CNI plugin need not
+    /// FLANNEL_IPMASQ in subnet.env: true if something else masquerades, so that the CNI plugin need not masquerade
     #[arg(
         long,
         env = "CADASTRE_IP_MASQ",

@@ -27,8 +27,8 @@ use cadastre_daemon::telemetry::logs;
 
 /// Watch Nodes and IPPools, allocate podCIDRs and blocks to nodes, write NodeSubnets
 ///
-/// Finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this order. Several
-/// replicas may run: one leads, the others stand by.
+/// The controller finds the cluster by --kubeconfig, KUBECONFIG, ~/.kube/config or the pod's service account, in this
+/// order. Several replicas may run: one leads, the others stand by.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Kubeconfig file of the cluster

@@ -43,7 +43,7 @@ pub(super) struct Guard {
     #[arg(long, env = "CADASTRE_ADMIN_TLS_KEY", requires = "admin_tls_cert")]
     admin_tls_key: Option<PathBuf>,
 
-    /// Serve /metrics only to clients with a bearer token; the API server decides whether it is authorised
+    /// Serve /metrics only to clients with a bearer token; the API server decides whether the client is authorised
     /// (TokenReview, SubjectAccessReview). Probes need no token
     #[arg(long, env = "CADASTRE_METRICS_AUTH", requires = "admin_tls_cert")]
     metrics_auth: bool,
@@ -60,8 +60,8 @@ pub(super) struct AdminPort {
     pub registry: Registry,
     pub readiness: Readiness,
     pub http: HttpMetrics,
-    /// Decides who may read /metrics; `None` without `--metrics-auth`. Needs a client of the API server first
-    /// (`AccessReview::set_client`).
+    /// Decides who may read /metrics; `None` without `--metrics-auth`. Before it can decide, it needs a client of the
+    /// API server (`AccessReview::set_client`).
     pub review: Option<AccessReview>,
     pub task: JoinHandle<Infallible>,
 }

@@ -8,7 +8,8 @@ use cadastre_agent::files::install::install;
 
 /// Copy the CNI plugin into the runtime's plugin directory; safe while the runtime uses it
 ///
-/// For an init container of the agent. The replacement is atomic: the old plugin stays until the new one is complete.
+/// Meant for an init container of the agent. The replacement is atomic: the old plugin stays until the new one is
+/// complete.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// File of the CNI plugin; by default cadastre-ipam in the directory of this executable

@@ -12,7 +12,7 @@ const ALLOWED: [&str; 8] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
     "BSD-3-Clause",
-    // The list of Mozilla's root certificates.
+    // This is the licence of the list of Mozilla's root certificates.
     "CDLA-Permissive-2.0",
     "ISC",
     "MIT",

@@ -29,7 +29,7 @@ fn alerts() -> BTreeMap<String, Value> {
     alerts
 }
 
-/// Series that Cadastre does not define: Prometheus adds them, or they describe the process.
+/// Series that Cadastre does not define, because Prometheus adds them or because they describe the process.
 const OF_OTHERS: [&str; 4] = [
     "up",
     "ALERTS",
@@ -80,7 +80,7 @@ fn used(expr: &str) -> BTreeSet<String> {
             "{" => skip_to('}'),
             "[" => skip_to(']'),
             "\"" => from[1..].find('"').map_or(from.len(), |at| at + 2),
-            // The list of labels after `by`, `on` and the like is skipped as a whole.
+            // A list of labels, as after `by` or `on`, is skipped up to its closing parenthesis.
             "(" if in_list => skip_to(')'),
             "(" => 1,
             _ => {

@@ -78,7 +78,7 @@ fn the_page_says_which_crate_uses_which() {
     assert_eq!(said, are);
 }
 
-/// Returns a module that uses none of the remaining modules, or `None` if every module uses another one.
+/// Returns a module that uses none of the remaining modules. Returns `None` if each of them uses another one.
 fn without(uses: &Uses) -> Option<String> {
     let mut all = uses.iter();
     let leaf = all.find(|(_, others)| others.keys().all(|it| !uses.contains_key(it)));

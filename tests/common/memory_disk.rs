@@ -11,16 +11,16 @@ use cadastre_node::{Disk, Find, Store, StoreError};
 
 use crate::rng::Rng;
 
-/// The unit, in bytes, that a disk writes as a whole.
+/// The number of bytes that a disk writes either completely or not at all.
 const SECTOR: usize = 512;
 
 /// A fault that happens at a certain access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Lasts,
-    /// The process is killed at the n-th change or sync, so that neither this one nor a later one happens
+    /// The process is killed at the n-th change or sync. Neither this access nor any later change or sync happens
     Dies(u64),
-    /// The process is killed in the n-th write, so that only the first half of this write happens, and nothing later
+    /// The process is killed in the n-th write. Only the first half of this write happens, and no later write does
     Tears(u64),
     /// From the n-th access on, writes fail because the disk is full
     Full(u64),
@@ -36,13 +36,13 @@ enum Change {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The content that processes see
+    /// The content that processes read
     seen: Vec<u8>,
     /// The content that survives any loss of power
     synced: Vec<u8>,
     unsynced: Vec<Change>,
     fate: Option<Fate>,
-    /// Number of changes and syncs since the fate was set
+    /// Number of changes and syncs since the fault `fate` was set
     count: u64,
     syncs: u64,
 }
@@ -75,7 +75,7 @@ impl MemoryDisk {
         self.0.lock().unwrap().seen.len()
     }
 
-    /// Number of changes and syncs since the fate was set.
+    /// Number of changes and syncs since the last call of `set_fate`.
     pub fn count(&self) -> u64 {
         self.0.lock().unwrap().count
     }
@@ -110,7 +110,7 @@ impl MemoryDisk {
         })))
     }
 
-    /// Returns the disk after the worst loss of power: it has only the synced content.
+    /// Returns the disk after the worst loss of power, in which only the synced content survives.
     pub fn lasting(&self) -> Self {
         Self::of(self.0.lock().unwrap().synced.clone())
     }
@@ -149,8 +149,8 @@ impl MemoryDisk {
     }
 }
 
-/// Extends the content to `size` with zeros, all at once. To append them one by one would take half of the time of an
-/// unoptimised simulation.
+/// Extends the content to `size` with zeros, all at once. If the zeros were appended one by one, this would take half
+/// of the time of an unoptimised simulation.
 fn grow(bytes: &mut Vec<u8>, size: usize) {
     let more = size.saturating_sub(bytes.len());
     bytes.extend_from_slice(&vec![0; more]);

@@ -14,7 +14,8 @@ mod proofs;
 
 use proofs::{Proof, proof, row};
 
-/// Runs the test of that name and returns whether it passes; panics if there is not exactly one such test.
+/// Runs the test with this name, with the given mutation if there is one. Returns whether the test passes. Panics if
+/// there is not exactly one such test.
 fn passes(name: &str, mutation: Option<Mutation>) -> bool {
     let mut test = Command::new(std::env::current_exe().unwrap());
     test.args(["--exact", name]).env_remove(VARIABLE);

@@ -14,7 +14,8 @@ pub fn crates() -> Vec<PathBuf> {
     all.map(|it| it.unwrap().path()).collect()
 }
 
-/// The absolute paths of all files in a folder and the folders below it. If `name` is a file, only its own path.
+/// The absolute paths of all files in a folder and the folders below it. If `name` is a file, the result is only its
+/// path.
 pub fn files(name: &str) -> Vec<PathBuf> {
     let (mut files, mut left) = (Vec::new(), vec![path(name)]);
     while let Some(next) = left.pop() {

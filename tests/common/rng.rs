@@ -1,4 +1,4 @@
-//! Random numbers from a seed: the only source of randomness in a test, so that the seed determines the whole run.
+//! Random numbers from a seed. A test has no other source of randomness, so the seed determines the whole run.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 

@@ -42,7 +42,7 @@ fn yaml_and_json_in_pages_can_be_read() {
     assert!(pools > 0);
 }
 
-/// Checks that the code can parse an IPPool, and that the CRD knows all of its fields.
+/// Checks that the code can parse an IPPool, and that the CRD has all fields of the IPPool.
 fn as_written(pool: &Value) -> Result<(), String> {
     serde_json::from_value::<IPPool>(pool.clone()).map_err(|error| error.to_string())?;
     let crds = text("charts/cadastre/crds/cadastre.dev.yaml");

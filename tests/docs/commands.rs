@@ -16,7 +16,7 @@ const FOLDERS: [&str; 10] = [
     ".ci", "charts", "config", "crates", "docs", "e2e", "hack", "proto", "src", "tests",
 ];
 
-/// Cargo's flags that name a target, each with the folder of its targets.
+/// Cargo's flags that name a target, each with the folder that contains such targets.
 const TARGETS: [(&str, &str); 3] = [
     ("--bin", "src/bin"),
     ("--test", "tests"),
@@ -212,7 +212,7 @@ fn commands_in_sentences_can_be_called() {
     let mut count = 0;
     for page in pages::all() {
         for code in page.code() {
-            // If the code is not a command, only the files that it names are checked.
+            // If the code is not a command, only the files that the code names are checked.
             for words in commands(&code) {
                 count += usize::from(words.len() > 1);
                 if let Err(why) = check.judge(&words, true) {

@@ -66,7 +66,7 @@ fn links_lead_to_files_and_headings_that_exist() {
     assert!(count > 80, "only {count} links were found");
 }
 
-/// Every page of docs/ is named in README.md, and every other page can be reached from there.
+/// README.md links to every page of docs/, and every other page can be reached from README.md.
 #[test]
 fn every_page_is_found_from_the_readme() {
     let pages = pages::all();

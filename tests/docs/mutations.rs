@@ -30,7 +30,7 @@ fn the_page_names_every_mutation_and_what_finds_it() {
 
 #[test]
 fn what_is_shipped_has_no_mutations() {
-    // Mutations exist in builds with debug assertions, so no release profile may enable those.
+    // Mutations exist in builds with debug assertions, so no release profile may enable debug assertions.
     assert!(!text("Cargo.toml").contains("debug-assertions"));
     let binaries = text("hack/binaries");
     let builds = binaries.lines().filter(|it| it.contains("cargo build"));

@@ -18,7 +18,7 @@ const METRICS: [&str; 5] = [
     "workqueue_",
 ];
 
-/// File extensions. Names of files such as `agent.sock` look like values of the chart, but are none.
+/// File extensions. Names of files such as `agent.sock` look like values of the chart, but are not values of the chart.
 const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
 
 /// The identifiers in code.

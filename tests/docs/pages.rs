@@ -19,7 +19,7 @@ pub struct Page {
     /// The path of the page in the repository, such as `docs/pools.md`
     pub name: String,
     pub blocks: Vec<Block>,
-    /// Everything outside fenced blocks
+    /// The text of the page outside fenced blocks
     prose: String,
 }
 
@@ -77,7 +77,7 @@ impl Page {
         page
     }
 
-    /// Returns the prose without code, and the code that was in it.
+    /// Returns the prose with each piece of code replaced by a backtick, and the pieces of code.
     fn parted(&self) -> (String, Vec<String>) {
         let (mut sentences, mut code) = (String::new(), Vec::new());
         // Code may continue on the next line, but not beyond a paragraph, a list item or a table row.
@@ -120,7 +120,8 @@ impl Page {
             .collect()
     }
 
-    /// The anchors that `#...` can name, as forges derive them from headings.
+    /// The anchors that links to this page can name after `#`. They are derived from the headings, as forges such as
+    /// GitHub do it.
     pub fn anchors(&self) -> BTreeSet<String> {
         let headings = self.prose.lines().filter(|it| it.starts_with('#'));
         let mut anchors = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! Checks that versions and requirements are the same everywhere.
 //!
-//! Cargo.toml has the version. The chart's tests compare Chart.yaml and the files that are generated from it; this file
-//! compares all other places.
+//! All versions must equal the version in Cargo.toml. The chart's tests check Chart.yaml, and the files that are
+//! generated from Chart.yaml. This file checks all other places.
 
 use crate::repository::packages;
 use crate::{assert_none, pages, text};

@@ -32,17 +32,18 @@ use super::run::RunId;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// A condition of NodeSubnets that another writer owns. The simulation updates it whenever an agent writes its status.
+/// A condition of NodeSubnets that another writer owns. The simulation updates the condition whenever an agent writes a
+/// status.
 const OF_ANOTHER: &str = "OfAnother";
 
 /// The operation of a JSON Patch that fails if the node has another term.
 const TERM_TEST: &str = "test /metadata/annotations/cadastre.dev~1term";
 
-/// An object that its finalizers keep from being deleted.
+/// A kind of objects that can have finalizers, which delay the deletion of an object.
 pub trait Finalized: Stored {
     fn finalizers(&mut self) -> &mut Vec<String>;
     fn is_deleted(&self) -> bool;
-    /// Marks the object as deleted. Returns false if it was already.
+    /// Marks the object as deleted. Returns false if the object was already marked.
     fn mark_deleted(&mut self) -> bool;
 }
 
@@ -64,7 +65,7 @@ finalized!(Pool Claim);
 /// Who wrote a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Author {
-    /// Kubelets, users, a foreign allocator.
+    /// A kubelet, a user or a foreign allocator.
     World,
     /// A node's agent, which writes its own NodeSubnet.
     Agent,
@@ -102,18 +103,19 @@ pub struct Api {
     renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that have a finalizer of another component.
     pub finalized: BTreeSet<ObjectUid>,
-    /// What agents have written: statuses of NodeSubnets by UID, and NodeAddresses by name.
+    /// The statuses of NodeSubnets that agents have written, by the UID of the NodeSubnet.
     pub statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
+    /// The NodeAddresses that agents have written, by name.
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// The node of each pod, by the pod's UID. Deleted pods are kept.
     pub placed: BTreeMap<ObjectUid, NodeName>,
     /// Whether the Lease loses the intents (allocations that may be in flight) that are written to it.
     pub forgets_intents: bool,
-    /// The terms that nodes had, by the node's UID, before touches that the mutation `TouchWithoutEffect` made
+    /// For each node, by UID: the terms that the node had before touches that the mutation `TouchWithoutEffect` made
     /// ineffective.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<TermId>>>,
-    /// How many times only the test of the node's UID prevented that two nodes got one range, and how many times only
-    /// the test of the term did.
+    /// Two counts of how often only one test prevented that two nodes got one range. The first count is for the test of
+    /// the node's UID, the second is for the test of the term.
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
@@ -148,7 +150,8 @@ impl Api {
         self.pods.version = version;
     }
 
-    // Writes of kubelets, users and agents. The server's rules apply to these, but no preconditions.
+    // Writes of kubelets, users and agents. The server's rules apply to these writes, but the writes have no
+    // preconditions.
 
     /// Creates or replaces an object, with a new version.
     pub fn put<T: Stored>(&mut self, object: T) -> Arc<T> {
@@ -169,7 +172,7 @@ impl Api {
         }
     }
 
-    /// Deletes a node at once, or only marks it if it has a finalizer.
+    /// Deletes a node at once. If the node has a finalizer, only marks it as deleted.
     pub fn delete_node(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get(name).cloned() else {
             return;
@@ -184,7 +187,7 @@ impl Api {
         }
     }
 
-    /// Deletes an object at once, or only marks it if it has finalizers.
+    /// Deletes an object at once. If the object has finalizers, only marks it as deleted.
     pub fn delete<T: Finalized>(&mut self, name: &T::Name) {
         let Some(object) = T::kind(self).get(name).cloned() else {
             return;
@@ -200,7 +203,7 @@ impl Api {
     pub fn delete_subnet(&mut self, name: &NodeName) {
         if let Some(subnet) = self.subnets.get(name) {
             self.statuses.remove(&subnet.uid);
-            // Objects that the NodeSubnet owns are deleted with it.
+            // Objects that the NodeSubnet owns are deleted together with the NodeSubnet.
             let is_owned = |it: &AddressesSeen| *it.owner == *subnet.uid;
             if self.addresses.get(name).is_some_and(is_owned) {
                 self.addresses.remove(name);
@@ -427,7 +430,7 @@ impl Api {
         if before.version != version {
             return None;
         }
-        // The agent sees its conditions again; the controller's are added below.
+        // The agent reads back the conditions that it wrote. The conditions of other writers are added below.
         self.statuses.insert(before.uid.clone(), status.clone());
         let reported = NodeSubnetStatus {
             conditions: Vec::new(),
@@ -448,8 +451,8 @@ impl Api {
         Some((after.version, status))
     }
 
-    /// Writes an agent's NodeAddresses. Returns `false` without writing if `is_new` is wrong: it must be set exactly if
-    /// the object does not exist yet.
+    /// Writes an agent's NodeAddresses. `is_new` must be true if and only if the object does not exist yet. Otherwise
+    /// nothing is written, and the result is `false`.
     pub fn write_addresses(
         &mut self,
         name: &NodeName,
@@ -621,12 +624,12 @@ where
 }
 
 /// Whether the node passes the test of the term annotation. JSON Patch can test an annotation only if the node has
-/// annotations; otherwise the request tests that there are none.
+/// annotations. If the node has none (`annotated` is false), the request tests that there are none.
 fn same_term(node: &Node, term: Option<&TermId>, annotated: bool) -> bool {
     node.annotated == annotated && (!annotated || node.term.as_ref() == term)
 }
 
-/// Returns the condition that another writer sets after it has seen this version of a NodeSubnet.
+/// Returns the condition that another writer sets after it has read this version of a NodeSubnet.
 fn of_another(version: u64) -> SubnetCondition {
     SubnetCondition {
         kind: OF_ANOTHER.into(),

@@ -2,14 +2,16 @@
 //!
 //! # Guarantees that are checked
 //! 1. *One holder.* No address is assigned to a pod while another live host may assign it as well, or while another
-//!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that a
-//!    controller has allocated. There are two exceptions: an address that a NodeSubnet withdraws from a block may be a
-//!    block of its own, for a claim; and so may a range that it withdraws and lists as lent.
+//!    existing pod reports it. No listed block overlaps a block that is listed for another live node, or a podCIDR that
+//!    a controller has allocated. There are two exceptions. An address that a NodeSubnet withdraws from a block may be
+//!    a block of its own, for a claim. A range that a NodeSubnet withdraws and lists as lent may be a block of its own,
+//!    too.
 //! 2. *Release.* A block listed for a live node stays listed until the node's agent has reported the release of that
 //!    block, by CIDR and UID.
-//! 3. *The end of a block.* A controller deletes the object of a block only in these cases: the agent has reported its
-//!    release; or the block was never listed and another range held its addresses; or its node is deleted, the
-//!    quarantine is over, and no pod of the node reports an address of the block.
+//! 3. *The end of a block.* A controller deletes the object of a block only in three cases. In the first case, the
+//!    agent has reported the block's release. In the second case, the block was never listed, and another range held
+//!    its addresses. In the third case, the block's node is deleted, the quarantine is over, and no pod of the node
+//!    reports an address of the block.
 //! 4. *Policy.* A new block lies inside its pool and is for a node that the pool selects. It overlaps no range that the
 //!    writing process had received as allocated, and no older pool.
 
@@ -37,7 +39,8 @@ const HEEDED: Time = 120 * SECOND;
 #[derive(Clone, Default)]
 pub struct BlockChecks {
     histories: BTreeMap<Key, BlockHistory>,
-    /// The blocks that nodes may share for a virtual machine: each as it is listed to one of the nodes.
+    /// The keys of blocks that several nodes may have for one virtual machine. A block has one key for each node that
+    /// its object has named.
     pub(super) named: BTreeSet<Key>,
     /// When each node was deleted, by UID.
     pub died: BTreeMap<ObjectUid, Time>,
@@ -100,7 +103,8 @@ impl BlockChecks {
         history.is_some_and(|history| history.listed.contains(uid))
     }
 
-    /// Whether the node may have the block: a NodeSubnet has listed it, and the agent has not released it.
+    /// Whether the node may have the block. This is so if a NodeSubnet has listed the block for the node, and the
+    /// node's agent has not released it.
     pub fn may_have(&self, block: &Key, uid: &ObjectUid) -> bool {
         let history = self.histories.get(block);
         history
@@ -143,7 +147,7 @@ impl Checks {
             }
         }
         if author == Author::World {
-            // A user has changed the NodeSubnet, so the blocks that it listed count as edited.
+            // A user has changed the NodeSubnet, so the blocks that the NodeSubnet listed before count as edited.
             for block in listed(before) {
                 self.blocks.histories.entry(block).or_default().edited = true;
             }
@@ -306,16 +310,16 @@ impl Checks {
         let owner = &spec.owner;
         let names = [owner.name.clone()];
         let key = key_of_owner(spec, &block.uid);
-        // The block may have been deleted by hand and created again. Then it was released under its earlier UID, so
-        // the histories of all blocks of this CIDR are considered.
+        // The block may have been deleted by hand and created again. In that case, the agent released it under its
+        // earlier UID. So the histories of all blocks of this CIDR are considered.
         let same = self.blocks.histories.range((spec.cidr, "".into())..);
         let same = same.take_while(|((cidr, _), _)| *cidr == spec.cidr);
         let same: Vec<(&Key, &BlockHistory)> = same.collect();
         let was_listed =
             |it: &&(&Key, &BlockHistory)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // A late deletion may also have removed the block, and the controller may have created it again. Then the
-        // release of the earlier object counts.
+        // A late deletion may also have removed the block, and the controller may have created it again. In that case,
+        // the release of the earlier object counts.
         let is_let_go = |it: &BlockHistory| it.released.contains(&owner.uid);
         let remade = |it: &BlockHistory| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -324,8 +328,8 @@ impl Checks {
         history.contested |= is_claimed(&spec.cidr, api);
         if is_live(api, &owner.uid) {
             let subnet = api.subnets.get(&owner.name).map(AsRef::as_ref);
-            // When a late deletion takes effect, the NodeSubnet may list the block again. Then the agent must have
-            // reported the release once more.
+            // When a late deletion takes effect, the NodeSubnet may list the block again. In that case, the agent must
+            // have reported the release once more.
             let report = subnet.and_then(|subnet| subnet.report.as_ref());
             let report = report.filter(|report| report.node_uid == owner.uid);
             let entry = report.and_then(|report| report.of_block(&key.0, &key.1));
@@ -352,7 +356,8 @@ impl Checks {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
             let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
-            // An address may belong to a block inside of this one, which a claim has or another node has borrowed.
+            // An address may belong to a smaller block inside this block. A claim has such a block, or another node has
+            // borrowed it.
             let blocks = api.blocks.live.values();
             let nested = blocks.filter_map(|it| Some(it.spec.as_ref().ok()?.cidr));
             let nested = nested.filter(|it| spec.cidr.contains(it) && *it != spec.cidr);
@@ -400,8 +405,8 @@ impl Checks {
             wrong("policy", text, [&*owner.name, &*spec.pool])
         };
         let subnet = received.subnets.objects.get(&spec.owner.name);
-        // If a new block is quarantined, or the node had it already, its creation is a repair: the node gains nothing
-        // by it.
+        // If a new block is quarantined, or the node had the block already, its creation is a repair, because the node
+        // gains nothing by it.
         let restored = spec.owner.quarantined
             || received
                 .used
@@ -412,8 +417,8 @@ impl Checks {
             return Ok(());
         }
         let labels = received.labels.get(&spec.owner.uid);
-        // A pool that is disabled or overlaps an older pool allocates nothing new, but the addresses of its claims go
-        // from node to node.
+        // A pool that is disabled or overlaps an older pool allocates nothing new, but the addresses of its claims
+        // still move from node to node.
         let mut claims = api.claims.live.values();
         let is_claim = claims.any(|it| it.addresses().any(|it| Cidr::host(it) == spec.cidr));
         let could = |model: &PoolModel| {
@@ -435,7 +440,7 @@ impl Checks {
             let alive = owner(now).is_some_and(|uid| is_live(api, &uid));
             let still = if alive { listed(now) } else { Vec::new() };
             let is_part = is_claim || spec.parent.is_some();
-            // An answer can show the withdrawal before the watch does.
+            // A response can contain the withdrawal before the watch delivers it.
             let is_withdrawn = |wide: &Cidr| {
                 let mut versions = [Some(&**it), now].into_iter();
                 versions.any(|version| {
@@ -506,8 +511,9 @@ fn owner_is(subnet: Option<&Subnet>, uid: &ObjectUid) -> bool {
 }
 
 impl Sim {
-    /// Returns the blocks that a host uses: blocks of its present Node that are not released, and blocks with addresses
-    /// in use of Nodes that a restore has removed. After a restore, a host that is off for good uses none.
+    /// Returns the blocks that a host uses. These are the blocks of its present Node that it has not released. A block
+    /// of a Node that a restore has removed counts, too, if an address of the block is in use. After a restore, a host
+    /// that is off for good uses no block.
     fn used_by(&self, id: usize) -> Vec<&Key> {
         let agent = &self.machines.hosts[id];
         if agent.is_gone && self.was_restored() {
@@ -621,7 +627,7 @@ impl Sim {
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
             // If a user edits the block of a dead node, that edit decides which node has the block. So nothing is
-            // checked then.
+            // checked in this case.
             let edited = self.checks.was_edited(addr);
             // The quarantine of a dead node's addresses is measured by clocks. If a clock is fast, the quarantine ends
             // too early.

@@ -1,4 +1,5 @@
-//! Limits how often a process may send requests: no loop may spin, whatever is rejected, unanswered or silent.
+//! Limits how often a process may send requests. So no loop may spin, even if requests are rejected or unanswered, or
+//! if watches deliver nothing.
 //!
 //! Four counts over a minute are limited: writes of an object that have no effect, reads of an object, all requests of
 //! a process, and how often only the clock wakes the process. After a successful write of an object, or when a new
@@ -122,7 +123,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Handles the creation of a Node. Earlier reads of this name were about another object, so they no longer count.
+    /// Handles the creation of a Node. Earlier reads of this name were about another Node, so they no longer count.
     pub fn born(&mut self, name: &NodeName) {
         let of_it: [Text; 2] = [
             format!("read of node {name}").into(),
@@ -142,7 +143,8 @@ impl Budget {
     }
 }
 
-/// The key under which a request's object is counted: kind and name, or for writes of a Node its UID.
+/// The key under which a request's object is counted. For writes of a Node this is the Node's UID, otherwise the kind
+/// and the name.
 fn object(request: &ApiRequest) -> Option<Text> {
     let of = |kind: &str, name: &str| Some(format!("{kind} {name}").into());
     match request {

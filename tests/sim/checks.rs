@@ -7,15 +7,15 @@
 //! 2. *Quarantine.* The range of a dead node is not allocated to another host before the quarantine is over, counted
 //!    from the true time of the deletion. Before the allocation, a consistent list of the dead node's pods must also
 //!    have shown none of the range's addresses. The rule applies if a NodeSubnet contained the range when the node was
-//!    deleted, or if the allocating process received the deletion, whoever led then. The time is not checked in runs
-//!    whose wall clocks jump: across a restart, wall clocks are the only measure of time.
-//! 3. *Policy.* An allocated range is one block of each of the pool's families. The writing process had received the
-//!    pool as enabled, as selecting the node and with that block size. The range overlaps no reserved range, no service
-//!    range, and no address of a pod or node that the process had received. A range that a host gets back may have
-//!    another size and contain addresses of its own pods.
-//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names it among the
-//!    intents. The Lease names it until it can no longer take effect. Any other write that could do harm when it arrives
-//!    late is sent only if the Lease was written after the decision.
+//!    deleted, or if the allocating process received the deletion, whoever led at that time. The time is not checked in
+//!    runs whose wall clocks jump, because across a restart, wall clocks are the only measure of time.
+//! 3. *Policy.* An allocated range is one block of each of the pool's families. According to the objects that the
+//!    writing process had received, the pool was enabled, selected the node, and had that block size. The range
+//!    overlaps no reserved range, no service range, and no address of a pod or node that the process had received. A
+//!    range that a host gets back may have another size and contain addresses of its own pods.
+//! 4. *Named.* An allocation of podCIDRs is sent only while the last Lease of its sender's term names the allocation
+//!    among the intents. The Lease names the allocation until the allocation can no longer take effect. Any other write
+//!    that could do harm when it arrives late is sent only if the Lease was written after the decision.
 //! 5. *Fence.* After an unclean takeover of a Lease without intents, no podCIDRs are allocated before every existing
 //!    node without podCIDRs has the new term.
 //! 6. *Records.* A NodeSubnet does not lose its record of a node's ranges while the node exists and has them, or while
@@ -78,7 +78,7 @@ pub struct DeadNode {
     pub recorded: bool,
     /// Whether a user has edited the record. A controller that received the edit counts the quarantine as over.
     pub edited: bool,
-    /// When lists of the node's pods showed none of the node's addresses.
+    /// The times at which lists of the node's pods contained none of the node's addresses.
     pub looked: Vec<Time>,
 }
 
@@ -98,11 +98,11 @@ pub struct Checks {
     pub finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
     /// All versions of all pools.
     pub models: Vec<PoolModel>,
-    /// The holder of the Lease, and since when.
+    /// The holder of the Lease, and since when this holder has it.
     pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
-    /// By term: when the Lease was last written in that term, and the intents (allocations that may be in flight) in
-    /// it.
+    /// For each term, when the Lease was last written in that term, and the intents (allocations that may be in flight)
+    /// in that Lease.
     pub leases: BTreeMap<TermId, (Time, Option<Arc<WriteIntents>>)>,
     /// The term of the last write of the Lease.
     pub last_term: Option<TermId>,
@@ -112,8 +112,8 @@ pub struct Checks {
     pub blocks: BlockChecks,
     /// UIDs of pods that a restore has brought back. The addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
-    /// UIDs of pods for which nothing is guaranteed: they got an address after the agent's Node was deleted, or from a
-    /// foreign allocator's podCIDR.
+    /// UIDs of pods for which nothing is guaranteed, because they got an address after the agent's Node was deleted, or
+    /// from a foreign allocator's podCIDR.
     pub given_too_late: BTreeSet<ObjectUid>,
     /// Addresses that an agent has released, with the host, the UID of its Node, and the end of the cooldown.
     pub cooling: BTreeMap<Addr, (usize, ObjectUid, Time)>,
@@ -184,7 +184,7 @@ impl Checks {
         self.chose(run_id, a, received, api, now)
     }
 
-    /// Records a list of a dead node's pods that showed none of its addresses. Other requests are ignored.
+    /// Records a list of a dead node's pods that contained none of the node's addresses. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
             for dead in &mut self.dead_nodes {
@@ -302,7 +302,7 @@ impl Checks {
 
     /// Checks a report of a controller once the faults are over. The same report about an object may be sent again only
     /// after another report about the object, and at most `OFTEN` times. For a node, counting starts again with each
-    /// block that is allocated to it: its pods come and go, and wait for different pools.
+    /// block that is allocated to the node, because its pods come and go, and wait for different pools.
     pub fn reported(
         &mut self,
         run_id: RunId,
@@ -325,7 +325,8 @@ impl Checks {
             _ => (allocated, 1),
         };
         let times = count.1;
-        // A node's blocks come and go, so it may reach its limit, and an event may report that, several times.
+        // A node's blocks come and go. So the node may reach its limit several times, and an event may report that each
+        // time.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{run_id} tells {times} times: {text}");
@@ -365,7 +366,7 @@ fn a_report_about_a_node_may_be_repeated_once_another_block_is_allocated_to_it()
         uid: "u0".into(),
     };
     let mut checks = Checks::default();
-    // Reports the two reasons in turn, and counts how often that is accepted.
+    // Reports the two reasons in turn, and counts how often the checks accept the report.
     let often = |checks: &mut Checks, reasons: [&'static str; 2]| {
         let mut is_accepted = |reason| {
             let report = EventRecord {

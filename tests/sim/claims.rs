@@ -1,17 +1,22 @@
 //! Claims: the addresses of a claim go to pods that name the claim, and to no other pods.
 //!
-//! Users create and delete claims, some for addresses that they choose, and pods that name them. Several pods may name
-//! one claim, on one node or on several. The pods of a StatefulSet come and go on all nodes under the same few names. The
-//! controller creates their claims, unless users have done so. It deletes some of them some time after their use. Other
-//! pods ask for certain addresses, which are in blocks of their own node, of other nodes, or of none. Some of them ask by
-//! an annotation. For the others, the runtime asks in the ADD, so that only the agent of the node knows of it.
+//! Users create and delete claims. Some of these claims are for addresses that the user chooses. Users also create and
+//! delete pods that name claims. Several pods may name one claim, on one node or on several.
+//!
+//! The pods of a StatefulSet come and go on all nodes under the same few names. The controller creates their claims,
+//! unless users have done so. It deletes some of these claims some time after their use.
+//!
+//! Other pods ask for certain addresses, which are in blocks of their own node, of other nodes, or of none. Some of
+//! these pods ask by an annotation. For the others, the runtime asks in the ADD, so only the agent of the node knows
+//! what they ask for.
 //!
 //! # Left out
-//! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). It may then serve a pod that names a
-//!   claim. The same holds for podCIDRs outside every pool.
-//! - A node may get an address of a claim: by a podCIDR of a foreign allocator, or because the claim got the address by
-//!   a late write of a deposed leader. If no pod has used the claim, the controller gives it another address.
-//! - After a restore of the API server a claim may have addresses that nodes got later.
+//! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). Such a pool may serve a pod that
+//!   names a claim. The same holds for podCIDRs outside every pool.
+//! - A node may get an address of a claim by a podCIDR of a foreign allocator. A node may also have an address of a
+//!   claim because the claim got the address by a late write of a deposed leader. In these cases, the controller gives
+//!   the claim another address if no pod has used the claim.
+//! - After a restore of the API server, a claim may have addresses that nodes got later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,7 +35,7 @@ use super::checks::{Verdict, wrong};
 use super::pool_model::counted;
 use super::run::Sim;
 
-/// How many names users choose from for the claims that they create.
+/// The number of names from which users choose the names of their claims.
 const NAMES: u64 = 6;
 /// The number of pods of the StatefulSet with sticky addresses.
 const ORDINALS: u64 = 4;
@@ -38,17 +43,17 @@ const ORDINALS: u64 = 4;
 /// What the checks remember of claims.
 #[derive(Default)]
 pub struct ClaimRecords {
-    /// By name, all addresses that claims with this name ever had, one after the other
+    /// For each claim name, all addresses that claims with this name ever had, one after the other
     of: BTreeMap<ClaimName, BTreeSet<Addr>>,
     /// The claim that each pod uses
     of_pod: BTreeMap<ObjectUid, ClaimName>,
     /// The address that each pod asks for
     asked: BTreeMap<ObjectUid, Addr>,
-    /// The pods for which the runtime asks
+    /// The pods for which the runtime asks for an address in the ADD
     by_cni: BTreeSet<ObjectUid>,
     /// Addresses that a claim got although a node had them
     contested: BTreeSet<Addr>,
-    /// By UID of a claim: the addresses that pods got while the claim existed
+    /// For each claim, by UID, the addresses that pods got while the claim existed
     given: BTreeMap<ObjectUid, BTreeSet<Addr>>,
 }
 
@@ -116,14 +121,14 @@ impl Sim {
         addresses.get(nth).copied()
     }
 
-    /// Returns an address of the range in which all IPv4 pools are.
+    /// Returns an address of the range in which all IPv4 pools of podCIDRs are.
     fn some_address(&mut self) -> Addr {
         let text = format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256));
         Addr::parse_strict(&text).unwrap()
     }
 
-    /// Returns the name of a pod of the StatefulSet that is created now. The StatefulSet creates no pod while the earlier
-    /// pod of that name exists.
+    /// Returns the name of the pod that the StatefulSet creates now, or `None` if it creates none. The StatefulSet
+    /// creates no pod while the earlier pod of that name exists.
     pub fn draw_ordinal(&mut self) -> Option<String> {
         if self.plan.sticky == 0 || !self.rng.chance(self.plan.sticky) {
             return None;
@@ -270,7 +275,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks that the pod may have the address: its claim has or had it, or no claim has it.
+    /// Checks that the pod may have the address. The pod may have it if the pod's claim has or had it, or if no claim
+    /// has it.
     pub fn check_claimed(
         &mut self,
         id: usize,
@@ -309,7 +315,8 @@ impl Sim {
             return wrong("claim", text, [&*name, &*claim]);
         }
         let claims = self.api.claims.live.values();
-        // A pod that asks for an address can get it from a block of its node while its claim waits for it.
+        // If a claim was created because a pod asks for an address, the pod can get the address from a block of its
+        // node while the claim still waits for it. So the pod's own claim does not count.
         let others = claims.filter(|it| Some(&it.name) != own.as_ref());
         let mut claims = others.filter(|it| it.addresses().any(|it| it == addr));
         let is_spared = self.was_restored() || self.claims.contested.contains(&addr);
@@ -356,8 +363,8 @@ impl Sim {
         pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
-    /// Checks at the end that the claim of a pod that waits on a node is not left without a node: either the addresses
-    /// are at a node, or the claim's condition says why they are not.
+    /// Checks at the end that a claim is not merely available while one of its pods waits on a node. Either a node has
+    /// the addresses, or the claim's condition says why no node has them.
     pub fn check_claim_comes(&self, pod: &ObjectUid, node: &str) -> Verdict {
         let mut pods = self.api.pods.live.values();
         let pod = pods.find(|it| it.uid == *pod && !it.finished);

@@ -21,8 +21,9 @@ pub fn seconds(now: Time) -> i64 {
 /// The clocks of one host. The monotonic clock never goes back, but it may run at any rate, stop, and jump ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct Clocks {
-    /// When the rate last changed (`since`), and what the monotonic clock showed at that time, in microseconds.
+    /// When the rate last changed.
     since: Time,
+    /// The reading of the monotonic clock at the time `since`, in microseconds.
     shown: u64,
     /// The virtual time until which the monotonic clock stands still.
     stands_until: Time,

@@ -25,7 +25,7 @@ impl Checks {
         new
     }
 
-    /// Checks and records the intents that a controller wants in the Lease: its own, or inherited ones.
+    /// Checks and records the intents that a controller wants in the Lease. They can be its own, or inherited ones.
     pub fn wants(
         &mut self,
         run_id: RunId,
@@ -92,7 +92,7 @@ impl Checks {
         Ok(())
     }
 
-    /// Whether the Lease was last written in this term. Returns true without a term.
+    /// Whether the Lease was last written in this term. Returns true if `term` is `None`.
     pub fn is_leading(&self, term: Option<&TermId>) -> bool {
         term.is_none() || term == self.last_term.as_ref()
     }
@@ -114,7 +114,8 @@ impl Checks {
         }
         if let (ApiRequest::AssignPodCidrs(a), false) = (&outgoing.request, api.forgets_intents) {
             let mut named = intents.iter().flat_map(|all| &all.assignments);
-            // A node that is deleted or has podCIDRs cannot get any. So the Lease need not name the allocation.
+            // A node that is deleted or has podCIDRs cannot get any podCIDRs. So the Lease need not name the
+            // allocation.
             let node = api.nodes.get(&a.name);
             let open = node.is_some_and(|node| node.uid == a.uid && node.is_empty());
             if open && !named.any(|it| (&it.uid, &it.cidrs) == (&a.uid, &a.cidrs)) {

@@ -13,7 +13,7 @@ use super::clock::{MS, SECOND};
 use super::process::{Run, Watched};
 use super::run::{Due, Reply, RunId, Sim};
 
-/// A process that could not read the Lease for this long ends, because its cache may be outdated.
+/// A process ends if it could not read the Lease for this long, because its cache may be outdated.
 const AWAY: Duration = Duration::from_secs(60);
 
 impl Sim {
@@ -35,8 +35,8 @@ impl Sim {
                 let leads = matches!(run.elector.leadership(), Leadership::Leading(_));
                 run.agents_heard &= leads;
                 if !leads && !matches!(ask, LeaseCall::Get) {
-                    // The time since the last renewal of the Lease: from the last holder's wall clock to this process's
-                    // wall clock.
+                    // The time since the last renewal of the Lease is the difference between two wall clocks: the
+                    // present time of this process, minus the renewal time that the last holder wrote.
                     let since = run.lease.map(|(_, renewed)| renewed);
                     let vacant = since.map(|time| clocks.wall(self.now).duration_since(time));
                     let vacant = vacant.and_then(|time| Duration::try_from(time).ok());
@@ -91,9 +91,9 @@ impl Sim {
         }
     }
 
-    /// Returns the renewal time that a process writes into the Lease. Usually it is the present time. But after a gap
-    /// (a time without a leader), it is the last renewal before the gap until agents have published, so that the Lease
-    /// still shows the gap.
+    /// Returns the renewal time that a process writes into the Lease. Usually this is the present time. After a gap (a
+    /// time without a leader), the process repeats the last renewal time before the gap until agents have published, so
+    /// that the Lease still shows the gap.
     fn renewal(&self, run_id: RunId) -> Timestamp {
         let process = &self.processes[run_id.process];
         let wall = process.clocks.wall(self.now);

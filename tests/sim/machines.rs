@@ -27,14 +27,15 @@ pub enum Act {
 #[derive(Default)]
 pub struct Machines {
     pub hosts: Vec<Host>,
-    /// By UID of every Node that ever existed: the index of its host.
+    /// The index of the host of every Node that ever existed, by the UID of the Node.
     pub of_node: BTreeMap<ObjectUid, usize>,
-    /// By Node name: the machine identity and the index of the last host of that name.
+    /// The machine identity and the index of the last host of each Node name.
     last: BTreeMap<NodeName, (MachineIdentity, usize)>,
-    /// By UID of each pod: the index of its host, and the UID of the Node that it was bound to.
+    /// The index of each pod's host, and the UID of the Node to which the pod was bound, by the UID of the pod.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
-    /// When an agent last reported other conflicts than before: a probe found one, or its time was over.
+    /// When an agent last reported other conflicts than before. The conflicts change if a probe finds one, or if the
+    /// time of a conflict is over.
     pub conflicts_changed: Time,
 }
 
@@ -85,7 +86,7 @@ impl Sim {
         } else if self.machines.hosts[id].is_off {
             self.after(MS, Due::Machine(id, Act::Start));
         }
-        // Other hosts of that name are gone, so their addresses are not in use any more.
+        // Other hosts of that name are gone, so their addresses are no longer in use.
         for (other, host) in self.machines.hosts.iter_mut().enumerate() {
             if other != id && host.name == node.name {
                 host.forgotten.clear();
@@ -126,8 +127,8 @@ impl Sim {
         }
     }
 
-    /// Whether the Node that the agent works for has been deleted. If no agent runs, the Node in the store counts, for
-    /// which the plugin works alone. A Node that a restore has lost does not count.
+    /// Whether the Node that the agent works for has been deleted. If no agent runs, the plugin works on the store
+    /// itself, so the Node in the store counts instead. A Node that a restore has lost does not count as deleted.
     pub fn is_outlived(&self, id: usize) -> bool {
         let host = self.host(id);
         let is_so = |uid: &ObjectUid| {
@@ -139,7 +140,7 @@ impl Sim {
         stored.or(host.node.as_ref()).is_some_and(is_so)
     }
 
-    /// Draws a host. Returns `None` if that host is off.
+    /// Draws a random host. Returns `None` if that host is off.
     fn draw_host(&mut self) -> Option<usize> {
         let id = self.rng.index(self.machines.hosts.len().max(1));
         let host = self.machines.hosts.get(id)?;
@@ -221,7 +222,7 @@ impl Sim {
         self.publish();
     }
 
-    /// Makes a pod finish: it no longer uses its addresses, and is deleted some time later.
+    /// Makes a pod finish. After that, the pod no longer uses its addresses, and is deleted some time later.
     pub fn pod_finishes(&mut self, name: &Text) {
         let Some(pod) = self.api.pods.get(name).cloned() else {
             return;

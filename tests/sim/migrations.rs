@@ -1,9 +1,9 @@
 //! Live migration: two pods of a virtual machine have the address of one claim, each on its node.
 //!
-//! A few virtual machines name the first few claims. A machine gets further pods on any nodes while it has pods; KubeVirt
-//! marks some of them as ready. Each pod may end at any moment, so migrations succeed, are aborted before and after the
-//! machine has moved, and overlap. Sometimes a machine is started anew, with another UID, while its earlier pods still
-//! run. Other pods name the same claims.
+//! A few virtual machines name the first few claims. While a machine has pods, it gets further pods on any nodes.
+//! KubeVirt marks some of these pods as ready. Each pod may end at any moment, so migrations succeed, are aborted
+//! before and after the machine has moved, and overlap. Sometimes a machine is started anew, with another UID, while
+//! its earlier pods still run. Other pods name the same claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct MigrationRecords {
 }
 
 impl MigrationRecords {
-    /// Whether both are pods of one virtual machine, which may have the same address.
+    /// Whether the two pods are of one virtual machine, so that they may have the same address.
     pub fn are_one(&self, pod: &ObjectUid, other: &ObjectUid) -> bool {
         let vmi = self.of_pod.get(pod);
         vmi.is_some() && vmi == self.of_pod.get(other)
@@ -44,25 +44,25 @@ impl MigrationRecords {
     }
 }
 
-/// Returns the owner and the standbys of a block, each with its number.
+/// Returns the owner and the standbys of a block, each with the number under which the block is listed to that node.
 fn holders(spec: &BlockSpec) -> impl Iterator<Item = (&Owner, u32)> {
     let standby = spec.standby.iter();
     let standby = standby.map(|(owner, number)| (owner, *number));
     [(&spec.owner, spec.number)].into_iter().chain(standby)
 }
 
-/// Returns the block as it is listed to its owner.
+/// Returns the key of the block as it is listed to its owner.
 pub fn key_of_owner(spec: &BlockSpec, object: &ObjectUid) -> Key {
     key_of(spec, object, spec.number)
 }
 
-/// Returns the block as it is listed to the node with this number.
+/// Returns the key of the block as it is listed to the node with this number.
 fn key_of(spec: &BlockSpec, object: &ObjectUid, number: u32) -> Key {
     (spec.cidr, listed_uid(object, number).into())
 }
 
 impl BlockChecks {
-    /// Records which nodes the object of a block for a virtual machine names.
+    /// Records which nodes are named in the object of a block, if the block is for a virtual machine.
     pub fn note_holders(&mut self, block: Option<&Block>) {
         let Some((block, Ok(spec))) = block.map(|it| (it, &it.spec)) else {
             return;
@@ -73,7 +73,8 @@ impl BlockChecks {
         }
     }
 
-    /// Whether two nodes may have a block at the same time: its object has named both of them, for one virtual machine.
+    /// Whether two nodes may have a block at the same time, because its object has named both of them for one virtual
+    /// machine.
     pub fn are_shared(&self, block: &Key, other: &Key) -> bool {
         let objects = [block, other].map(|it| object_uid(&it.1).0);
         let is_same = block.0 == other.0 && objects[0] == objects[1] && block.1 != other.1;
@@ -82,7 +83,8 @@ impl BlockChecks {
 }
 
 impl Sim {
-    /// Creates a pod of a virtual machine, if the plan says so. Returns its UID and its name.
+    /// Creates a pod of a virtual machine, with a chance from the plan. Returns the UID and the name of the pod, or
+    /// `None` if no pod is created.
     pub fn put_migrating_pod(&mut self, node: &Node) -> Option<(ObjectUid, Text)> {
         if self.plan.migrating == 0 || !self.rng.chance(self.plan.migrating) {
             return None;
@@ -128,7 +130,8 @@ impl Sim {
         self.publish();
     }
 
-    /// Counts what happens to a block's standbys, and checks that no node is dropped that may have the block.
+    /// Counts what happens to a block's standbys. Checks that a controller removes no node from the block's object
+    /// while that node may have the block.
     pub fn check_holders(
         &mut self,
         author: Author,

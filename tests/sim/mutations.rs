@@ -12,7 +12,7 @@ use super::proofs::Scenario;
 #[cfg_attr(not(debug_assertions), allow(dead_code))]
 pub struct Trial {
     pub scenario: Scenario,
-    /// Only a violation of this rule ends a run. `None`: a violation of any rule does.
+    /// If `Some`, only a violation of this rule ends a run. If `None`, a violation of any rule ends a run.
     pub rule: Option<&'static str>,
 }
 
@@ -53,7 +53,7 @@ mod tried {
     }
 
     /// Runs at most `most` steps of a seed with the mutation. Returns what the seed found, or the number of steps that
-    /// were run. A seed that fails as early without the mutation, too, does not count.
+    /// were run. The violation does not count if the seed fails within as many steps without the mutation, too.
     fn try_seed(seed: u64, mutation: Mutation, trial: Trial, most: u64) -> Result<Find, u64> {
         let start = || Sim::new(seed, Some(trial), Trace::default());
         mutation::set(Some(mutation));
@@ -109,7 +109,8 @@ mod tried {
         text.lines().map(entry).collect()
     }
 
-    /// Tries each mutation on its own, two mutations in parallel, and prints the results. Returns the seeds.
+    /// Tries each mutation on its own, two mutations in parallel, and prints the results. Returns the seed that finds
+    /// each mutation.
     fn try_all(
         mutations: impl Iterator<Item = Mutation>,
         attempt: impl Fn(Mutation) -> Result<Find, String> + Sync,
@@ -150,7 +151,8 @@ mod tried {
         }
     }
 
-    /// `MUTANT` names the mutation to try. Without it, all mutations that the simulation has to find are tried.
+    /// The environment variable `MUTANT` names the mutation to try. If it is not set, all mutations that the simulation
+    /// has to find are tried.
     #[test]
     fn the_simulation_finds_its_mutations() {
         let named = variable("MUTANT");

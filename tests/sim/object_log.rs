@@ -107,8 +107,8 @@ pub struct Feed<T> {
 
 enum Stage<T> {
     Down,
-    /// The start of the list was delivered, but its content is not read yet, so it will include changes that happen
-    /// now.
+    /// The start of the list was delivered. The content of the list is read later, so it will include changes that
+    /// happen in between.
     Announced,
     Listing(std::vec::IntoIter<Arc<T>>),
     Listed,
@@ -205,7 +205,7 @@ impl<T: Stored> Feed<T> {
 /// received its deletion, or a complete list without it.
 pub struct View<T: Object> {
     pub objects: BTreeMap<T::Name, T>,
-    /// Names of the objects that the running list has not shown yet; `None` if no list is running.
+    /// Names of the objects that the list in delivery has not contained so far; `None` if no list is being delivered.
     unlisted: Option<BTreeSet<T::Name>>,
 }
 

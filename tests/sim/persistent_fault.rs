@@ -20,7 +20,7 @@ const BY_POLICY: &str = "a policy forbids it";
 pub enum Subject {
     /// Changes of the finalizers of pools.
     PoolFinalizers,
-    /// Finalizers and statuses of claims, and creations and deletions by the controller.
+    /// The controller's writes of claims: finalizers, statuses, creations and deletions.
     Claims,
     PoolStatus,
     BlockCreations,
@@ -84,7 +84,7 @@ impl PersistentFault {
 }
 
 impl Sim {
-    /// Returns the fate of a request that the persistent fault of the run concerns; `None` for other requests.
+    /// Returns what happens to a request that the persistent fault of the run concerns; `None` for other requests.
     pub fn persistent_fate(&self, request: &ApiRequest) -> Option<Fate> {
         match &self.plan.persistent_fault {
             Some(PersistentFault::Requests {
@@ -109,8 +109,8 @@ impl Sim {
     }
 }
 
-/// Whether a fault concerns the request. The fault concerns all requests of its kind, or only those about a third of
-/// the objects.
+/// Whether a fault concerns the request. The fault concerns all requests of its kind (`all`), or only requests about a
+/// third of the objects.
 fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
     let (of, name): (_, &str) = match request {
         ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) => {

@@ -23,10 +23,11 @@ pub struct Plan {
     pub limit: usize,
     /// How long objects change and faults happen, from the start of the run.
     pub faults_for: Time,
-    /// How long the cluster may take after that, until the checks at the end.
+    /// How long the cluster may take to settle after `faults_for`, before the checks at the end.
     pub settle_for: Time,
-    /// The maximum time between two changes of objects, and between two faults.
+    /// The maximum time between two changes of objects.
     pub work_every: Time,
+    /// The maximum time between two faults.
     pub fault_every: Time,
     pub network: Network,
     /// The relative frequency of each kind of fault.
@@ -56,15 +57,15 @@ pub struct Plan {
     pub borrowing: u32,
     /// How many of 10,000 pools of blocks require that addresses are probed before their use.
     pub probing: u32,
-    /// Whether Nodes and pools rarely change, hosts rarely fail, and pools of blocks serve all nodes and pods at once. So
-    /// most pods get addresses, and nodes use addresses again.
+    /// Whether Nodes and pools rarely change, hosts rarely fail, and pools of blocks serve all nodes and pods at once.
+    /// In such a run most pods get addresses, and nodes use addresses again.
     pub steady: bool,
     /// Whether pools of blocks have so few addresses that each address is soon used again.
     pub tight: bool,
     /// The chance that a new pod asks for an address.
     pub asking: u32,
-    /// The chance, per change of the workload, that a user wants ranges back from a node. The user often changes their
-    /// mind, and back again.
+    /// The chance, per change of the workload, that a user makes requests of a node, for example to withdraw ranges.
+    /// The user often restores the earlier requests soon afterwards.
     pub withdrawing: u32,
     /// The chance that an agent is killed when it has just reported a range as withdrawn.
     pub fatal_reports: u32,
@@ -83,17 +84,17 @@ pub struct Plan {
 pub struct Network {
     pub lost_before: u32,
     pub lost_after: u32,
-    /// The answer is lost, and the request takes effect much later.
+    /// The chance that the answer is lost and the request takes effect much later.
     pub late: u32,
     pub slow: u32,
-    /// An allocation arrives late, and its process sends nothing else for a long time.
+    /// The chance that an allocation arrives late, and that its process sends nothing else for a long time.
     pub last_words: u32,
     pub refused: u32,
     pub busy: u32,
     pub rejected: u32,
-    /// A watch lags by seconds or minutes instead of milliseconds.
+    /// The chance that a watch lags by seconds or minutes instead of milliseconds.
     pub lagging: u32,
-    /// Time passes between the decision to send and the check of the lease.
+    /// The chance that time passes between the decision to send and the check of the lease.
     pub gap: u32,
     pub lease_lost: u32,
 }
@@ -106,10 +107,10 @@ pub struct Faults {
     pub stop: u32,
     pub relist: u32,
     pub stall: u32,
-    /// A process is cut off from the API server; its writes arrive when the cut ends.
+    /// How often a process is cut off from the API server. The process's writes arrive when the cut ends.
     pub cut: u32,
     pub wall: u32,
-    /// A monotonic clock jumps ahead or changes its rate.
+    /// How often a monotonic clock jumps ahead or changes its rate.
     pub clock: u32,
 }
 
@@ -300,8 +301,8 @@ impl Plan {
                 asking: 4_000,
                 ..plan.with_claims()
             },
-            // Few pools that are soon exhausted, because only then anybody borrows. It takes long until many small
-            // blocks are empty and idle.
+            // There are few pools, and they are soon exhausted, because nodes borrow only from an exhausted pool. The
+            // run settles for long, because it takes long until many small blocks are empty and idle.
             Scenario::Lending => Plan {
                 settle_for: 420 * SECOND,
                 names: 4 + plan.names % 4,
@@ -313,7 +314,7 @@ impl Plan {
                 borrowing: 9_000,
                 ..plan
             },
-            // Reports are often lost, so that the API shows for seconds what no longer is so.
+            // Reports are often lost, so for seconds the API server has outdated reports.
             Scenario::Withdrawals => Plan {
                 withdrawing: 2_000,
                 fatal_reports: 3_000,
@@ -395,8 +396,8 @@ impl Plan {
         }
     }
 
-    /// Adds a restore of the API server to a state more than a minute old. So the restored Lease shows that nobody has
-    /// led for over a minute, to a process whose clock is correct.
+    /// Adds a restore of the API server to a state more than a minute old. After the restore, a process whose clock is
+    /// correct finds in the Lease that nobody has led for over a minute.
     pub fn with_restore(self, rng: &mut Rng) -> Self {
         let backup = rng.between(20, 150) * SECOND;
         let restore = backup + rng.between(65, 200) * SECOND;
@@ -420,7 +421,7 @@ impl Plan {
         self.network == Network::default()
     }
 
-    /// Makes monotonic clocks unreliable: they stop while their host stands still, as in a virtual machine that is
+    /// Makes monotonic clocks unreliable. They stop while their host stands still, as in a virtual machine that is
     /// paused or moved. Unless `lose` is set, they also jump ahead and run at any rate.
     pub fn with_bad_clocks(self, lose: bool) -> Self {
         Plan {

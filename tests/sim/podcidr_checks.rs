@@ -125,7 +125,7 @@ impl Checks {
     }
 
     /// Returns a better pool than `dealt` that lacks only its finalizer, according to the objects that the process has
-    /// received. If there is one, the node should have waited for it.
+    /// received. If there is such a pool, the node should have waited for it.
     fn starting_before(
         &self,
         dealt: &PoolModel,

@@ -6,7 +6,8 @@ use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The podCIDRs of a node that a pool can have allocated: IPv4 /20 or longer, IPv6 /64 or longer.
+/// The podCIDRs of a node that a pool can have allocated. These are IPv4 podCIDRs of /20 or longer, and IPv6 podCIDRs
+/// of /64 or longer.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
     node.pod_cidrs.iter().filter(|cidr| is_counted(cidr))
 }
@@ -87,8 +88,8 @@ impl PoolModel {
         })
     }
 
-    /// A sort key: of two overlapping pools, the one with the lower key allocates. That is the older one, unless it
-    /// allocates podCIDRs and is being deleted.
+    /// A sort key for pools. If two pools overlap, the pool with the lower key allocates. That is the older pool,
+    /// unless it allocates podCIDRs and is being deleted.
     pub fn age(&self) -> (bool, i64, &PoolName) {
         let leaves = self.deleting && self.allocation_mode == AllocationMode::NodeCIDR;
         (leaves, self.created, &self.name)

@@ -13,7 +13,7 @@ use super::api::new_pool;
 use super::run::Sim;
 use super::workload::{addr, cidr};
 
-/// 10.244.0.0/18 is divided into this many slices, from which the ranges of pools are drawn.
+/// The number of slices from which the ranges of pools are drawn. Pools of podCIDRs use slices of 10.244.0.0/18.
 const SLICES: u64 = 8;
 
 impl Sim {
@@ -49,7 +49,7 @@ impl Sim {
         (slice, (families < 9, families > 5), selector)
     }
 
-    /// Draws the spec of a pool of blocks, so small that it is sometimes exhausted.
+    /// Draws the spec of a pool of blocks. The pool is so small that it is sometimes exhausted.
     fn some_block_spec(&mut self) -> IPPoolSpec {
         let (slice, (has_v4, has_v6), node_selector) = self.some_scope();
         let reserved = match self.rng.below(6) {
@@ -126,7 +126,8 @@ impl Sim {
         spec
     }
 
-    /// Lets the nodes of a pool borrow. It has four blocks, so wide that their parts are worth lending.
+    /// Turns the spec into that of a pool whose nodes borrow. The pool has four blocks, which are so large that their
+    /// parts are worth lending.
     fn lending(&mut self, spec: IPPoolSpec) -> IPPoolSpec {
         let gateway = self.rng.chance(5_000).then(|| "None".to_owned());
         let sizes = (self.rng.between(27, 28), self.rng.between(124, 125));
@@ -210,7 +211,7 @@ impl Sim {
             0..3 => spec.disabled = !spec.disabled,
             3..5 => spec.priority = fresh.priority,
             5..7 => {
-                // The server accepts disjoint ranges only, so an overlapping one is not added.
+                // The server accepts disjoint ranges only, so a range that overlaps another one is not added.
                 let disjoint = |cidrs: &[String], more: &str| {
                     cidrs.iter().all(|it| !cidr(it).overlaps(&cidr(more)))
                 };
@@ -229,7 +230,7 @@ impl Sim {
                 }
             }
             9..11 if more && spec.allocation_mode == AllocationMode::Blocks => {
-                // Removes the first range, or replaces it if there is no other.
+                // Removes the first range, or replaces it if there is no other range.
                 if let Some(v4) = &mut spec.ipv4 {
                     v4.cidrs.remove(0);
                     if let Some(other) = fresh.ipv4.filter(|_| v4.cidrs.is_empty()) {

@@ -44,7 +44,7 @@ pub struct Process {
     /// The number of the current run. Events for earlier runs are dropped.
     pub incarnation: u32,
     pub paused_until: Time,
-    /// Until when the process is cut off: nothing that it sends arrives, and it receives nothing.
+    /// Until when the process is cut off. While it is cut off, nothing that it sends arrives, and it receives nothing.
     pub cut_until: Time,
     pub run: Option<Run>,
 }
@@ -61,7 +61,7 @@ pub struct Run {
     pub lease_in_flight: bool,
     /// Whether the process has read the Lease. Before that, it starts no watch.
     pub has_read_lease: bool,
-    /// When a request about the Lease was last answered clearly, by the monotonic clock.
+    /// When the process last received the outcome of a request about the Lease, by the monotonic clock.
     pub read_at: Option<Duration>,
     /// The version and renewal time of the Lease that the process last received.
     pub lease: Option<(u64, Timestamp)>,
@@ -80,15 +80,17 @@ pub struct Run {
     /// The intents (allocations that may be in flight) that the controller wants in the Lease, until the elector has
     /// them.
     pub wanted: Option<LeaseContent>,
-    /// When the controller (`look_at`) and the elector (`lease_at`) are called next.
+    /// When the controller is called next.
     pub look_at: Option<Time>,
+    /// When the elector is called next.
     pub lease_at: Option<Time>,
     /// When the controller wants to be called even if nothing happens before.
     pub wake_at: Option<Time>,
     /// When a graceful stop ends, even if requests are still in flight then.
     pub stopping: Option<Time>,
     pub released: bool,
-    /// A moment of virtual time, and the number of requests sent at that moment. If there are too many, a loop spins.
+    /// A moment of virtual time, and the number of requests sent at that moment. If the number is too high, a loop
+    /// spins.
     pub burst: (Time, u32),
 }
 
@@ -137,7 +139,7 @@ impl Run {
             controller: Controller::new(ControllerSettings {
                 critical_in_flight: limit,
                 background_in_flight: limit.min(16),
-                // This is so short that addresses of leaks are released before the run ends.
+                // This time is so short that leaked addresses are released before the run ends.
                 leak_grace: Duration::from_secs(30),
                 ..ControllerSettings::default()
             }),
@@ -220,7 +222,7 @@ impl Run {
 }
 
 impl Process {
-    /// The run in progress. It exists, because events of runs that have ended are dropped.
+    /// The run in progress. There always is one, because events of runs that have ended are dropped.
     pub fn run(&mut self) -> &mut Run {
         self.run.as_mut().unwrap()
     }

@@ -4,7 +4,7 @@
 //! and of the crates include this file.
 
 #![cfg_attr(not(debug_assertions), allow(dead_code))]
-// The function `proof` is a table: one line for each mutation, by its bare name.
+// The function `proof` is a table with one line for each mutation, by its bare name.
 #![allow(clippy::enum_glob_use, clippy::match_same_arms)]
 
 use super::Mutation::{self, *};
@@ -14,12 +14,12 @@ use super::Mutation::{self, *};
 pub enum Scenario {
     /// The conditions that follow from the seed alone.
     AsDrawn,
-    /// Little space for many nodes; leaders stop sending after an allocation.
+    /// There is little space for many nodes, and leaders stop sending after an allocation.
     Crowded,
     /// Like [`Scenario::Crowded`], with blocks.
     CrowdedBlocks,
-    /// Only pools of blocks. A few nodes live long enough to have blocks, and the API server is restored to an older
-    /// state.
+    /// There are only pools of blocks. A few nodes live long enough to have blocks, and the API server is restored to
+    /// an older state.
     Restored,
     /// Leaders are asked to stop every few seconds, and watches lag.
     HandOvers,
@@ -33,11 +33,12 @@ pub enum Scenario {
     NoIntents,
     /// Like [`Scenario::Crowded`], and clocks stop, jump and run at any rate.
     BadClocks,
-    /// Like [`Scenario::Crowded`]; many requests arrive late, and many leaders crash.
+    /// Like [`Scenario::Crowded`], and many requests arrive late, and many leaders crash.
     Unclear,
-    /// Only pools of blocks, a few nodes, and many pods. Stores are lost just after an address was assigned.
+    /// There are only pools of blocks, a few nodes, and many pods. Stores are lost just after an address was assigned.
     Agents,
-    /// Only pools of blocks, a few nodes, and many claims, also of addresses in blocks of nodes.
+    /// There are only pools of blocks, a few nodes, and many claims. Some of the claims are for addresses in blocks of
+    /// nodes.
     Claims,
     /// Like [`Scenario::Claims`], and many pods ask for addresses.
     AskingPods,
@@ -46,20 +47,21 @@ pub enum Scenario {
     Probing,
     /// Like [`Scenario::Claims`], and many pods are of virtual machines that migrate.
     Migrations,
-    /// Only small pools of blocks whose nodes borrow, a few nodes, and many pods.
+    /// There are only small pools of blocks whose nodes borrow, a few nodes, and many pods.
     Lending,
-    /// Like [`Scenario::Claims`] with a restore. Users often change their minds about the ranges that they want back,
-    /// and agents are killed when they have just reported a range as withdrawn.
+    /// Like [`Scenario::Claims`] with a restore. Users often request withdrawals of ranges and cancel the requests
+    /// again, and agents are killed when they have just reported a range as withdrawn.
     Withdrawals,
-    /// Like [`Scenario::Agents`]; Nodes are deleted and register again, and then their hosts lose their stores.
+    /// Like [`Scenario::Agents`]. In addition, Nodes are deleted and register again, and then their hosts lose their
+    /// stores.
     Reborn,
 }
 
 /// What finds a mutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// The simulation, within this many thousand steps from seed 0 on. It counts only violations of the named rule, or
-    /// without a name those of any rule.
+    /// The simulation finds the mutation within this many thousand steps from seed 0 on. Only violations of the named
+    /// rule count. If no rule is named, violations of any rule count.
     Simulation(Scenario, u64, Option<&'static str>),
     Test(&'static str),
 }
@@ -309,8 +311,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ProbeOutlivesUse => sim(Probing, 2_000),
         SandboxesIgnored => sim(Agents, 5_000),
         AddressesOutsideForgotten => sim(Reborn, 5_000),
-        // A store that is made too early records that pods use addresses outside of its ranges, so the runtime is asked
-        // about each range. It lacks only addresses on second networks, which the simulation leaves out.
+        // A store that is created too early records that pods use addresses outside of its ranges. So the agent asks
+        // the runtime about each range. The store lacks only addresses on second networks, which the simulation leaves
+        // out.
         NewStoreAtOnce => {
             unit("agent::machine::tests::o10_a_new_store_is_created_once_all_objects_are_known")
         }
@@ -318,8 +321,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         WithdrawnAssigned => sim(Claims, 2_000),
         WithdrawnInUse => sim(Claims, 2_000),
         UnlistedWithdrawalEnds => sim(Withdrawals, 5_000),
-        // A range whose withdrawal is only requested is assigned from as little as a withdrawn one. So this does harm
-        // only if the API server is restored between the report and the record.
+        // No address is assigned from a range whose withdrawal is requested, whether the range is already withdrawn or
+        // not. So this mutation does harm only if the API server is restored between the report and the record.
         WithdrawalReportedBeforeStored => {
             unit("agent::status::tests::a_range_is_reported_as_withdrawn_once_it_is_stored")
         }
@@ -359,8 +362,8 @@ pub fn proof(mutation: Mutation) -> Proof {
             "agent::service::adding::tests::an_address_that_cni_requests_and_the_node_lacks_is_reported_while_the_add_waits",
         ),
         ReturnTakenBack => sim(Withdrawals, 10_000),
-        // As long as a borrowed block or a block of a claim exists, the controller wants its range back. So this does
-        // harm only after a restore that has lost the block.
+        // As long as a borrowed block or a block of a claim exists, the controller withdraws its range. So this
+        // mutation does harm only after a restore that has lost the block.
         ReturnedInUse => unit(
             "controller::withdrawals::tests::a_withdrawn_range_is_not_returned_while_anybody_may_use_it",
         ),
@@ -386,7 +389,8 @@ pub fn proof(mutation: Mutation) -> Proof {
     }
 }
 
-/// The line in the page and in the output of `make mutants`: the mutation, its effect, and what finds it.
+/// The line about a mutation in docs/mutations.md and in the output of `make mutants`. It has the mutation, the effect
+/// of the mutation, and what finds the mutation.
 pub fn row(mutation: Mutation) -> String {
     let sentence = mutation.sentence();
     let found = match proof(mutation) {

@@ -35,11 +35,12 @@ pub struct Received {
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
     pub term: Option<TermId>,
     pub takeover: Option<Takeover>,
-    /// Whether the Lease gave the process the intents of earlier leaders: allocations that may be in flight.
+    /// Whether the Lease gave the process the intents of earlier leaders (allocations that may be in flight).
     pub has_inherited_intents: bool,
-    /// Whether the controller has requested a write other than a touch in that term. If so, it has passed the fence.
+    /// Whether the controller has requested a write other than a touch in the present term. If so, it has passed the
+    /// fence.
     pub has_written: bool,
-    /// Whether the controller has requested a list in that term.
+    /// Whether the controller has requested a list in the present term.
     pub has_listed: bool,
     /// UIDs of nodes that were received with podCIDRs while they existed. An event of a deleted node may arrive after
     /// newer events of the same name. The process ignores such an event, and so must the checks.
@@ -49,14 +50,15 @@ pub struct Received {
     /// All ranges that the process has chosen, with the name of the node. The process may choose the same ranges again
     /// for that name, even if no node ever had them.
     pub chosen: BTreeSet<(NodeName, Vec<Cidr>)>,
-    /// Blocks that the process received or requested, with the name of their node. To create one of them again is a
-    /// repair.
+    /// Blocks that the process received or requested, with the name of their node. It is a repair to create one of them
+    /// again.
     pub had: BTreeSet<(Cidr, NodeName)>,
-    /// Blocks that a node's agent uses, according to a NodeSubnet that the process received. They may be adopted.
+    /// Blocks that a node's agent uses, according to a NodeSubnet that the process received. The controller may adopt
+    /// them.
     pub used: BTreeSet<(Cidr, NodeName)>,
     /// The newest version of each pool in a watch event or response, by UID.
     newest: BTreeMap<ObjectUid, u64>,
-    /// By UID: the present version of a service range or pod, or the generation of a pool, and when that was received.
+    /// The present version of a service range or pod, or the generation of a pool, and when that was received, by UID.
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first chose ranges for a node. The key is the node's UID and the ranges.
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
@@ -160,8 +162,8 @@ impl Received {
     }
 
     /// Records a write. With the first write of a term, the controller has passed the fence, and forgets nodes that
-    /// died earlier. Returns whether this is the first write after an unclean takeover, and no list was requested
-    /// before.
+    /// died earlier. Returns true if this is the first write after an unclean takeover, and if no list was requested
+    /// before it.
     pub fn begins_to_write(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.has_written, true);
         if begins {

@@ -35,8 +35,8 @@ impl Checks {
             let dead = dead_nodes.find(|dead| *dead.uid == *record.uid);
             let holder = live.filter(|node| node.pod_cidrs.contains(&record.range));
             let held_on = holder.is_some_and(|node| *node.uid == *record.uid);
-            // The record may go if a later node of the name got the range back, even if that node is deleted before the
-            // write takes effect.
+            // The record may be removed if a later node of the name got the range back, even if that node is deleted
+            // before the write takes effect.
             let returned = holder.is_some() || is.iter().any(|it| it.range == record.range);
             let early = dead.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
                 && record.until.is_none_or(|until| until > seconds(now));
@@ -72,8 +72,9 @@ impl Checks {
         if !before.deleting {
             return fail(&before.name, "is not being deleted");
         }
-        // The pool's finalizer may go if another pool contains the range. That pool must exist, or the process must
-        // have received it. If its spec can no longer be parsed, all of its earlier versions count.
+        // The pool's finalizer may be removed if another pool contains the range. That other pool must exist, or the
+        // process must have received it. If the other pool's spec can no longer be parsed, all of its earlier versions
+        // count.
         let shown = received.iter().flat_map(|k| k.pools.objects.values());
         let there = api.pools.live.values().map(AsRef::as_ref);
         let others = there.chain(shown).filter(|pool| pool.name != before.name);
@@ -91,8 +92,8 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(&node.name, "holds a range of it");
         }
-        // Ranges of a node that appeared with podCIDRs of its own after the decision do not count: the node could as
-        // well have appeared after the pool's deletion.
+        // A node may have appeared with podCIDRs of its own after the decision. Ranges of such a node do not count,
+        // because the node could as well have appeared after the pool's deletion.
         let version = (before.uid.clone(), before.version);
         let decided = self.finalizer_dropped.get(&version);
         let has_quarantined = |dead: &&DeadNode| {

@@ -6,7 +6,7 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | watches of controllers | resume after the last version that they delivered: they deliver nothing until the server has passed it |
+//! | watches of controllers | deliver nothing until the server has passed the last version that they delivered |
 //! | agents | list again within half a minute |
 //! | hosts whose Node is lost | register again within 20 s |
 //! | kubelets | end pods that the server does not know; start pods that are back; report the others |
@@ -47,7 +47,7 @@ pub struct Backup {
 }
 
 impl Sim {
-    /// Whether a backup was made. The server will be restored to that backup, or was.
+    /// Whether a backup was made. The server will be restored to that backup, or has been restored to it already.
     pub fn is_backed_up(&self) -> bool {
         let restore = self.plan.restore;
         restore.is_some_and(|(backup, _)| self.now >= backup)
@@ -124,8 +124,9 @@ impl Sim {
         self.down_until.saturating_sub(self.now) + lag
     }
 
-    /// Does for each Node what follows from the restore. `before` is the list of Nodes just before it. If the restore
-    /// has brought a Node back, its host has ended. If the restore has removed a Node, its host will register again.
+    /// Does for each Node what follows from the restore. `before` is the list of Nodes just before the restore. If the
+    /// restore has brought a Node back, its host has ended. If the restore has removed a Node, its host will register
+    /// again.
     fn bring_nodes_in_line(&mut self, before: &[Arc<Node>]) {
         let now: Vec<Arc<Node>> = self.api.nodes.live.values().cloned().collect();
         for node in &now {
@@ -209,7 +210,7 @@ impl Sim {
             host.held_until = self.now + notice;
             host.has_old_report = true;
             let (is_off, is_gone, boot) = (host.is_off, host.is_gone, host.boot());
-            // The agent lists again now, even if its watches were to stay cut for longer.
+            // The agent lists again now, even if its watches were meant to stay cut for longer.
             self.reset_lines(id);
             if !is_off {
                 self.relist_host(id, false);
@@ -220,7 +221,7 @@ impl Sim {
         }
     }
 
-    /// Does for each pod what follows from the restore. `before` is the list of pods just before it.
+    /// Does for each pod what follows from the restore. `before` is the list of pods just before the restore.
     fn bring_pods_in_line(&mut self, before: &[Arc<Pod>]) {
         let now: Vec<Arc<Pod>> = self.api.pods.live.values().cloned().collect();
         for pod in before {
@@ -237,7 +238,7 @@ impl Sim {
             let of = self.machines.of_pod.get(&pod.uid).map(|(id, _)| *id);
             match was {
                 None => {
-                    // The restore has brought the pod back: it is started again, and deleted some time later.
+                    // The restore has brought the pod back. The pod is started again, and deleted some time later.
                     let lives = self.once_back(20 * SECOND) + self.rng.between(1, 200) * SECOND;
                     self.after(lives, Due::PodGone(pod.name.clone()));
                     self.checks.ghosts.insert(pod.uid.clone());

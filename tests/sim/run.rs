@@ -69,7 +69,7 @@ pub enum Due {
     /// A request takes effect at the API server.
     Arrive(RunId, Box<OutgoingRequest>, Reply),
     Answer(RunId, RequestId, Box<RequestOutcome>),
-    /// A request about the Lease takes effect. The time is the renewal time that it writes.
+    /// A request about the Lease takes effect. The time is the renewal time that the request writes.
     LeaseArrive(RunId, Box<(LeaseCall, Timestamp)>, Reply),
     LeaseAnswer(RunId, Box<LeaseAnswer>),
     /// A candidate's watch delivers the Lease.
@@ -79,25 +79,28 @@ pub enum Due {
     /// The check for waiting nodes runs.
     CheckServed,
     Machine(usize, Act),
-    /// Three events of an agent: an act of one run of its process; an act of its kubelet, valid until the next boot; a
-    /// restart of the agent, also valid until the next boot.
+    /// An event of one run of an agent's process. The second number says which run.
     Process(usize, u32, Box<ProcessAct>),
+    /// An event of an agent's kubelet. If the host has booted again, the event is dropped.
     Kubelet(usize, u32, Box<KubeletAct>),
+    /// A restart of the agent. If the host has booted again, the restart is dropped.
     StartAgent(usize, u32),
     /// A write of an agent arrives at the API server.
     AgentWrite(usize, Box<AgentWrite>),
-    /// The kubelet reports the addresses of a pod (UID); a pod finishes (name).
+    /// The kubelet reports the addresses of a pod (UID).
     PodReports(ObjectUid),
+    /// A pod finishes (name).
     PodFinishes(Text),
     /// A virtual machine that migrates runs in the pod.
     Migrated(Text),
     /// A user removes the finalizer of a node (name, UID).
     RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
-    /// A user makes the same requests of a node as before.
+    /// A user sets the requests in a NodeSubnet's annotations back to these earlier requests.
     AskAgain(NodeName, Box<Requests>),
-    /// The API server is backed up; the server is restored.
+    /// The API server is backed up.
     Backup,
+    /// The API server is restored.
     Restore,
     /// A host whose Node the server has lost registers again.
     Register(Box<Node>),
@@ -191,9 +194,9 @@ tally! {
     ended: "blocks ended",
     given: "addresses given",
     takeovers: "terms",
-    /// Takeovers without a clean hand-over that needed no list.
+    /// Takeovers that needed no list although there was no clean hand-over.
     unlisted: "of them without a list",
-    /// How often a watch showed a write of the Lease to a standby.
+    /// How often a watch delivered a write of the Lease to a standby.
     shown: "Leases shown to standbys",
     averted_by_uid: "duplicates averted only by the test of the node's UID",
     averted_by_term: "only by the test of the term",
@@ -250,7 +253,7 @@ pub struct Sim {
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
-    /// The scheduled events, by time; events of the same time in the order in which they were scheduled.
+    /// The scheduled events, by time. Events of the same time are in the order in which they were scheduled.
     schedule: BTreeMap<(Time, u64), Due>,
     /// How many events were scheduled so far, which orders events of the same time.
     scheduled: u64,
@@ -262,8 +265,8 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
         let plan = plan.under(scenario);
-        // These special conditions are drawn from a generator of their own, so that the other draws of the seed stay
-        // the same.
+        // These special conditions are drawn from a separate generator, so that the other draws of the seed stay the
+        // same.
         let mut chance = Rng::new(!seed);
         let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
             Scenario::AsDrawn => chance.chance(share),
@@ -281,8 +284,8 @@ impl Sim {
         } else {
             plan
         };
-        // There is no persistent fault in a trial of a mutation, which has conditions of its own, or with a restore:
-        // the agent of a Node that the restore has removed must be able to write its NodeSubnet.
+        // A trial of a mutation has no persistent fault, because it has conditions of its own. A run with a restore has
+        // none either, because the agent of a Node that the restore has removed must be able to write its NodeSubnet.
         let persistent_fault = match trial {
             None if plan.restore.is_none() => {
                 let mut rng = Rng::new(seed.rotate_left(32) ^ !0);
@@ -314,7 +317,7 @@ impl Sim {
             persistent_fault,
             ..plan
         };
-        // Whether nodes borrow has a generator of its own, too.
+        // Whether nodes borrow is also drawn from a separate generator.
         let plan = match trial {
             None if plan.blocks > 0 => {
                 let mut rng = Rng::new(seed.rotate_left(48) ^ !0);
@@ -329,7 +332,7 @@ impl Sim {
             }
             _ => plan,
         };
-        // Whether pools require probes has a generator of its own, too.
+        // Whether pools require probes is also drawn from a separate generator.
         let plan = match trial {
             None if plan.blocks > 0 => Plan {
                 probing: *Rng::new(seed.rotate_left(24) ^ !0).pick(&[0, 0, 0, 5_000]),
@@ -423,8 +426,8 @@ impl Sim {
         self.judge(verdict)
     }
 
-    /// Returns the verdict. But in a trial of a mutation, which may break several rules, ignores violations of all
-    /// rules except the trial's.
+    /// Returns the verdict. A mutation may break several rules, so a trial of a mutation ignores violations of all
+    /// rules except the rule of the trial.
     pub fn judge(&self, verdict: Verdict) -> Verdict {
         verdict.or_else(|violation| match self.trial {
             Some(Trial {

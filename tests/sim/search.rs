@@ -3,8 +3,8 @@
 //! | environment | meaning |
 //! |---|---|
 //! | `SEED`, `STEPS` | [`replay`]: the first seed, and the minimum number of steps |
-//! | `SCENARIO` | the conditions of all runs, see [`Scenario`](super::proofs::Scenario); without it they follow from the seed |
-//! | `COMMIT` | the text from which the first seed of a commit is computed; `make sim` sets it; without it the clock is used |
+//! | `SCENARIO` | the [`Scenario`](super::proofs::Scenario) of all runs; without it, each seed decides |
+//! | `COMMIT` | the text from which the first seed of a commit is computed; without it, the clock is used |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -55,7 +55,7 @@ fn run_steps(first: u64, steps: u64) -> Tally {
     run_seeds(first, is_over, |failure| panic!("{failure}"))
 }
 
-/// The conditions that `SCENARIO` names, if it is set. Some mutation must be found under them.
+/// The conditions that `SCENARIO` names, if it is set. Panics if no mutation is to be found under these conditions.
 fn scenario() -> Option<Trial> {
     let name = variable("SCENARIO")?;
     let mut all = Mutation::ALL.iter().filter_map(|it| match proof(*it) {

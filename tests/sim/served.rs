@@ -34,11 +34,11 @@ const PATIENCE: Time = 60 * SECOND;
 /// The additional time that a node may wait under a leader that lets agents publish first.
 const LISTENING: Time = 50 * SECOND;
 
-/// After a node's deletion, its ranges do not count as free for this long: the longest quarantine, and time for its
-/// last pods to end.
+/// After a node's deletion, its ranges do not count as free for this long. This covers the longest quarantine, and time
+/// for the node's last pods to end.
 const DOUBT: Time = 180 * SECOND;
 
-/// By node (UID) and pool: since when the node waits, and what has been free since then in each family.
+/// Since when each node (UID) waits for each pool, and what has been free since then in each family.
 #[derive(Default)]
 pub struct Served {
     waits: BTreeMap<(ObjectUid, PoolName), Wait>,
@@ -183,7 +183,7 @@ impl Sim {
         let is_current = spec.is_some_and(|it| it.node_uid.as_deref() == Some(&*node.uid));
         let report = self.report_of(node).filter(|_| is_current);
         report.is_some_and(|report| {
-            // The status may not contain a block that was just listed, so such a block counts as large enough.
+            // The status may lack a block that was just listed, so such a block counts as large enough.
             let unreported = u64::MAX / 64;
             let own = self.pool_use(node, model, report, unreported);
             own.lacks_block(model)

@@ -43,7 +43,8 @@ impl Sim {
             self.check_host_end(id)?;
             self.check_withdrawals_settled(id)?;
         }
-        // An address in conflict is free again after ten minutes, at any time.
+        // A conflict ends ten minutes after it began, so a conflict can end shortly before the end of the run and cause
+        // writes.
         let conflicts = self.machines.conflicts_changed;
         if conflicts > 0 && conflicts + 2 * QUIET > self.now {
             return Ok(());
@@ -101,8 +102,8 @@ impl Sim {
             let Some(model) = PoolModel::new(pool) else {
                 continue;
             };
-            // If an older pool with a finalizer contains a range, that pool is kept because of the range, and this pool
-            // need not be.
+            // If an older pool with a finalizer contains a range, the older pool is kept because of the range. In that
+            // case, this pool need not be kept.
             let ages = self.by_age();
             let kept_elsewhere = |range: &Cidr| {
                 let keeper = ages.iter().find(|s| s.has_finalizer && s.contains(range));
@@ -196,7 +197,7 @@ impl Sim {
             let mut open = model.blocks(*family);
             open.retain(|block| !self.is_blocked(model, block));
             let taken = open.iter().filter(is_held).count();
-            // Nodes do not have the addresses of claims.
+            // The addresses of claims do not count as allocated to nodes.
             let within = |cidr: &Cidr| of_nodes.iter().filter(|it| it.overlaps(cidr)).count();
             let allocated: usize = cidrs.iter().map(within).sum();
             let counts = [open.len(), allocated, 0, open.len() - taken];
@@ -295,9 +296,9 @@ impl Sim {
         blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr))
     }
 
-    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks: all that can be assigned, those
-    /// in use, and those cooling. The source is the agent's store. Without a store it is the agent's last status, and
-    /// without a status it is the pods.
+    /// Counts the addresses of a pool's blocks one by one, without quarantined blocks. The counts are of addresses that
+    /// can be assigned, addresses in use, and addresses in cooldown. They come from the agent's store. If there is no
+    /// store, they come from the agent's last status. If there is no status either, they come from the pods.
     fn count_addresses(&self, model: &PoolModel, family: Family) -> AddressStatus {
         let services = self.services_now();
         let services = services.into_iter().filter(|it| model.overlaps(it));
@@ -346,8 +347,8 @@ impl Sim {
         nodes.any(|node| node.addresses.iter().any(|addr| block.contains_addr(*addr)))
     }
 
-    /// Nodes with a range that counts for this pool. If several pools contain a range, it counts for the oldest of
-    /// them.
+    /// Nodes with a range that counts for this pool. If several pools contain a range, the range counts for the oldest
+    /// of these pools.
     fn holders(&self, model: &PoolModel) -> BTreeSet<NodeName> {
         let ages = self.by_age();
         let counts = |range: &Cidr| {

@@ -1,8 +1,8 @@
 //! Checks of blocks at the end of a run.
 //!
 //! Block objects, NodeSubnets and agents' stores agree. Deleted nodes have no blocks. No node keeps an empty block that
-//! should have been recalled. No node lacks a block that a pool could allocate, or that another node keeps unused or could
-//! lend a part of.
+//! should have been recalled. No node lacks a block that a pool could allocate. No node lacks a block while another
+//! node keeps a block unused, or could lend a part of one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,8 @@ impl PoolUse {
         !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
     }
 
-    /// Whether pods wait: the node demands more addresses than it uses and `low` together, or has no block.
+    /// Whether pods wait. This is so if the node demands more addresses than it uses and `low` together, or if it
+    /// demands addresses and has no block.
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
     }
@@ -158,8 +159,8 @@ impl Sim {
         spec.map_or(&[], |spec| &spec.blocks)
     }
 
-    /// The number of a block's addresses in use, and the number of its addresses that cool. They are from the agent's
-    /// store or, if no agent works for the node, from the last status. `None` if the status does not name the block.
+    /// How many of a block's addresses are in use, and how many are in cooldown. The numbers are from the agent's store
+    /// or, if no agent works for the node, from the last status. `None` if the status does not name the block.
     pub fn store_of(&self, key: &Key, node: &ObjectUid) -> Option<(u64, u64)> {
         let node = self.api.nodes.live.values().find(|it| it.uid == *node)?;
         if let Some(agent) = self.working_agent(node) {
@@ -358,7 +359,8 @@ impl Sim {
     }
 
     /// Checks that no node waits for addresses of a pool whose nodes borrow, while another node could lend some. Only
-    /// pools of one family are checked: of both, parts must be free at the same time.
+    /// pools of one family are checked, because in a pool of both families, parts of both must be free at the same
+    /// time.
     fn check_borrowed(&self, node: &Node, report: &AgentReport) -> Verdict {
         for model in self.serving() {
             let [(family, ..)] = model.families.as_slice() else {
@@ -386,8 +388,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Returns a pair of addresses that the node could lend: nobody uses, claims or has withdrawn any of them, and the
-    /// node does not need them.
+    /// Returns a pair of addresses that the node could lend. The node does not need them, and neither of them is in
+    /// use, claimed or withdrawn.
     fn part_to_lend(
         &self,
         node: &Node,

@@ -164,9 +164,9 @@ impl Sim {
         self.wind_down(run_id)
     }
 
-    /// Judges a decision of a controller. A violation does not count if the decision will not be sent. This is so
-    /// during a restore, when the decision is based on a state that no longer exists, and after another process has
-    /// acquired the Lease.
+    /// Judges a decision of a controller. A violation does not count if the decision will not be sent. There are two
+    /// such cases: the decision is based on a state that a running restore has removed, or another process has acquired
+    /// the Lease.
     fn judge_decision(&self, term: Option<&TermId>, verdict: Verdict) -> Verdict {
         if self.is_down() || !self.checks.is_leading(term) {
             return Ok(());
@@ -245,7 +245,8 @@ impl Sim {
             )
         });
         let request = &outgoing.request;
-        // When the request arrives, and which outcome its sender sees if the server's answer does not reach it.
+        // `arrives` is when the request arrives. `outcome` is what its sender gets if the server's answer does not
+        // reach the sender.
         let (arrives, outcome) = match fate {
             Fate::Arrives => (Some(there), None),
             Fate::Refused(refusal) => {

@@ -8,10 +8,11 @@ use cadastre_controller::cluster::objects::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure prints: the last ones about the objects concerned. With `LINES=n`, the last n of all lines.
+/// How many lines a failure prints. These are the last lines about the objects concerned. If the environment variable
+/// `LINES` is set to a number, the last lines of all objects are printed instead, as many as this number.
 const SHOWN: usize = 60;
 
-/// The lines of one run. Recording is off by default; a failing seed is run again with recording on.
+/// The lines of one run. Recording is off by default. A failing seed is run again with recording on.
 #[derive(Default)]
 pub struct Trace {
     lines: Option<Vec<Line>>,

@@ -1,15 +1,16 @@
-//! Withdrawals: a node assigns no address that it has handed back, until the controller returns it.
+//! Withdrawals: a node assigns no address that it has handed back, until the controller returns the address.
 //!
 //! A range is handed back once one version of the NodeSubnet lists it both in `withdraw` (the controller wants it back)
 //! and in `withdrawn` (the agent has withdrawn it). From then on the controller may allocate the range elsewhere. The
-//! node may use the range again once a NodeSubnet returns it. So the node assigns no address of a part that it has lent.
+//! node may use the range again once a NodeSubnet returns it. So the node assigns no address of a part that it has
+//! lent.
 //!
 //! # Left out
 //! - If a user deletes a NodeSubnet, the requests in its annotations are deleted, too.
 //! - After a restore of the API server, a NodeSubnet has an old report until its agent has reported again. Nobody gets
 //!   a block meanwhile (agent grace), so such a report does not count.
 //! - After a restore of the API server, the NodeSubnet may lack a withdrawal that only the store records. So nothing is
-//!   checked about a host that loses its store then.
+//!   checked about a host that loses its store in this time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ use cadastre_core::{Addr, Cidr};
 use super::checks::{Verdict, wrong};
 use super::run::Sim;
 
-/// By node name: the UID of the Node, and the ranges that this Node has handed back.
+/// The UID of the Node, and the ranges that this Node has handed back, by node name.
 #[derive(Default)]
 pub struct Withdrawn {
     of: BTreeMap<NodeName, (ObjectUid, BTreeSet<Cidr>)>,
@@ -100,8 +101,8 @@ impl Sim {
         self.check_returned(after, before, &back)?;
         for (id, host) in self.machines.hosts.iter().enumerate() {
             let is_it = self.machines.live_node(id, &self.api).as_ref() == Some(&uid);
-            // A node that registers again gets its blocks back at once: the block of a claim, and the block around it.
-            // Its pod has the claim's address from the former.
+            // A node that registers again gets its blocks back at once. If its pod has the address of a claim, the pod
+            // got the address from the one-address block of the claim, and not from the larger block around it.
             let is_of_claim = |range: &Cidr| {
                 let block = host.given.get(&range.first()).map(|(block, _)| block);
                 block == Some(range)
@@ -117,8 +118,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Counts the parts of blocks that are lent. Checks that no part is returned to a node while the object of its block
-    /// says that another node, live or deleted, has it.
+    /// Counts the parts of blocks that are lent. Checks that no part is returned to a node while the object of a block
+    /// says that another node, live or deleted, has the part.
     fn check_returned(
         &mut self,
         after: &Subnet,
@@ -137,7 +138,8 @@ impl Sim {
             self.checks.tally.given_back += u64::from(was.contains(&range.to_string()));
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|it| Some((&it.uid, it.spec.as_ref().ok()?)));
-            // A block that a late write created, and that no NodeSubnet ever listed, is deleted.
+            // A block does not count if a late write created it and no NodeSubnet ever listed it, because such a block
+            // is deleted.
             let is_had = |uid: &ObjectUid, spec: &BlockSpec| {
                 let key = super::migrations::key_of_owner(spec, uid);
                 let was_listed = self.checks.blocks.was_listed(&key, &spec.owner.uid);
@@ -164,8 +166,8 @@ impl Sim {
         spec.is_some_and(|spec| spec.blocks.iter().any(|it| it.cidr == text))
     }
 
-    /// Checks that an address that was assigned from a block was not handed back. The node may have got it again as the
-    /// block of a claim.
+    /// Checks that an address that was assigned from a block was not handed back. An address that the node has got
+    /// again as the block of a claim is allowed.
     pub fn check_not_withdrawn(&self, id: usize, addr: Addr, block: Cidr) -> Verdict {
         let name = &self.machines.hosts[id].name;
         let uid = self.machines.live_node(id, &self.api);
@@ -185,13 +187,14 @@ impl Sim {
         let Some((uid, Some(report), withdraw, _)) = subnet.and_then(|it| lists(it)) else {
             return Ok(());
         };
-        // The agent of a machine that is off does not hear that a range is returned.
+        // The agent of a host that is off does not receive that a range is returned.
         if self.machines.hosts[id].is_off || self.machines.live_node(id, &self.api) != Some(uid) {
             return Ok(());
         }
         let withdrawn: BTreeSet<Cidr> = report.withdrawn.iter().copied().collect();
         let in_use = self.withdrawing(name);
-        // If the node has lost the block around a range, the range is not returned while a node or a claim has it.
+        // If the node has lost the block around a range, the range is not returned while a node or a claim has a part
+        // of it.
         let held = self.held();
         let is_held = |range: &Cidr| held.iter().any(|it| range.contains(it));
         let mut kept = withdrawn.difference(&withdraw);
@@ -208,7 +211,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Returns the ranges that the agent still has to withdraw, because it reports addresses of them in use.
+    /// Returns the ranges that the agent has yet to withdraw, because it reports addresses of them in use.
     fn withdrawing(&self, name: &NodeName) -> BTreeSet<Cidr> {
         let status = self.api.status_of(name);
         status.map_or_else(BTreeSet::new, |status| cidrs(&status.withdrawing))

@@ -92,7 +92,8 @@ impl Sim {
     /// In runs with blocks, binds a few pods. Sometimes also causes a fault of a host, changes claims, or makes
     /// requests by annotations of a NodeSubnet.
     fn crowd_in(&mut self) {
-        // Hosts and requests that disturb less often, and pods on single nodes: so some nodes have much to lend.
+        // In most changes, host faults and requests are left out, and only a single node gets pods. So some nodes have
+        // much to lend.
         if self.plan.is_uneven() && self.rng.chance(8_000) {
             if self.rng.chance(500) {
                 self.crowd_a_node();
@@ -194,7 +195,7 @@ impl Sim {
         };
         self.world.machines.insert(name.clone(), machine.clone());
         let (pod_cidrs, unreadable) = self.born_with();
-        // A few addresses of nodes lie inside a pool. These are in use, so no pool may allocate them.
+        // A few nodes have an address inside a pool. Such an address is in use, so no pool may allocate it.
         let address = if self.rng.chance(300) {
             format!("10.244.{}.{}", self.rng.below(64), self.rng.below(256))
         } else {
@@ -223,7 +224,7 @@ impl Sim {
         self.api.put(node);
     }
 
-    /// The podCIDRs of a new node: nearly always none.
+    /// The podCIDRs of a new node. Nearly all new nodes have none.
     fn born_with(&mut self) -> (Box<[Cidr]>, Box<[Text]>) {
         match self.rng.below(60) {
             4 => ([cidr("10.0.0.0/8"), cidr("fd00::/16")].into(), [].into()),
@@ -501,7 +502,8 @@ impl Sim {
         self.put_pod(node, uid, &name, [].into(), Some(claim), None)
     }
 
-    /// Creates a pod, which runs this virtual machine, if any. Returns its UID and its name.
+    /// Creates a pod. If `machine` is given, the pod runs this virtual machine. Returns the UID and the name of the
+    /// pod.
     pub fn put_pod(
         &mut self,
         node: &Node,
@@ -614,7 +616,7 @@ impl Sim {
         }
     }
 
-    /// Makes requests of a node, as a user who has changed their mind.
+    /// Sets a node's requests back to earlier ones, as a user who has changed their mind.
     pub fn ask_again(&mut self, name: &NodeName, requests: Requests) {
         if let Some(subnet) = self.api.subnets.get(name).cloned()
             && self.has_faults

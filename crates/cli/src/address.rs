@@ -14,18 +14,18 @@ use cadastre_core::{Addr, Cidr};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum AddressState {
-    /// An agent reports the address in use by a pod that exists and has not ended.
+    /// An agent reports that the address is in use by a pod. The pod exists and has not ended.
     InUse,
-    /// An agent reports the address in use by a pod that is gone or has ended. The address is leaked, or about to be
-    /// released.
+    /// An agent reports that the address is in use by a pod, but the pod is gone or has ended. The address is leaked,
+    /// or is about to be released.
     WithoutPod,
     /// An agent keeps the address for an earlier sandbox of a pod, and releases the address when that sandbox is gone.
     Superseded,
-    /// An agent reports the address in use by something other than a pod.
+    /// An agent reports that the address is in use, but not by a pod.
     InUseByOther,
     /// A pod reports the address, but no agent does.
     ReportedByPod,
-    /// Several pods use the address, or agents report it more than once.
+    /// Several pods use the address, or agents report the address more than once.
     Duplicate,
     /// The address belongs to a node itself.
     NodeAddress,
@@ -33,7 +33,7 @@ pub(crate) enum AddressState {
     Service,
     /// The address is in a range that is in quarantine, because its node was deleted.
     Quarantine,
-    /// A claim has the address, and nothing uses it.
+    /// A claim has the address, and nothing uses the address.
     Claimed,
     /// The pool never assigns the address.
     Reserved,
@@ -45,16 +45,17 @@ pub(crate) enum AddressState {
     Network,
     /// The address is the IPv4 broadcast address, the highest of its block.
     Broadcast,
-    /// The address is in a block of a node, but a user took it out of the node with `pop`: no pod gets it.
+    /// The address is in a block of a node, but a user took it out of the node with `pop`, so no pod gets the address.
     TakenOut,
-    /// The address is in a block of a node. The node has set the address aside, because another host answered a probe
-    /// for it.
+    /// The address is in a block of a node. The node has set the address aside, because another host answered the
+    /// node's probe for the address.
     Conflict,
     /// The address is in a block of a node, and in cooldown.
     Cooling,
-    /// The address is in a block of a node, and no pod uses it. It is free, or perhaps in cooldown.
+    /// The address is in a block of a node, and no pod uses it. The address is free, or it is in cooldown and the
+    /// agent's counts do not prove the cooldown.
     Free,
-    /// The address is in a node's podCIDR. No agent or pod reports it in use.
+    /// The address is in a node's podCIDR, and neither an agent nor a pod reports that the address is in use.
     InPodCidr,
     /// The address is in a pool, but in no range of a node.
     NotCarved,
@@ -104,10 +105,10 @@ impl AddressState {
 pub(crate) struct AddressReport {
     pub address: Addr,
     pub state: AddressState,
-    /// The pool whose ranges contain the address; `None` outside of all pools
+    /// The pool whose ranges contain the address; `None` if the address is in no pool
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The smallest range of a node, live or deleted, that contains the address
+    /// The smallest range that contains the address. The range's node may be live or deleted
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeFact>,
     /// Larger ranges that also contain the address; normally there are none
@@ -131,7 +132,8 @@ pub(crate) struct AddressReport {
     pub nodes: Vec<String>,
 }
 
-/// A conflict: a node has set an address of its ranges aside, because another host answered the node's probe for it.
+/// The other host that answers for an address of a node. The node probed the address, got an answer from this host, and
+/// has set the address aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConflictFact {
@@ -172,7 +174,7 @@ pub(crate) struct ClaimUse {
     pub pods: Vec<String>,
 }
 
-/// A range of a node, and how many of its addresses are used.
+/// A range of a node, and how many addresses of the range are in use.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RangeFact {
@@ -181,7 +183,7 @@ pub(crate) struct RangeFact {
     pub kind: &'static str,
     /// The node that has the range, or that had it before the quarantine
     pub node: String,
-    /// If the block is the address of a claim: this claim, as `namespace/name`
+    /// The claim that has the block's address, as `namespace/name`; `None` if the block is not the address of a claim
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
     /// Whether the range is in quarantine, because its node was deleted
@@ -189,7 +191,8 @@ pub(crate) struct RangeFact {
     /// When the block was allocated to this node, or when its quarantine began; `None` for a podCIDR
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The earliest end of the quarantine, which lasts longer if a pod still reports an address in the range then
+    /// The earliest time at which the quarantine can end. The quarantine lasts longer if a pod still reports an address
+    /// in the range at that time
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
     /// How many addresses the agent reports as in use
@@ -214,9 +217,9 @@ pub(crate) struct AddressHolder {
     /// The UID of the pod; empty if the agent does not know the UID, or if no pod uses the address
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// Whether a pod with this UID exists and has not ended
+    /// Whether a pod with the UID `pod_uid` exists and has not ended
     pub lives: bool,
-    /// Whether that pod has a newer sandbox
+    /// Whether the pod has a newer sandbox than the one to which the address was assigned
     pub superseded: bool,
     /// The network's name and the container id: `network/containerID`
     pub handle: String,
@@ -233,7 +236,7 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let covers = inventory.covers(addr);
     let ranges = covers.iter().map(|cover| RangeFact::of(cover, inventory));
     let mut ranges: Vec<RangeFact> = ranges.collect();
-    // `covers` returns the widest range first, so the last one is the smallest.
+    // `covers` returns the widest range first, so the last range is the smallest.
     let own = ranges.pop();
     let holders = inventory.in_use_at(addr).iter();
     let holders = holders.map(|entry| AddressHolder::of(entry, inventory));
@@ -244,8 +247,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     let other_claims = inventory.claims_at(addr).filter(is_other);
     let other_claims = other_claims.map(|it| ClaimUse::of(it, inventory));
     let other_claims: Vec<ClaimUse> = other_claims.collect();
-    // A claim can have an address of another node's range. Until that node has handed the address over, the address
-    // still counts as the node's.
+    // The address of a claim can lie in a node's larger range. Until that node's agent reports the address as
+    // withdrawn, the address still counts as the node's.
     let is_part = own.as_ref().is_some_and(|it| it.cidr != range);
     let is_claimed = claim.is_some() && (!is_part || inventory.is_handed_over(addr));
     let nodes = inventory.cache.nodes.iter();
@@ -323,8 +326,8 @@ pub(crate) fn describe(addr: Addr, inventory: &Inventory) -> AddressReport {
     }
 }
 
-/// Returns why an agent never assigns this address of a block: it is the gateway, network or broadcast address. Returns
-/// `None` if the agent may assign it.
+/// Returns why an agent never assigns this address of a block: the address is the gateway, network or broadcast
+/// address. Returns `None` if the agent may assign the address.
 fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressState> {
     let subnet = inventory.subnets.get(range.node.as_str())?;
     let spec = subnet.spec.as_ref().ok()?;
@@ -342,7 +345,8 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
 }
 
 /// Returns the state of an unused address of a block that an agent may assign. The agent reports only how many
-/// addresses of a block are free and how many cool. So the state is `Cooling` only if no address of the block is free.
+/// addresses of a block are free and how many are in cooldown, not which. So the state is `Cooling` only if no address
+/// of the block is free.
 fn idle(addr: Addr, range: &RangeFact, inventory: &Inventory) -> AddressState {
     let subnet = inventory.subnets.get(range.node.as_str());
     let mut taken_out = subnet

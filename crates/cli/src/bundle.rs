@@ -1,8 +1,8 @@
 //! `kubectl cadastre support-bundle`: writes everything that a problem report needs to one folder.
 //!
 //! # Guarantees
-//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this file names are kept: no
-//!   environment, no commands, no volumes, and only annotations `cadastre.dev/*`.
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this file names are kept. These
+//!   are no environment variables, no commands, no volumes, and of the annotations only `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
 //! - `README.txt` names the files in the bundle, and the objects and metrics that could not be read.
 
@@ -332,7 +332,7 @@ fn workload(item: &Value) -> Value {
 }
 
 /// Returns the number of a pod's port with the name `admin`, which serves metrics. The number must be looked up,
-/// because users can set it in the chart, and controllers and agents have different ones.
+/// because users can set it in the chart, and because controllers and agents have different numbers.
 fn admin_port(pod: &Value) -> Option<u64> {
     let containers = pod["spec"]["containers"].as_array()?.iter();
     let mut ports = containers.filter_map(|it| it["ports"].as_array()).flatten();

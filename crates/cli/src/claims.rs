@@ -23,7 +23,7 @@ pub(crate) struct ClaimFact {
     pub finalizers: Vec<String>,
     /// The addresses that the claim asks for
     pub asked: Vec<Addr>,
-    /// The pool of the addresses. If the status names none, the pool in the spec
+    /// The pool that the status names; if the status names none, the pool that the spec names
     pub pool: Option<String>,
     /// The addresses that the status records
     pub addresses: Vec<Addr>,

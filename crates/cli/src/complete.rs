@@ -39,7 +39,7 @@ pub(crate) enum Completion {
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
     Names(NameKind),
-    /// A file name or any other text, for which there are no completions here
+    /// A file name or any other text. There are no completions for it here
     Anything,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn next(words: &[String]) -> Completion {
         .map_or(("", words), |(last, all)| (last.as_str(), all));
     let mut at = &root;
     let mut path = Vec::new();
-    // `Some` if the last word was a flag that takes a value, so that the next word is this value.
+    // `Some` if the previous word is a flag that takes a value, so that the present word is this value.
     let mut open: Option<&Arg> = None;
     for word in before {
         if open.take().is_some() {
@@ -150,7 +150,8 @@ fn positional(path: &[&str]) -> Completion {
     })
 }
 
-/// Returns the names of the objects that can be given to a verb: no pods without addresses, no blocks in quarantine.
+/// Returns the names of the objects of a kind that a verb accepts. Pods without addresses and blocks in quarantine are
+/// left out.
 fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
     let Inventory {
         registry,
@@ -173,7 +174,7 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
             let blocks = registry.blocks.iter().filter(|it| !it.owner.quarantined);
             blocks.map(|it| it.cidr.to_string()).collect()
         }
-        // Never used: `listed` requests the names of claims itself.
+        // This is never used, because `listed` requests the names of claims itself.
         NameKind::Claim => Vec::new(),
     }
 }
@@ -182,7 +183,7 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
 async fn listed(kind: NameKind, reach: &ApiReach) -> anyhow::Result<Vec<String>> {
     let wanted = match kind {
         NameKind::Claim => {
-            // The user may have rights to claims of this namespace alone.
+            // The user may have rights to claims only in this namespace.
             let claims = reach.claims(Some(&reach.namespace)).await?.into_iter();
             return Ok(claims.filter_map(|it| it.metadata.name).collect());
         }
@@ -228,7 +229,8 @@ fn lines(all: &[(String, String)], typed: &str) -> String {
     fit.collect::<String>() + NO_FILES + "\n"
 }
 
-/// Runs `__complete`: prints the possible words. If these are names of objects, asks the API server for them.
+/// Runs `__complete`: prints the possible words. If names of objects are possible, lists them from the API server
+/// first.
 pub(crate) async fn exec(args: &CompleteArgs) -> anyhow::Result<ExitVerdict> {
     let typed = args.words.last().map_or("", String::as_str);
     let text = match next(&args.words) {

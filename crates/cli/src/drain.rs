@@ -36,8 +36,8 @@ pub(crate) struct DrainArgs {
     #[arg(required_unless_present = "node", value_parser = block)]
     blocks: Vec<Cidr>,
 
-    /// Drain the empty blocks that this node does not need. It keeps one block of each pool, unless pods on other nodes
-    /// wait for that pool, or the pool allocates blocks only on demand
+    /// Drain the empty blocks that this node does not need. The node keeps one block of each pool, unless pods on other
+    /// nodes wait for that pool, or the pool allocates blocks only on demand
     #[arg(long, value_name = "NAME", conflicts_with = "blocks")]
     node: Option<String>,
 
@@ -102,7 +102,7 @@ pub(crate) enum DrainState {
     Returned,
     /// The request is cancelled.
     TakenBack,
-    /// Nothing is written: the block cannot be drained, or there is no request to cancel.
+    /// Nothing is written, because the block cannot be drained, or because there is no request to cancel.
     Refused,
 }
 
@@ -117,9 +117,11 @@ impl Drained {
     }
 }
 
-/// Returns the empty blocks that the node with this UID does not need. The node keeps one block of each pool and
-/// family, with one exception. If the node has no address of a pool in use, it keeps no block of that pool in two
-/// cases: pods on other nodes wait for the pool (`wanted`), or the pool allocates blocks only on demand.
+/// Returns the empty blocks that the node with this UID does not need. The node needs one block of each pool and
+/// family, with one exception. It needs no block of a pool if it has no address of the pool in use, and if at least one
+/// of these conditions holds:
+/// - Pods on other nodes wait for the pool (`wanted`).
+/// - The pool allocates blocks only on demand.
 pub(crate) fn surplus(
     uid: &ObjectUid,
     inventory: &Inventory,
@@ -137,7 +139,7 @@ pub(crate) fn surplus(
         let state = state.filter(|it| it.is_serving());
         state.is_some_and(|it| !it.terms.first_immediate || wanted.contains(pool))
     };
-    // A block in use stays in any case. So the node need not keep an empty block of the same pool and family.
+    // A block in use is never surplus. So a node with such a block needs no empty block of the same pool and family.
     let key = |entry: &BlockEntry| (entry.pool.clone(), entry.cidr.family());
     let mut kept: BTreeSet<(PoolName, Family)> = used.iter().map(|it| key(it)).collect();
     let mut surplus = Vec::new();

@@ -33,7 +33,7 @@ use cadastre_controller::pools::PoolState;
 use cadastre_core::{Addr, Cidr, Family};
 use cadastre_daemon::watch::ObjectEvent;
 
-/// The cluster at the time it was listed.
+/// The objects of the cluster at the time when they were listed.
 pub(crate) struct Inventory {
     /// The objects, parsed by the code with which the controller parses watched objects
     pub cache: ClusterCache,
@@ -93,7 +93,7 @@ pub(crate) struct PodFact {
     /// UID of the VirtualMachineInstance that controls the pod, if the pod names a claim
     pub vmi: Option<String>,
     /// The addresses that the pod asks for. If the ranges of the pod's node do not contain them, the controller creates
-    /// the claim for them
+    /// the claim `claim` for these addresses
     pub asked: Vec<Addr>,
     /// The pod's labels and annotations
     pub meta: Labelled,
@@ -108,7 +108,7 @@ pub(crate) struct SubnetFact {
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The requests of users in the annotations, to drain blocks or release addresses
+    /// The requests of users in the annotations: to release addresses, drain blocks or withdraw ranges
     pub requests: Requests,
     /// The UID of the Node for which the agent reports
     pub agent_node: Option<String>,
@@ -118,7 +118,8 @@ pub(crate) struct SubnetFact {
     pub blocks: Vec<BlockStatus>,
     /// Ranges that the agent reports as withdrawn from the node
     pub withdrawn: Vec<Cidr>,
-    /// Ranges that the agent is to withdraw but cannot yet, because they have addresses in use or cooling
+    /// Ranges that are to be withdrawn from the node. The agent reports that they are not withdrawn yet, because some
+    /// of their addresses are in use or cooling
     pub withdrawing: Vec<Cidr>,
     /// Addresses that the agent has set aside because another host answers for them
     pub conflicts: Vec<AddressConflict>,
@@ -127,7 +128,7 @@ pub(crate) struct SubnetFact {
     /// Addresses in use, from the list in the NodeAddresses. If the agent's newer status no longer reports used
     /// addresses of a block, the addresses of that block are left out
     pub allocations: Vec<(Addr, AddressEntry)>,
-    /// When the agent made the list of `allocations`; `None` if there is no such list
+    /// When the agent made the list `allocations`; `None` if the agent has written no list
     pub listed_at: Option<Timestamp>,
     /// The message of the agent's condition `ServedByOthers`, if the condition is True
     pub served_by_others: Option<String>,
@@ -140,7 +141,7 @@ pub(crate) struct AddressInUse {
     pub node: NodeName,
     /// The entry for the address in the agent's list
     pub allocation: AddressEntry,
-    /// Whether the agent reports for the Node that exists now, not for an earlier Node of the same name
+    /// Whether the agent reports for the Node that exists now, and not for an earlier Node of the same name
     pub current: bool,
 }
 
@@ -270,15 +271,15 @@ impl Inventory {
         within.map(|(addr, _)| *addr)
     }
 
-    /// Returns the claim that has the address. If several claims record the address, only one of them has it: the one
-    /// that the controller has chosen.
+    /// Returns the claim that has the address. If several claims record the address, only the claim that the controller
+    /// has chosen has it.
     pub(crate) fn claim_of(&self, addr: Addr) -> Option<&ClaimFact> {
         let name = self.registry.claims.of(&Cidr::host(addr))?;
         self.claims.get(name)
     }
 
-    /// Returns whether a node whose block contains a claim's address has handed the address over: the node's agent
-    /// reports the address as withdrawn.
+    /// Returns whether a claim's address has been withdrawn from the node whose block contains it. This is so if the
+    /// node's agent reports the address as withdrawn.
     pub(crate) fn is_handed_over(&self, addr: Addr) -> bool {
         let host = Cidr::host(addr);
         let is_claimed = self.registry.claims.of(&host).is_some();
@@ -299,7 +300,8 @@ impl Inventory {
         listed.claim.clone()
     }
 
-    /// Returns the blocks of one address each that nodes have for the claim.
+    /// Returns the blocks that contain the claim's addresses. Each of these blocks has one address, and is allocated to
+    /// a node.
     pub(crate) fn blocks_of_claim(&self, claim: &ClaimFact) -> Vec<&BlockEntry> {
         let claims = &self.registry.claims;
         let hosts = claim.addresses.iter().map(|it| Cidr::host(*it));
@@ -417,15 +419,15 @@ impl Inventory {
         by_agents.chain(by_pods).collect()
     }
 
-    /// Returns the NodeSubnet of a Node, if the agent of this Node has written its status. Returns `None` if only the
-    /// agent of an earlier Node with the same name has written it.
+    /// Returns the NodeSubnet of a Node, if the agent of this Node has written the status of the NodeSubnet. Returns
+    /// `None` if only the agent of an earlier Node with the same name has written the status.
     pub(crate) fn subnet_of(&self, node: &Node) -> Option<&SubnetFact> {
         let subnet = self.subnets.get(&node.name)?;
         subnet.is_of(&node.uid).then_some(subnet)
     }
 
-    /// Returns the counts that the agent of the block's node reports for the block, or `None` if it has not reported
-    /// the block yet.
+    /// Returns the counts that the agent of the block's node reports for the block. Returns `None` if the agent has not
+    /// reported the block yet.
     pub(crate) fn block_status(&self, entry: &BlockEntry) -> Option<&BlockStatus> {
         let subnet = self.subnets.get(&entry.owner.name)?;
         let uid = entry.listed_uid()?;
@@ -453,7 +455,7 @@ impl Inventory {
         }
     }
 
-    /// Finds a pool by name. If there is none, the error lists the pools that exist.
+    /// Finds a pool by name. If no pool has this name, the error lists the pools that exist.
     pub(crate) fn pool(&self, name: &str) -> anyhow::Result<&PoolState> {
         self.registry.pools.get(name).ok_or_else(|| {
             let names: Vec<&PoolName> = self.registry.pools.iter().map(|pool| &pool.name).collect();
@@ -485,7 +487,7 @@ impl Inventory {
         self.pool_status(pool)?.waiting.filter(|it| *it > 0)
     }
 
-    /// Finds a node by name. If there is none, the error tells the user how to list nodes.
+    /// Finds a node by name. If no node has this name, the error tells the user how to list nodes.
     pub(crate) fn node(&self, name: &str) -> anyhow::Result<&Arc<Node>> {
         let node = self.cache.nodes.get(name);
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
@@ -509,7 +511,7 @@ impl Inventory {
         Cidr::merged(cidrs.filter_map(|text| Cidr::parse_strict(text).ok()))
     }
 
-    /// Returns the time at which the objects were listed, as the controller's functions expect it.
+    /// Returns the time at which the objects were listed, in the form in which the controller's functions take it.
     pub(crate) fn moment(&self) -> Now {
         moment(self.now)
     }
@@ -618,8 +620,8 @@ impl SubnetFact {
             let addr = Addr::parse_lenient(&it.address)?;
             Some((addr, PodUid::read(&it.pod_uid)))
         };
-        // The status may come from another agent than the list, for example after the Node was replaced. Then the
-        // status says nothing about the list, so the whole list is kept.
+        // The status and the list may come from different agents, for example after the Node was replaced. In that
+        // case, the status says nothing about the list, so all entries of the list are kept.
         let is_counted = status["nodeUID"].as_str() == Some(list.node_uid.as_str());
         let pod_cidrs = spec.iter().flat_map(|spec| &spec.pod_cidrs);
         let used = blocks.iter().filter(|it| it.used > 0);

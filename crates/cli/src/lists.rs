@@ -32,7 +32,7 @@ pub(crate) struct ClusterLists {
     pub parts: Readable<Pod>,
 }
 
-/// Objects without which a verb still works. `Err` has the reason why they cannot be read. The verb reports this
+/// Objects that a verb can do without. `Err` has the reason why the objects cannot be read. The verb reports this
 /// reason.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 

@@ -1,8 +1,8 @@
 //! `kubectl cadastre pop` and `push`: take addresses out of a node, and put them back.
 //!
 //! `pop` writes the ranges to the annotation `cadastre.dev/withdraw` of the node's NodeSubnet. From then on the node
-//! assigns no new address of a range. The node withdraws the range once none of its addresses is in use or cooling.
-//! `push` removes ranges from the annotation.
+//! assigns no new address of these ranges. A range is withdrawn once none of its addresses is in use or cooling. `push`
+//! removes ranges from the annotation.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ pub(crate) struct PushArgs {
     /// Name of the node
     node: String,
 
-    /// The ranges, written as for pop
+    /// Addresses or CIDRs to put back, in the form that pop accepts
     #[arg(required_unless_present = "all", value_parser = range)]
     ranges: Vec<Cidr>,
 
@@ -97,7 +97,7 @@ pub(crate) enum PopState {
     Popping,
     /// The request would be written without `--dry-run`.
     WouldPop,
-    /// The node has handed the range back.
+    /// The node's agent reports the range as withdrawn.
     Popped,
     /// The range belongs to the node again.
     Pushed,
@@ -200,7 +200,7 @@ pub(crate) async fn exec_pop(
     Ok(ExitVerdict::of(report.ranges.iter().any(is_undone)))
 }
 
-/// Waits until the node has handed the ranges back, for at most the time `limit`.
+/// Waits until the node's agent reports the ranges as withdrawn, for at most the time `limit`.
 async fn wait(
     report: &mut PopReport,
     node: &str,

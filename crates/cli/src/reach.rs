@@ -26,7 +26,7 @@ use cadastre_daemon::client;
 
 /// The field manager that writes the annotations.
 const MANAGER: &str = "kubectl-cadastre";
-/// The maximum number of attempts to list a kind. If the list expires between two pages, it must start again.
+/// The maximum number of attempts to list a kind. If the list expires between two pages, listing must start again.
 const TRIES: usize = 3;
 /// Progress is shown once listing takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ impl ApiReach {
             addresses: self.list(progress).await?,
             // An earlier version of the CustomResourceDefinitions does not have this kind.
             claims: self.list_if_there(progress).await?,
-            // Servers before 1.33 do not have this kind.
+            // API servers before Kubernetes 1.33 do not have this kind.
             services: self.list_if_there(progress).await?,
             namespaces: match wanted {
                 WantedKinds::PodsAndNamespaces => self.namespaces(progress).await?,
@@ -187,17 +187,17 @@ impl ApiReach {
         }
     }
 
-    /// Reads the NodeSubnet of a node from etcd, not from a cache. Returns `None` if there is none.
+    /// Reads the NodeSubnet of a node from etcd, not from a cache. Returns `None` if the NodeSubnet does not exist.
     pub(crate) async fn subnet(&self, name: &str) -> anyhow::Result<Option<NodeSubnetLite>> {
         self.get(name).await
     }
 
-    /// Reads the NodeAddresses of a node from etcd, not from a cache. Returns `None` if there is none.
+    /// Reads the NodeAddresses of a node from etcd, not from a cache. Returns `None` if the NodeAddresses do not exist.
     pub(crate) async fn addresses(&self, name: &str) -> anyhow::Result<Option<NodeAddressesLite>> {
         self.get(name).await
     }
 
-    /// Lists the claims of a namespace, or of all namespaces if it is `None`.
+    /// Lists the claims of a namespace. If `namespace` is `None`, lists the claims of all namespaces.
     pub(crate) async fn claims(&self, namespace: Option<&str>) -> anyhow::Result<Vec<IPClaimLite>> {
         let api = match namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
@@ -207,7 +207,7 @@ impl ApiReach {
         listed.map_err(CallError::about::<IPClaimLite>)
     }
 
-    /// Reads a claim from etcd, not from a cache. Returns `None` if there is none.
+    /// Reads a claim from etcd, not from a cache. Returns `None` if the claim does not exist.
     pub(crate) async fn claim(
         &self,
         namespace: &str,
@@ -225,7 +225,7 @@ impl ApiReach {
         listed.map_err(|error| error.about::<PodLite>().to_string())
     }
 
-    /// Reads a pool. Returns `None` if there is none, or if the user may not read pools.
+    /// Reads a pool. Returns `None` if the pool does not exist, or if the user may not read pools.
     pub(crate) async fn pool_if_readable(&self, name: &str) -> Option<IPPoolLite> {
         self.get(name).await.ok()?
     }

@@ -3,18 +3,20 @@
 //! The command writes a request to the annotation `cadastre.dev/release` of the node's NodeSubnet. A request names an
 //! address, and either the UID of its pod or the handle of a container that the user declares gone. The node's agent
 //! releases the address if the node confirms that the pod's sandbox is gone. An address of an earlier sandbox of a
-//! living pod needs no request: the node releases it as soon as that sandbox is gone, and the command only waits.
+//! living pod needs no request, because the agent releases it as soon as that sandbox is gone. For such an address, the
+//! command only waits.
 //!
-//! An address can also be in conflict: its node has set it aside, because another host answers for it. Then the request
-//! names the time at which the conflict began. The node ends the conflict, and probes the address before its next
-//! assignment.
+//! An address can also be in conflict with another host: the host answers for the address, so the node has set the
+//! address aside. The request then names the time at which the conflict began. The node ends the conflict, and probes
+//! the address again before assigning it.
 //!
 //! # Guarantees
 //! - Proof from the API is always required. The command refuses an address of the newest sandbox of a living pod, an
 //!   address that a pod reports, and an address that another pod has by now.
 //! - With `--force` the user declares that the container is gone, for cases in which the node cannot find out. If the
-//!   node sees the container, the agent keeps the address.
-//! - The write of a request fails if the NodeSubnet has changed since it was read. Then the command reads it again.
+//!   node finds that the container exists, the agent keeps the address.
+//! - The write of a request fails if the NodeSubnet has changed since it was read. In that case the command reads the
+//!   NodeSubnet again and repeats the write.
 //! - Requests that are done or no longer apply are removed from the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,10 +41,10 @@ use cadastre_core::Addr;
 
 /// Release leaked addresses now, without waiting for the grace period
 ///
-/// Addresses in use are refused: an address is released only if its pod is gone, has ended or has a newer sandbox, as
-/// the API shows, and if its own sandbox is gone, as its node shows. An address that was set aside because another host
-/// answers for it is probed again before it is assigned. Where the node cannot tell, you can declare the
-/// sandbox gone with --force. Exit code 2 if an address was refused or is still in use.
+/// Addresses in use are refused. An address is released only if the API shows that its pod is gone, has ended or has a
+/// newer sandbox, and if the node also finds that the address's own sandbox is gone. If the node cannot find out, you
+/// can declare the sandbox gone with --force. An address that was set aside because another host answers for it is
+/// probed again before it is assigned. Exit code 2 if an address was refused or is still in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre release 10.244.3.7
@@ -58,7 +60,7 @@ pub(crate) struct ReleaseArgs {
     #[arg(long, value_name = "HANDLE", conflicts_with = "report")]
     handle: Option<String>,
 
-    /// Release the leaked addresses in a report of `check -o json`; if repeated, only those that are in all reports
+    /// Release the leaked addresses in a report of `check -o json`; if repeated, only addresses that are in all reports
     #[arg(long, value_name = "FILE", conflicts_with = "addresses")]
     report: Vec<PathBuf>,
 
@@ -93,7 +95,7 @@ pub(crate) struct ReleaseReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Released {
     pub address: String,
-    /// The node that has the address assigned; empty if no node lists it
+    /// The node whose agent lists the address; empty if no agent lists it
     pub node: String,
     /// The pod to which the address was assigned, as `namespace/name`; may be empty
     pub pod: String,
@@ -107,7 +109,7 @@ pub(crate) struct Released {
 pub(crate) enum ReleaseState {
     /// The node has released the address.
     Freed,
-    /// The node still has the address. A request is written if one is needed.
+    /// The node still has the address. If the release needs a request, the request is written.
     Asked,
     /// The request would be written without `--dry-run`.
     WouldAsk,
@@ -119,7 +121,7 @@ pub(crate) enum ReleaseState {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
     pub addr: Addr,
-    /// The node that has the address assigned
+    /// The node whose agent reports the address as in use or in conflict
     pub node: String,
     /// The pod to which the address was assigned, as `namespace/name`
     pub pod: String,
@@ -129,7 +131,8 @@ pub(crate) struct Target {
     pub superseded: bool,
     /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
-    /// If the address is in conflict with another host: when the conflict began, in milliseconds of Unix time
+    /// When the conflict of the address with another host began, in milliseconds of Unix time; `None` if the address is
+    /// in no conflict
     pub conflict: Option<i64>,
 }
 
@@ -246,8 +249,8 @@ fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
     )
 }
 
-/// Returns the requests to write. These are the requests in the annotation that still apply, and requests for the
-/// targets `more` whose addresses the node still has assigned.
+/// Returns the requests to write. These are the requests in the annotation that still apply, and requests for those of
+/// the targets `more` for which [`Target::is_assigned`] holds.
 pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     for target in more.iter().filter(|it| it.is_assigned(subnet)) {
@@ -275,7 +278,7 @@ pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
 }
 
 impl Target {
-    /// Whether the node still has the address assigned to the same pod. For an address in conflict: whether the node
+    /// Whether the agent's list still has the address for the same pod. For an address in conflict, whether the agent
     /// still reports the same conflict.
     fn is_assigned(&self, subnet: &SubnetFact) -> bool {
         if let Some(since) = self.conflict {
@@ -374,7 +377,8 @@ pub(crate) async fn exec(
 ) -> anyhow::Result<ExitVerdict> {
     let reports = read_reports(&args.report)?;
     let leaks = intersection(&reports);
-    // NodeSubnets are listed before pods, and no list comes from a cache. So a pod that is missing in the list is gone.
+    // NodeSubnets are listed before pods, and no list comes from a cache. So a pod that is missing in the list of pods
+    // is gone.
     let inventory = reach.inventory(WantedKinds::Pods).await?;
     let mut given: Vec<(Addr, Option<&Leak>)> = Vec::new();
     for text in &args.addresses {

@@ -38,8 +38,8 @@ pub(crate) struct Style {
 
 /// The result of a verb, which can be printed in every output format.
 pub(crate) trait VerbReport: Serialize {
-    /// Whether the text has colours if the style allows colours. A text with colours is printed unchanged, so `text`
-    /// itself must make strings from objects inert.
+    /// Whether the text has colours if the style allows colours. A text with colours is printed unchanged. So `text`
+    /// itself must make strings from objects inert, so that they cannot send commands to the terminal.
     const COLOURED: bool = false;
 
     /// Formats the report for users. Each line must end with a line feed.
@@ -69,7 +69,8 @@ impl Style {
     }
 }
 
-/// Formats a report. Strings from objects are made inert: they cannot send commands to the terminal.
+/// Formats a report. Strings from objects are made inert, so that they cannot send commands to the terminal. In reports
+/// with colours, [`VerbReport::text`] does this.
 fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
@@ -110,8 +111,8 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Starts a table with these columns. A column whose name begins with `+` is shown only with `-o wide`, without the
-    /// `+`.
+    /// Starts a table with these columns. A column whose name begins with `+` is shown only with `-o wide`. The `+`
+    /// itself is not shown.
     pub(crate) fn new(heads: &[&'static str]) -> Self {
         let heads = heads.iter().map(|head| {
             let name = head.trim_start_matches('+');
@@ -215,7 +216,7 @@ pub(crate) fn age(since: Option<Timestamp>, now: Timestamp) -> String {
     })
 }
 
-/// Formats the time that is left until a moment, as in `in 5h`; `now` once the moment has come.
+/// Formats the time that is left until a moment, for example as `in 5h`. The result is `now` once the moment has come.
 pub(crate) fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),
@@ -224,7 +225,8 @@ pub(crate) fn left(until: Option<Timestamp>, now: Timestamp) -> String {
     }
 }
 
-/// Formats the end of a quarantine: `over in 5m`, or `over` once it has passed. Empty if `until` is `None`.
+/// Formats the end of a quarantine as `over in 5m`, or as `over` once the end has passed. Returns an empty text if
+/// `until` is `None`.
 pub(crate) fn over(until: Option<Timestamp>, now: Timestamp) -> String {
     match until {
         None => String::new(),
@@ -249,7 +251,8 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Returns the line that says how many entries of a table are left out without `-o wide`. Empty if none are left out.
+/// Returns the line that says how many entries of a table are left out without `-o wide`. Returns an empty text if no
+/// entry is left out.
 pub(crate) fn more(all: usize, shown: usize, noun: &str) -> String {
     if all > shown {
         format!("and {} more (-o wide)\n", count(all - shown, noun))

@@ -1,8 +1,8 @@
 //! The state of Cadastre itself: which controller leads, and which pods of controllers and agents are ready.
 //!
-//! The objects of the API do not show this state, because objects outlive the processes that wrote them. The state may
-//! be unknown: agents need not run as pods, and the user may lack the right to read Leases or pods. Then it is reported
-//! as unknown.
+//! The objects of Cadastre do not show this state, because objects outlive the processes that wrote them. The state may
+//! be unknown: agents need not run as pods, and the user may lack the right to read Leases or pods. An unknown state is
+//! reported as unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +12,19 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::lists::{ClusterLists, Readable, full_name};
 
-/// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew it every few seconds, so this
-/// leaves a margin for clock skew.
+/// A Lease is stale if it was last renewed more than this many seconds ago. Leaders renew the Lease every few seconds,
+/// so this limit leaves a margin for clock skew.
 const STALE_SECONDS: i64 = 60;
 /// For this many seconds after the creation of a pod, it is no fault that the pod is not ready. If the pod is being
-/// deleted, the time counts from the end of its grace period. A healthy pod is ready by then, or another pod has
-/// replaced it.
+/// deleted, the time counts from the end of its grace period. Within this time, a healthy pod becomes ready, or another
+/// pod replaces the deleted pod.
 const YOUNG_SECONDS: i64 = 120;
 
 /// The Lease of the controllers, and the pods of controllers and agents.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningComponents {
-    /// The Lease of the controllers, or `None` if there is none. If there are several, the one that was renewed last.
-    /// `Err` has the reason why Leases cannot be read
+    /// The Lease of the controllers, or `None` if no such Lease exists. If several exist, the one that was renewed
+    /// last. `Err` has the reason why Leases cannot be read
     pub lease: Result<Option<LeaseFact>, String>,
     /// The pods of controllers and agents, or why they cannot be read
     pub parts: Readable<ComponentPod>,
@@ -62,7 +62,7 @@ pub(crate) struct ComponentPod {
 pub(crate) enum AgentPod {
     /// A pod of the agent is ready.
     Ready,
-    /// No pod of the agent is ready, but one was just created or is about to be replaced.
+    /// No pod of the agent is ready, but a pod was just created or is about to be replaced.
     Starting,
     /// The agent has pods, but none is ready or starting.
     NotReady,
@@ -81,7 +81,7 @@ impl RunningComponents {
         }
     }
 
-    /// Returns the pods of agents (`agents` is true) or of controllers. Returns none if pods cannot be read.
+    /// Returns the pods of agents (`agents` is true) or of controllers. Returns no pod if pods cannot be read.
     pub(crate) fn pods(&self, agents: bool) -> impl Iterator<Item = &ComponentPod> {
         let all = self.parts.iter().flatten();
         all.filter(move |it| it.agent == agents)
@@ -100,7 +100,7 @@ impl RunningComponents {
         Some(states.min_by_key(|it| *it as u8).unwrap_or(AgentPod::None))
     }
 
-    /// Returns the nodes whose agent writes the runtime's CNI configuration; none if pods cannot be read.
+    /// Returns the nodes whose agent writes the runtime's CNI configuration. Returns no node if pods cannot be read.
     pub(crate) fn configured(&self) -> BTreeSet<&str> {
         let agents = self.pods(true).filter(|it| it.configures);
         agents.map(|it| it.node.as_str()).collect()

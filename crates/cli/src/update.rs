@@ -8,7 +8,7 @@ use super::inventory::SubnetFact;
 use super::reach::{ApiReach, WriteOutcome};
 use cadastre_api::{DRAIN_ANNOTATION, Requests, WITHDRAW_ANNOTATION};
 
-/// At most this many attempts at a write. A write fails if the NodeSubnet has changed since it was read.
+/// The maximum number of attempts at a write. A write fails if the NodeSubnet has changed since it was read.
 const TRIES: usize = 8;
 /// The time between two reads of the objects while a command waits for nodes.
 pub(crate) const POLL: Duration = Duration::from_millis(500);

@@ -43,7 +43,7 @@ impl Sim {
         }
     }
 
-    /// Powers off earlier hosts of the same name: nothing is guaranteed while two hosts have one name.
+    /// Powers off earlier hosts of the same name, because nothing is guaranteed while two hosts have one name.
     pub fn end_earlier_hosts(&mut self, id: usize) {
         let name = self.machines.hosts[id].name.clone();
         for other in (0..self.machines.hosts.len()).filter(|other| *other != id) {
@@ -143,7 +143,7 @@ impl Sim {
             worker.close();
         }
         // The store was the only record of the cooldown of addresses, so the checks no longer demand that cooldown. A
-        // new store also does not know which addresses were released while there was none.
+        // new store also does not know which addresses were released while there was no store.
         self.machines.hosts[id].is_store_lost = true;
         self.checks.cooling.retain(|_, (of, ..)| *of != id);
         if self.was_restored() {
@@ -153,7 +153,7 @@ impl Sim {
         self.log_host(id, || format!("machine {id} loses its store"));
     }
 
-    /// Ends the faults of the host: the agent runs, and its watches start again with a list.
+    /// Ends the faults of the host. Afterwards the agent runs, and its watches start again with a list.
     pub fn calm_host(&mut self, id: usize) {
         self.machines.hosts[id].disk_trouble = DiskTrouble::default();
         if !self.host(id).is_off {

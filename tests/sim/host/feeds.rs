@@ -36,7 +36,8 @@ impl Line {
     const ALL: [Self; 4] = [Self::Node, Self::Subnet, Self::Addresses, Self::Pods];
 }
 
-/// Events that the agent's watches have not delivered yet, and what the agent knows from those delivered.
+/// Events that the agent's watches have not delivered yet, and what the agent knows from the events that were
+/// delivered.
 #[derive(Default)]
 pub struct Feeds {
     /// The events of each watch, in the order of [`Line::ALL`].
@@ -44,14 +45,14 @@ pub struct Feeds {
     scheduled: [bool; 4],
     /// Whether the Node was in the list that is being delivered or was delivered last.
     node_listed: bool,
-    /// The ranges from which the agent may assign addresses (`givable`), and since when it may use ranges no longer
-    /// (`ended`), according to the NodeSubnet that the agent received.
+    /// The ranges from which the agent may assign addresses, according to the NodeSubnet that the agent received.
     givable: BTreeSet<Cidr>,
+    /// The ranges from which the agent may assign no address any more, and since when the agent knows that.
     pub ended: BTreeMap<Cidr, Time>,
 }
 
 impl Feeds {
-    /// Updates `givable` and `ended` for a NodeSubnet that the agent received; `node` is the UID of its Node.
+    /// Updates `givable` and `ended` for a NodeSubnet that the agent received. `node` is the UID of the agent's Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
         // If the node has podCIDRs, its agent applies a new NodeSubnet only once it knows which addresses of the
@@ -140,7 +141,7 @@ fn seen_pod(pod: &ApiPod) -> Pod {
     }
 }
 
-/// Returns the events of a watch that starts again with a list. With `is_cut`, the watch reports an error first.
+/// Returns the events of a watch that starts again with a list. If `is_cut` is set, the watch reports an error first.
 fn listing<T>(
     asked: Duration,
     is_cut: bool,
@@ -166,7 +167,7 @@ fn step<T>(is_there: bool, object: T) -> WatchStep<T> {
 }
 
 impl Sim {
-    /// Whether the Node is this host's. A host does not see a Node of its name that belongs to another host.
+    /// Whether the Node with this UID is on this host. A host ignores a Node of its name that belongs to another host.
     fn is_host_of(&self, id: usize, uid: &ObjectUid) -> bool {
         self.machines.of_node.get(uid) == Some(&id)
     }
@@ -221,7 +222,7 @@ impl Sim {
         self.schedule_line(id, line);
     }
 
-    /// Makes all watches of the host start again with a list. With `is_cut`, they report an error first.
+    /// Makes all watches of the host start again with a list. If `is_cut` is set, they report an error first.
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
         let (api, name) = (&self.api, &self.machines.hosts[id].name);

@@ -28,11 +28,13 @@ pub const NETWORK: &str = "pods";
 pub enum KubeletAct {
     /// Creates a sandbox for a pod that needs one.
     Start(ObjectUid),
-    /// Four acts of a plugin: it gets the agent's answer, gives up waiting for the agent, works on the store itself,
-    /// or tries to reach the agent again.
+    /// A plugin gets the agent's answer.
     Answered(u64, Box<Result<OpOutcome, OpError>>),
+    /// A plugin gives up waiting for the agent.
     Patience(u64),
+    /// A plugin works on the store itself.
     Alone(u64),
+    /// A plugin tries to reach the agent again.
     Look(u64),
     Del(String),
     /// Makes the runtime forget a sandbox.
@@ -111,7 +113,7 @@ impl Kubelet {
         of_pod.flat_map(|it| it.addresses.iter().copied()).collect()
     }
 
-    /// Returns the id of the live sandbox that has the address and was set up under that Node.
+    /// Returns the id of the live sandbox that has the address and was set up under the Node with the UID `node`.
     pub fn holder(&self, addr: Addr, node: &ObjectUid) -> Option<&str> {
         self.sandbox_in(&Cidr::host(addr), node)
     }
@@ -326,7 +328,8 @@ impl Sim {
             return Ok(());
         }
         sandbox.is_up = true;
-        // Nothing is promised for addresses that are assigned for a deleted Node: its ranges may be another node's by now.
+        // Nothing is promised for addresses that are assigned for a deleted Node, because the Node's ranges may be
+        // another node's by now.
         sandbox.node = node.filter(|_| !is_outlived);
         self.checks.tally.given += 1;
         if is_outlived {
@@ -399,7 +402,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether the sandbox of a pod may have the address that another sandbox has: both are of one virtual machine.
+    /// Whether the sandbox of a pod may have the address that another sandbox has, because both are of one virtual
+    /// machine.
     fn is_migration(&self, (id, container): (usize, &str), (other, theirs): (usize, &str)) -> bool {
         let pod = |id: usize, container: &str| self.machines.hosts[id].kubelet.pod_of(container);
         let pods = pod(id, container).zip(pod(other, theirs));
@@ -432,7 +436,7 @@ impl Sim {
         wrong("cooldown", text, [name.clone(), before.clone()])
     }
 
-    /// Checks that the agent may use the range, or learned only recently that it may not.
+    /// Checks that the agent may use the range, or that it learned only recently that it may not.
     fn check_givable(&self, id: usize, range: Cidr) -> Verdict {
         let host = self.host(id);
         let since = host.awake_since();
@@ -446,8 +450,8 @@ impl Sim {
         wrong("given range", text, [name.clone()])
     }
 
-    /// Checks that the store has the addresses of all live sandboxes. The agent would assign addresses again that the
-    /// store lacks.
+    /// Checks that the store has the addresses of all live sandboxes. If the store lacked an address, the agent would
+    /// assign the address again.
     pub(super) fn check_kept(&self, id: usize, snapshot: &Snapshot) -> Verdict {
         let host = self.host(id);
         if host.disk().is_none() {
@@ -464,7 +468,7 @@ impl Sim {
                 .iter()
                 .flat_map(|it| it.given.addresses.iter().map(|it| it.address))
                 .collect();
-            // The agent never assigns addresses outside this node's ranges, so the store need not have those.
+            // The agent never assigns addresses outside this node's ranges, so the store need not have such addresses.
             let is_given_here = |addr: &Addr| {
                 let mut blocks = snapshot.blocks.iter();
                 blocks.any(|it| it.state.is_listed() && it.cidr.contains_addr(*addr))
@@ -503,7 +507,7 @@ impl Sim {
             }
         }
         for uid in waiting {
-            // A pod that names a claim gets the claim's addresses only, and no other pod gets them.
+            // A pod that names a claim gets only the claim's addresses, and no other pod gets these addresses.
             let pod: ObjectUid = uid.as_str().into();
             let claim = self.claims.claim_of(&pod);
             let vmi = self.migrations.vmi_of(&pod);
@@ -534,7 +538,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Starts the kubelet after a boot: pods get new sandboxes, and old sandboxes get their DELs.
+    /// Starts the kubelet after a boot. Pods get new sandboxes, and old sandboxes get their DELs.
     pub(super) fn start_kubelet(&mut self, id: usize) {
         let host = self.host_mut(id);
         let old: Vec<String> = host.kubelet.sandboxes.keys().cloned().collect();

@@ -64,7 +64,7 @@ use requests::Call;
 /// The store's file; `None` if there is no file.
 type Slot = Arc<Mutex<Option<MemoryDisk>>>;
 
-/// Names a block: its CIDR and the UID of its object.
+/// The key of a block: the block's CIDR and the UID of its object.
 pub type Key = (Cidr, ObjectUid);
 
 pub fn key(block: &AllocatedBlock) -> Key {
@@ -92,8 +92,8 @@ struct DiskTrouble {
 }
 
 impl DiskTrouble {
-    /// Returns how the disk treats an operation of the store at time `now`. In trouble, the `nth` write and all later
-    /// ones fail.
+    /// Returns how the disk treats an operation of the store at time `now`. While the disk has trouble, the `nth` write
+    /// and all later writes fail.
     fn fate(self, now: Time, nth: u64) -> Fate {
         if now >= self.until {
             Fate::Lasts
@@ -105,14 +105,15 @@ impl DiskTrouble {
     }
 }
 
-/// A simulated host. It is not the same as a Node: it may register again as another Node, with the same store.
+/// A simulated host. A host is not the same as a Node, because it may register again as another Node, with the same
+/// store.
 pub struct Host {
     pub name: NodeName,
     /// The UID of the host's Node as the agent last received it; `None` after the agent received its deletion.
     pub node: Option<ObjectUid>,
     /// Whether the host is off, for now or for good.
     pub is_off: bool,
-    /// Whether the host is off for good. Then its addresses are not in use, even if its Node still exists.
+    /// Whether the host is off for good. If so, its addresses are not in use, even if its Node still exists.
     pub is_gone: bool,
     /// Until when the agent hangs.
     pub paused_until: Time,
@@ -122,12 +123,13 @@ pub struct Host {
     /// UIDs of the host's Nodes that a restore has removed. The ranges that the host uses under these Nodes count as in
     /// use.
     pub forgotten: BTreeSet<ObjectUid>,
-    /// The content of the store: its blocks, how many addresses of each block cool, and the block of each assigned
-    /// address.
+    /// The blocks in the store.
     pub blocks: BTreeMap<Key, Held>,
+    /// How many addresses of each block are in cooldown, according to the store.
     pub cooling: BTreeMap<Key, u64>,
+    /// The block of each assigned address, according to the store.
     pub given: BTreeMap<Addr, Key>,
-    /// Addresses whose last probe since they were free was clean
+    /// Addresses that are free and whose last probe since they became free got no answer
     pub clean: BTreeSet<Addr>,
     /// The pools that required probes when the store was last read.
     pub probing: BTreeSet<String>,
@@ -137,7 +139,7 @@ pub struct Host {
     incarnation: u32,
     /// Whether the API server was restored and the agent has not reported since.
     pub has_old_report: bool,
-    /// Whether the store was lost and no content of a new one is known yet.
+    /// Whether the store was lost and no content of a new store is known yet.
     pub is_store_lost: bool,
     /// Whether the store will be lost as soon as nothing uses it.
     store_loss_pending: bool,
@@ -184,7 +186,7 @@ impl Host {
         }
     }
 
-    /// The blocks that the host uses under the Node with this UID, without released ones.
+    /// The blocks that the host uses under the Node with this UID, except blocks that it has released.
     pub fn uses<'a>(&'a self, uid: &'a ObjectUid) -> impl Iterator<Item = (&'a Key, &'a Held)> {
         let used = move |(_, held): &(&Key, &Held)| held.node == *uid && !held.released;
         self.blocks.iter().filter(used)
@@ -207,7 +209,7 @@ impl Host {
     }
 
     /// Since when the agent may assign nothing new from the range, according to the NodeSubnet that it received. `None`
-    /// if it may.
+    /// if the agent may assign addresses of the range.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
     }

@@ -1,4 +1,4 @@
-//! Probes of addresses. Which addresses other hosts use is drawn anew for each probe.
+//! Probes of addresses. For each probe, the simulation draws anew which addresses other hosts use.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::run::Sim;
 
 /// How long the agent waits for answers.
 const LIMIT: Time = 200 * MS;
-/// The highest `order` of attachments that an agent has adopted, not assigned.
+/// An attachment whose `order` is at most this number was adopted by the agent, so its addresses were not probed.
 const ADOPTED: u64 = 1;
 
 impl Sim {
@@ -62,8 +62,8 @@ impl Sim {
         self.queue_store(id, request);
     }
 
-    /// Notes that other hosts use these addresses, once the store has recorded it. An ADD that the store served before
-    /// went by an earlier probe.
+    /// Records that other hosts use these addresses, once the store has recorded the answers to the probes. Addresses
+    /// that the store has assigned meanwhile are left out, because their ADDs relied on an earlier probe.
     pub(super) fn found_in_conflict(&mut self, id: usize, addresses: &[Addr]) {
         let host = self.host_mut(id);
         for addr in addresses.iter().filter(|it| !host.given.contains_key(it)) {
@@ -71,8 +71,8 @@ impl Sim {
         }
     }
 
-    /// Checks that each address that was assigned since the last check was probed since it was last free, and that
-    /// nobody answered. `before` are the addresses that were assigned at the last check.
+    /// Checks each address that was assigned since the last check. It must have been probed since it was last free, and
+    /// nobody may have answered. `before` has the addresses that were assigned at the last check.
     pub(super) fn check_probed(
         &mut self,
         id: usize,
@@ -83,7 +83,7 @@ impl Sim {
         let probing = snapshot.pools.iter().map(|it| &it.terms);
         let probing = probing.filter(|it| it.probes_conflicts);
         let probing: BTreeSet<String> = probing.map(|it| it.name.clone()).collect();
-        // A pool may have changed its terms after the assignment.
+        // The pool may require probes only since the assignment. So it must also have required them at the last check.
         let since = std::mem::replace(&mut host.probing, probing.clone());
         let mut wrongly = Vec::new();
         for attachment in &snapshot.attachments {

@@ -31,7 +31,7 @@ const API_LIMIT: Time = 10 * SECOND;
 
 /// Something that happens to an agent's process.
 pub enum ProcessAct {
-    /// The next message on this line arrives.
+    /// A watch of the agent delivers its next event.
     Deliver(Line),
     /// The agent's loop runs once.
     Turn,
@@ -42,14 +42,14 @@ pub enum ProcessAct {
     /// Executes the requests that wait for the store.
     Serve,
     /// Closes the store's file, unless the store thread has worked since this was scheduled. The number is how often
-    /// the store thread had worked then.
+    /// the store thread had worked at that time.
     Idle(u64),
     Request(u64),
     /// Continues an ADD that has waited as long as it may.
     Woken(u64),
-    /// Probes are over. The number is that of the ADD that needs them; `None` for the agent itself
+    /// Probes are over. The number is that of the ADD that needs the probes; `None` if the agent itself needs them
     Probed(Option<u64>, ProbeRound),
-    /// Asks the runtime and the kernel about leak candidates; the last value is the list of pods, if it could be read.
+    /// Asks the runtime and the kernel about leak candidates. The last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
 }
 
@@ -59,8 +59,8 @@ pub enum Out {
     Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
     /// The addresses that an ADD needs to be probed, or an error of the store
     ToProbe(u64, Result<ProbeTargets, String>),
-    /// The answers to probes for an ADD, or for the agent itself, are recorded: the addresses that other hosts use, or an
-    /// error of the store
+    /// The answers to probes are recorded, for an ADD or for the agent itself (`None`). The result has the addresses
+    /// that other hosts use, or an error of the store
     Probed(Option<u64>, Result<Vec<Addr>, String>),
 }
 
@@ -81,8 +81,9 @@ pub struct Process {
     /// The last error of the store's file.
     pub trouble: Option<String>,
     pub queue: Vec<store_thread::StoreRequest>,
-    /// How often the store thread has worked, and whether a [`ProcessAct::Idle`] is scheduled.
+    /// How often the store thread has worked.
     pub worked: u64,
+    /// Whether a [`ProcessAct::Idle`] is scheduled.
     pub closing: bool,
     pub out: Arc<Mutex<Vec<Out>>>,
     pub adds: BTreeMap<u64, Waiting>,
@@ -440,7 +441,7 @@ impl Sim {
         {
             let length = self.rng.stretch(SECOND, 60 * SECOND);
             self.kill_process(id);
-            // Some stay down until the API server is restored, which starts all agents.
+            // Some processes stay down until the API server is restored. The restore starts all agents.
             let is_long = self.is_backed_up() && !self.was_restored() && self.rng.chance(5_000);
             if !is_long {
                 self.start_process_later(id, length);

@@ -1,8 +1,8 @@
 //! Requests of the CNI plugin to the agent, and what the plugin does if the agent does not answer.
 //!
 //! As for the real plugin, an agent that sends no greeting within a second counts as hung. A request without an answer
-//! after three quarters of the plugin's timeout counts as lost. Then the plugin works on the store's file itself,
-//! unless another process has the file open.
+//! after three quarters of the plugin's timeout counts as lost. In both cases the plugin works on the store's file
+//! itself, unless another process has the file open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,12 +31,13 @@ const ADD_WAIT: Duration = Duration::from_secs(5);
 
 pub struct Call {
     pub op: Op,
-    /// By the host's clock: when the plugin was started, and until when it accepts the agent's answer.
+    /// When the plugin was started, by the host's clock.
     asked: Duration,
+    /// Until when the plugin accepts the agent's answer, by the host's clock.
     agents: Duration,
     /// When the plugin gives up, in virtual time.
     end: Time,
-    /// Exists only while the plugin waits for the agent.
+    /// `Some` only while the plugin waits for the agent.
     listening: Option<Arc<()>>,
 }
 
@@ -64,7 +65,8 @@ impl Sim {
         self.look_for_agent(id, number);
     }
 
-    /// Connects the plugin to the agent. If no agent runs, or the agent is paused, the plugin will work alone.
+    /// Connects the plugin to the agent. If no agent runs, or the agent is paused, the plugin will work on the store
+    /// itself.
     pub(super) fn look_for_agent(&mut self, id: usize, number: u64) {
         let is_paused = self.machines.hosts[id].paused_until > self.now;
         let lag = self.rng.stretch(MS / 10, 5 * MS);
@@ -182,7 +184,7 @@ impl Sim {
         }
     }
 
-    /// Retries the pending ADDs for which `which` is true.
+    /// Retries the pending ADDs for which `which` returns true.
     pub(super) fn wake_adds(&mut self, id: usize, which: impl Fn(u64, &Waiting) -> bool) {
         let process = self.host(id).process.as_ref();
         let adds = process.into_iter().flat_map(|process| &process.adds);
@@ -193,7 +195,7 @@ impl Sim {
         }
     }
 
-    /// Continues an ADD if something that it waits for has changed (`is_news`) or its time is over.
+    /// Continues an ADD if something that it waits for has changed (`is_news`) or its waiting time is over.
     pub(super) fn wake_add(&mut self, id: usize, number: u64, is_news: bool) {
         let now = self.host_now(id).since_boot;
         let process = self.process(id);
@@ -273,7 +275,8 @@ impl Sim {
         }
     }
 
-    /// Handles the end of the agent's process: all connections end, and plugins that waited for the agent work alone.
+    /// Handles the end of the agent's process. All connections end, and plugins that waited for the agent work on the
+    /// store themselves.
     pub(super) fn hang_up_plugins(&mut self, id: usize) {
         let host = self.host_mut(id);
         let mut alone = Vec::new();

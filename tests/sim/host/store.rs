@@ -306,8 +306,8 @@ impl Sim {
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
         for block in &snapshot.blocks {
-            // Skips ranges that are not blocks: podCIDRs, whose UID is that of a present or earlier Node, and adopted
-            // ranges that are not listed yet, which have no UID.
+            // Ranges that are not blocks are skipped. These are podCIDRs, whose UID is that of a present or earlier
+            // Node, and adopted ranges without a UID, which are not listed yet.
             if nodes.contains_key(&*block.uid) || block.uid.is_empty() {
                 continue;
             }

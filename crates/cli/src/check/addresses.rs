@@ -1,5 +1,5 @@
-//! Checks of each address that an agent or a pod reports: is it used twice, leaked, or in a range of another node? Also
-//! checks for users' requests that no longer apply.
+//! Checks each address that an agent or a pod reports. Reports addresses that are used twice, that are leaked, or that
+//! are in a range of another node. Also reports users' requests that no longer apply.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::PodUid;
 use cadastre_core::{Addr, Cidr};
 
-/// A pod that is younger than this many seconds may be missing in the list of its node's agent. By default agents write
-/// the list every few minutes, and they can be configured to write it less often.
+/// A pod that is younger than this many seconds may be missing in the NodeAddresses of its node. By default, agents
+/// write their NodeAddresses every few minutes, and they can be configured to write them less often.
 const LIST_DELAY: i64 = 900;
 
 pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
@@ -90,7 +90,7 @@ fn is_mirror_elsewhere(pod: &PodFact, covers: &[Cover]) -> bool {
     pod.is_mirror() && !covers.is_empty() && !covers.iter().any(is_own)
 }
 
-/// Whether all users of the address are pods of one virtual machine, which migrates.
+/// Whether all users of the address are pods of one virtual machine. Such a virtual machine migrates between nodes.
 fn is_migration(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory) -> bool {
     let by_agent = in_use.iter().map(|it| {
         let pod = inventory.pod_by_uid(&it.allocation.pod_uid);
@@ -101,8 +101,8 @@ fn is_migration(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Invento
     machines.len() == 1 && machines.first() != Some(&None)
 }
 
-/// Returns who uses the address, if several pods use it or several agents report it. Pods of one virtual machine may use
-/// it together.
+/// Names the users of the address if several pods use it or several agents report it. Otherwise returns `None`. Also
+/// returns `None` if all users are pods of one virtual machine, because such pods may use an address together.
 fn duplicate(pods: &[&PodFact], in_use: &[&AddressInUse], inventory: &Inventory) -> Option<String> {
     if is_migration(pods, in_use, inventory) {
         return None;
@@ -185,8 +185,8 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
     });
 }
 
-/// Whether the agent's list is up to date: for each block that contains the address, the list has as many addresses as
-/// the agent's status counts.
+/// Whether the agent's list of addresses in use is up to date. The list is up to date if it has, for each block that
+/// contains the address, as many addresses as the agent's status counts.
 fn is_list_current(addr: Addr, inventory: &Inventory) -> bool {
     inventory.covers(addr).iter().all(|cover| match cover {
         Cover::Block(entry) => inventory.is_list_current(entry),
@@ -253,7 +253,7 @@ fn unrecorded(
     }
 }
 
-/// Whether the pod may be too young to be in the list of its node's agent.
+/// Whether the pod may be too young to be in the list that the agent of its node writes.
 fn is_young(pod: &PodFact, node: &str, inventory: &Inventory) -> bool {
     let listed = inventory.subnets.get(node).and_then(|it| it.listed_at);
     let age = |created| inventory.now.duration_since(created).as_secs();

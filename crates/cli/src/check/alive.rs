@@ -47,8 +47,8 @@ fn leader(inventory: &Inventory, findings: &mut Findings) {
     );
 }
 
-/// Whether the Lease was renewed within the last minute and a young controller is about to acquire it. This is normal:
-/// with a single replica, one controller stops before the next one starts.
+/// Whether the Lease was renewed within the last minute and a young controller is about to acquire it. With a single
+/// replica this is normal, because one controller stops before the next one starts.
 fn is_handed_over(lease: &LeaseFact, inventory: &Inventory) -> bool {
     let now = inventory.now;
     let mut controllers = inventory.running.pods(false);

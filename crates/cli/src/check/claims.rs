@@ -1,5 +1,5 @@
-//! Checks of claims: addresses that another claim or a node has, too, statuses that contradict blocks, and deletions
-//! that take long.
+//! Checks of claims. They report addresses of a claim that another claim or a node has, too; statuses that contradict
+//! the blocks; and deletions that take long.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,8 +67,8 @@ fn twice(inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Reports addresses of a claim that lie in a larger range of a node, unless the node has handed them over. The claim's
-/// own block, a block of one address, is not such a range.
+/// Reports addresses of a claim that lie in a larger range of a node, unless the node's agent reports them as withdrawn
+/// from that range. The claim's own block, a block of one address, is not such a range.
 fn in_other_range(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findings) {
     for addr in &claim.addresses {
         let has = inventory.claim_of(*addr);
@@ -123,7 +123,7 @@ fn in_other_range(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findi
     }
 }
 
-/// Reports a claim whose status says that a node has the addresses, although the node does not.
+/// Reports a claim whose status names a node, although that node has no block with an address of the claim.
 fn stale(claim: &ClaimFact, inventory: &Inventory, findings: &mut Findings) {
     let status = &claim.status;
     let Some(node) = &status.node else { return };

@@ -1,8 +1,8 @@
 //! `kubectl cadastre check`: finds contradictions between objects.
 //!
-//! Objects of different kinds are listed one after the other, so one pass can show a state that never existed. So if
-//! anything looks wrong, all objects are listed and checked again after a pause. Only findings of both passes are
-//! reported.
+//! Objects of different kinds are listed one after the other, so one pass can find a contradiction that never existed.
+//! For this reason, if the first pass finds anything, all objects are listed and checked again after a pause. Only
+//! findings of both passes are reported.
 
 mod addresses;
 mod alive;

@@ -1,7 +1,7 @@
 //! Checks for pods of another network on nodes where Cadastre should assign the addresses of pods.
 //!
-//! These are the nodes whose agent writes the runtime's CNI configuration (mode `blocks`). On other nodes, pods belong
-//! to another network by design.
+//! Cadastre should assign the addresses on each node whose agent writes the runtime's CNI configuration (mode
+//! `blocks`). On other nodes, pods belong to another network by design.
 
 use super::{Findings, Severity};
 use crate::inventory::{Cover, Inventory, PodFact};

@@ -1,5 +1,5 @@
-//! Checks of pools: pools that cannot allocate, that are or will soon be exhausted, or in which foreign allocators
-//! allocate.
+//! Checks of pools. They report pools that cannot allocate, pools that are or will soon be exhausted, and pools in
+//! which foreign allocators allocate.
 
 use std::sync::Arc;
 
@@ -140,7 +140,7 @@ fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     };
     let nodes = inventory.cache.nodes.iter().filter(lacks_range);
     let names: Vec<String> = nodes.map(|node| node.name.to_string()).collect();
-    // Nodes that have a range may wait for more. The pool's status says only how many nodes wait, not which.
+    // Nodes that have a range may wait for more. The pool's status says only how many nodes wait, not which nodes wait.
     match inventory.waiting(&state.name) {
         Some(more) if names.is_empty() => vec![format!("({more} according to its status)")],
         _ => names,

@@ -1,4 +1,5 @@
-//! Checks of ranges: overlaps, contradictions between blocks and NodeSubnets, podCIDRs of foreign allocators.
+//! Checks of ranges. They report overlaps, contradictions between blocks and NodeSubnets, and podCIDRs of foreign
+//! allocators.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +31,8 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Reports a borrowed block that the lender's NodeSubnet does not list in `withdraw`. The lender may then assign the
-/// block's addresses, too.
+/// Reports a borrowed block that the lender's NodeSubnet does not list in `withdraw`. In that case the lender may
+/// assign addresses of the block, although the borrower assigns them, too.
 fn borrowed(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
     let parent = inventory.registry.parent_of(entry);
     let Some(parent) = parent.filter(|it| !it.owner.quarantined && entry.confirmed) else {
@@ -141,7 +142,7 @@ fn listed_twice(inventory: &Inventory, findings: &mut Findings) {
         if node.is_none_or(|node| spec.node_uid.as_deref() != Some(&*node.uid)) {
             continue;
         }
-        // The two nodes of a virtual machine that migrates may both list its address.
+        // While a virtual machine migrates, its old node and its new node may both list its address.
         let is_sole = |it: &&AllocatedBlock| it.vmi_uid.is_none() || !it.standby;
         for block in spec.blocks.iter().filter(is_sole) {
             if let Ok(cidr) = Cidr::parse_strict(&block.cidr) {
@@ -241,7 +242,7 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
     if let Some(claim) = inventory.claim_of_block(entry)
         && !subnet.is_some_and(|it| it.lists(&entry.cidr))
     {
-        // The NodeSubnet lists the addresses of a claim only when the node has all of them.
+        // The NodeSubnet lists the addresses of a claim only when the node has all addresses of the claim.
         let claim = inventory.claims.get(&*claim);
         let state = claim.map_or("the claim is gone".to_owned(), ClaimFact::words);
         findings.add(

@@ -25,7 +25,7 @@ use cadastre_core::Addr;
   kubectl cadastre claim create dns -n shop --address 10.244.7.7
   kubectl cadastre claim create web --address 10.244.7.8 --address fd00:10:244::8 --dry-run")]
 pub(super) struct CreateArgs {
-    /// Name of the claim, or NAMESPACE/NAME; a name alone is for the namespace of --namespace
+    /// Name of the claim, or NAMESPACE/NAME; a name alone creates the claim in the namespace of --namespace
     name: String,
 
     /// The pool from which the claim gets addresses
@@ -36,7 +36,7 @@ pub(super) struct CreateArgs {
     #[arg(long = "address", id = "addresses", value_name = "ADDRESS", value_parser = address)]
     addresses: Vec<Addr>,
 
-    /// Only let the API server check the claim
+    /// Only let the API server check the claim, without creating it
     #[arg(long)]
     dry_run: bool,
 
@@ -109,7 +109,7 @@ pub(crate) fn rejection(error: CallError, namespace: &str, name: &str) -> anyhow
     }
 }
 
-/// Returns what has become of a created claim, or `None` while no controller has decided about it.
+/// Returns what has become of a created claim, or `None` while no controller has decided about the claim.
 pub(crate) fn outcome(claim: &ClaimFact) -> Option<CreatedClaim> {
     let ready = claim.ready().filter(|it| it.reason != "Pending")?;
     let (_, name) = claim.split();

@@ -26,7 +26,7 @@ pub(crate) struct ClaimsReport {
     pub claims: Vec<ClaimRow>,
 }
 
-/// A claim, and the state that its status shows.
+/// A claim, and the state that its status reports.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ClaimRow {
@@ -85,7 +85,7 @@ impl ClaimRow {
         }
     }
 
-    /// Whether the message says no more than the other columns.
+    /// Whether the message of the condition Ready says no more than the other columns.
     fn is_plain(&self) -> bool {
         !self.deleting && ["Available", "InUse"].contains(&&*self.reason)
     }

@@ -1,9 +1,9 @@
 //! `kubectl cadastre claim`: lists, creates and releases IPClaims.
 //!
-//! These verbs need only rights to claims in the namespace. They also use pods and pools if the user may read them.
+//! These verbs need only rights to claims in the namespace. They also read pods and pools if the user has the rights.
 //!
 //! # Guarantees
-//! - `release` deletes only the claim that it has read, never a later one of the same name.
+//! - `release` deletes only the claim that it has read, never a later claim with the same name.
 //! - `create` checks nothing itself: it prints the answers of the API server and the controller.
 
 mod create;

@@ -1,4 +1,4 @@
-//! `claim release`: deletes claims, after saying what that means for the pods that use them.
+//! `claim release`: deletes claims, and says first what the deletion means for the pods that use the claims.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -17,8 +17,9 @@ use cadastre_controller::cluster::convert;
 
 /// Delete claims, so that others can get their addresses
 ///
-/// A claim in use stays until its pod is gone. Then its addresses stay unused for the cooldown of their pool. Use
-/// --dry-run to see who uses a claim. Exit code 2 if there is no such claim, or with --wait if it is still there.
+/// A claim in use stays until its pod is gone. Then the claim's addresses stay unused for the cooldown of their pool.
+/// Use --dry-run to see who uses a claim. Exit code 2 if there is no such claim, or with --wait if the claim is still
+/// there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kubectl cadastre claim release db --dry-run
@@ -69,7 +70,7 @@ pub(crate) enum ClaimReleaseState {
     Releasing,
     /// The claim is gone.
     Released,
-    /// There is no such claim, or it was replaced by another claim of its name. Nothing was done.
+    /// The claim does not exist, or another claim of the same name has replaced it. Nothing was done.
     Refused,
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn consequence(
             (None, _) => format!("no node has had {addresses}: it goes at once"),
             (Some(_), None) => format!("no node has {addresses}: it goes when {cools} is over"),
             (Some(at), Some(cooldown)) => {
-                // The clock by which the controller wrote the time may be ahead of this one.
+                // The clock by which the controller wrote the time may be ahead of this machine's clock.
                 let since = now.duration_since(at.0).as_secs().max(0);
                 let left = i64::from(cooldown) - since;
                 if left > 0 {
@@ -145,7 +146,7 @@ pub(crate) fn consequence(
     text
 }
 
-/// Returns the pods that name the claim, as the controller reads them.
+/// Returns the pods that name the claim. Which claim a pod names is decided by the controller's own code.
 fn users(pods: &[PodLite], claim: &str) -> Vec<User> {
     let pods = pods.iter().map(|pod| convert::pod(pod.clone()));
     let live = pods.filter(|pod| !pod.finished);
@@ -158,8 +159,9 @@ fn users(pods: &[PodLite], claim: &str) -> Vec<User> {
     user.collect()
 }
 
-/// Reads a claim and, as far as the user's rights allow, who uses it. Returns the claim, and its entry for the report
-/// that is shown before anything is deleted. `Err` has the entry for a claim that does not exist.
+/// Reads a claim, and the pods that use the claim if the user's rights allow that. Returns the claim, and its entry for
+/// the report that is printed before anything is deleted. If the claim does not exist, `Err` has its entry for the
+/// report.
 async fn judge(
     full: &str,
     reach: &ApiReach,
@@ -253,8 +255,8 @@ pub(super) async fn exec(
     Ok(ExitVerdict::of(report.claims.iter().any(is_undone)))
 }
 
-/// Waits until the deleted claims are gone, for at most the time `limit`. Checks at least once. `deleted` has the
-/// claims and their indices in the report.
+/// Waits until the deleted claims are gone, for at most the time `limit`. Checks at least once. `deleted` has each
+/// claim with the index of its entry in the report.
 async fn wait(
     report: &mut ReleasedClaims,
     deleted: &[(usize, ClaimFact)],

@@ -1,5 +1,5 @@
-//! Explains why a pod waits that asks for certain addresses (`cadastre.dev/addresses`), as long as no claim for these
-//! addresses exists.
+//! Explains why a pod has no address yet if it asks for certain addresses (`cadastre.dev/addresses`) and no claim for
+//! these addresses exists.
 
 use super::claim::Wait;
 use crate::inventory::{Inventory, PodFact};

@@ -40,7 +40,7 @@ pub(crate) struct ExplainArgs {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Explain which pools serve a pod, and why not others
+    /// Explain which pools serve a pod, and why other pools do not
     Pod {
         /// Name of the pod, or NAMESPACE/NAME; a name alone is looked up in the namespace of --namespace
         name: String,
@@ -50,7 +50,7 @@ enum What {
         /// Name of the node
         name: String,
     },
-    /// Explain whether a pool serves, and what fills it
+    /// Explain whether a pool allocates, and what fills it
     Pool {
         /// Name of the pool
         name: String,
@@ -95,7 +95,7 @@ impl Explanation {
 }
 
 /// Returns the pools of a mode that the requester may use, in the order in which they are tried. The second list has
-/// one line for each pool, which says why the requester may use the pool or not.
+/// one line for each pool, which says why the requester may or may not use the pool.
 fn choice(
     mode: AllocationMode,
     requester: &Requester,

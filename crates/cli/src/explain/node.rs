@@ -1,4 +1,4 @@
-//! Explains from which pools a node gets ranges, why it waits for one, and why it keeps each block.
+//! Explains from which pools a node gets ranges, why the node waits for a range, and why it keeps each of its blocks.
 
 use super::{Explanation, choice};
 use crate::inventory::Inventory;

@@ -68,9 +68,13 @@ impl Spot {
 }
 
 impl PlaceInfo {
-    /// Describes the place at the first address of `at`. If cells are addresses, the place is this address. Otherwise
-    /// it is the range there, or the cell itself if the cell has several ranges or none. If `at` contains the whole
-    /// view, all of `at` is described. Returns `None` if the place is not in the view.
+    /// Describes the place at the first address of `at`. The place is:
+    /// - all of `at`, if `at` contains the whole view
+    /// - else one address, if each cell of the view is one address
+    /// - else the range at this address, if exactly one range lies in the cell
+    /// - else the cell
+    ///
+    /// Returns `None` if the place is not in the view.
     pub(super) fn of(at: &Cidr, section: &MapSection) -> Option<Self> {
         let at = if at.contains(&section.view) {
             *at
@@ -105,7 +109,7 @@ fn style(section: &MapSection) -> Style {
     }
 }
 
-/// Lists the parts of a range that are never assigned, or only to pods that ask for these addresses.
+/// Lists the addresses of a range that are never assigned, or that are assigned only to pods that ask for them.
 fn reserved(cidr: &Cidr, section: &MapSection) -> String {
     let spans = section
         .state

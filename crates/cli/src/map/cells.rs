@@ -35,7 +35,8 @@ pub(crate) enum CellKind {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Cell {
-    /// The range that covers the cell; the cell itself if several ranges share it or a part of it is free
+    /// The range that covers the cell. If several ranges share the cell, or if a part of the cell is free, the cell
+    /// itself
     pub cidr: Cidr,
     /// The number of the first cell in the view
     pub at: u64,
@@ -48,7 +49,7 @@ pub(crate) struct Cell {
     pub quarantined: u16,
     /// How many thousandths of the cell are reserved
     pub reserved: u16,
-    /// How many thousandths of the addresses in the cell's ranges of live nodes are in use
+    /// How many thousandths of the addresses are in use, counted over all ranges of live nodes that touch the cell
     pub fill: u16,
     /// The first few nodes that have a part of the cell; for an address, its pod
     pub owners: Vec<String>,
@@ -67,7 +68,8 @@ pub(super) struct CellRange {
     /// The state of a block; `None` for a podCIDR
     pub state: Option<BlockState>,
     pub used: u64,
-    /// The number of addresses that can be assigned to pods. If no agent reports counts, all addresses of the range
+    /// How many addresses of the range can be assigned to pods. If no agent reports counts, this is the size of the
+    /// range
     pub capacity: u128,
     /// Whether another live node has some of the same addresses
     pub overlaps: bool,
@@ -78,7 +80,7 @@ pub(super) fn ranges(within: &Cidr, inventory: &Inventory) -> Vec<CellRange> {
     let covers = inventory.covers_in(within);
     let mut ranges: Vec<CellRange> = covers.map(|it| CellRange::of(&it, inventory)).collect();
     // The ranges are sorted, and if two CIDRs overlap, one contains the other. So each range need only be compared with
-    // the range that reaches farthest so far.
+    // the earlier range that reaches farthest.
     let mut farthest: Option<usize> = None;
     for at in 0..ranges.len() {
         if ranges[at].kind == CellKind::Quarantine {

@@ -63,7 +63,7 @@ pub(crate) struct MapArgs {
     rows: u16,
 }
 
-/// The sign of an allocated cell.
+/// What the character of an allocated cell stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum By {
     /// The node that has the cell, as a letter

@@ -23,7 +23,7 @@ const NEARLY_FULL: u8 = 90;
 pub(super) struct MapView {
     pub pools: Vec<String>,
     pub pool: String,
-    /// Each family of the pool, with the view that opens first
+    /// Each family of the pool, with the view of this family that opens first
     pub families: Vec<(String, Cidr)>,
     pub figures: Vec<Figure>,
     pub troubles: Vec<String>,

@@ -77,14 +77,14 @@ fn picture(report: &MapReport, part: &PoolRange, style: &Style, text: &mut Strin
         Family::V6 => part.cidr.first().to_string().len().max(24),
     };
     let room = style.width.saturating_sub(label + 2).max(8);
-    // The number of cells in a line is a power of two, so each line begins at a round address.
+    // The number of cells in a line is a power of two, so each line begins at an aligned address.
     let across = 1u64 << room.ilog2();
     let mut shown = part.cells.iter().peekable();
     let mut at = 0;
     while at < part.total {
         let first = nth(&part.cidr, part.cell_size, at);
         let first = first.map_or(String::new(), |it| it.first().to_string());
-        // Adjacent rows without allocated cells are shown as one line, which says how many rows they are.
+        // Adjacent rows without allocated cells are shown as one line, which says how many rows it stands for.
         let next = shown.peek();
         let next = next.map_or(part.total, |cell| cell.at.max(at) / across * across);
         let rows = next.saturating_sub(at).div_ceil(across);

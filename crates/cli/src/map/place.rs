@@ -10,7 +10,7 @@ use crate::inventory::Inventory;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
 
-/// A view has at most 2 to the power of this many cells: 256 times 128.
+/// A view has at most 2 to the power of this many cells, which is 256 times 128 cells.
 const MOST_BITS: u8 = 15;
 /// A range with at most this many host bits is shown address by address.
 const ADDRESS_BITS: u8 = 12;
@@ -25,11 +25,12 @@ const ROUND: u8 = 10;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Place {
-    /// The pool to show; `None`: the first one
+    /// The pool to show; `None` for the first pool
     pub pool: Option<String>,
-    /// The range to show; `None`: the view that opens first
+    /// The range to show; `None` for the view that opens first
     pub view: Option<Cidr>,
-    /// The chosen range or address. If `view` does not overlap it, the view moves to the chosen range or address
+    /// The chosen range or address. If `view` does not overlap it, the view moves so that it contains the chosen range
+    /// or address
     pub at: Option<Cidr>,
     /// Whether to zoom in on the chosen range or address
     pub closer: bool,
@@ -119,8 +120,9 @@ fn round(at: &Cidr, state: &PoolState, inventory: &Inventory) -> Option<Cidr> {
     Cidr::new(range.first(), range.len().saturating_sub(ROUND).max(widest))
 }
 
-/// Zooms in on the chosen range or address, or on the first addresses of the view. The view becomes no smaller than the
-/// range that contains these addresses, or than a block if there is no such range.
+/// Returns the view after the user zooms in. The user zooms in on the chosen range or address (`at`), or on the first
+/// addresses of the view if `at` is `None`. The new view is no smaller than the range that contains this target. If no
+/// range contains the target, the new view is no smaller than a block.
 fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) -> Option<Cidr> {
     let target = at.unwrap_or(*view);
     let range = ranges(&target, inventory).pop().map(|it| it.fact.cidr);
@@ -132,8 +134,8 @@ fn closer(view: &Cidr, at: Option<Cidr>, block_size: u8, inventory: &Inventory) 
     Cidr::new(target.first(), len.max(view.len()))
 }
 
-/// Returns the view that opens first: a whole CIDR of the pool, preferably one with allocated ranges. If the CIDR has
-/// too many blocks for one view, the view has only the part with all its allocated ranges.
+/// Returns the view that opens first. This is a whole CIDR of the pool, preferably one with allocated ranges. If the
+/// CIDR has too many blocks for one view, the view is the part of the CIDR that contains all its allocated ranges.
 pub(super) fn home(state: &PoolState, family: Family, inventory: &Inventory) -> Option<Cidr> {
     let ledger = &inventory.registry.ledger;
     let allocated = |root: &Cidr| {

@@ -10,8 +10,8 @@ use crate::inventory::Inventory;
 use crate::render::VerbReport as _;
 use crate::tests::{Cluster, assert_contains, cidr, style};
 
-/// A cluster with two pools. Nodes a and b have blocks of `p`, and b's block is being drained; another block is in
-/// quarantine. Pool `q` allocates podCIDRs to both nodes.
+/// A cluster with two pools. Nodes `a` and `b` have blocks of pool `p`, and b's block is being drained. Another block
+/// of `p` is in quarantine. Pool `q` allocates podCIDRs to both nodes.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::empty();
     let spec = json!({"ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 28}, "reserved": ["10.0.0.250-10.0.0.255"]});
@@ -187,7 +187,8 @@ fn zooming_goes_down_to_addresses_and_a_chosen_place_moves_the_view() {
     let deep = look(json!({"pool": "q", "view": "10.1.77.0/24"}));
     let path = json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"]);
     assert_eq!(deep["path"], path);
-    // A chosen place outside the view moves the view there. A view of another family is replaced by the first view.
+    // If the chosen place is outside the view, the view moves to it. A view of another family is replaced by the first
+    // view.
     let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
     assert_eq!(there["view"], "10.1.200.0/22");
     assert_eq!(there["chosen"]["words"], "free");

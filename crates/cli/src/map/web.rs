@@ -186,7 +186,7 @@ async fn on_find(State(page): State<Arc<Page>>, RawQuery(query): RawQuery) -> Re
     json(work.await)
 }
 
-/// Parses the query of a URL: JSON, encoded as by `encodeURIComponent`.
+/// Parses the query of a URL. The query is JSON, encoded as by `encodeURIComponent`.
 fn read<T: DeserializeOwned>(query: Option<String>) -> anyhow::Result<T> {
     let query = query.unwrap_or_default();
     let text = form_urlencoded::parse(query.as_bytes()).next();

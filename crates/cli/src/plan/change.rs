@@ -175,7 +175,8 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
                 .map(|cidr| cidr.to_string())
                 .collect();
             if left.is_empty() {
-                // A pool cannot lose a family, so a pool without ranges is disabled instead.
+                // The API server does not let a pool lose a family. So a pool is disabled instead if a family has no
+                // ranges left.
                 pool.spec["disabled"] = json!(true);
             } else {
                 pool.spec[field]["cidrs"] = json!(left);

@@ -24,8 +24,8 @@ use cadastre_core::Family;
 pub(crate) struct PlanReport {
     /// The changes, one line for each
     pub supposed: Vec<String>,
-    /// Whether the changes fit: no further node would wait, each added node gets a range, each changed pool allocates
-    /// to some node, and the API server would accept the changed pools
+    /// Whether the changes fit. They fit if no further node would wait, each added node gets a range, each changed pool
+    /// allocates to some node, and the API server would accept the changed pools
     pub fits: bool,
     /// The reasons why the API server would reject changed pools
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -34,7 +34,7 @@ pub(crate) struct PlanReport {
     pub new_nodes: NewNodes,
     /// One row for each pool and family
     pub pools: Vec<PoolPlan>,
-    /// Blocks and podCIDRs of nodes that the changes affect
+    /// Blocks and podCIDRs that the changes affect
     pub hits: Vec<AffectedObject>,
     /// Nodes that would wait after the changes and do not wait now
     pub will_wait: Vec<WaitingNode>,
@@ -51,12 +51,12 @@ pub(crate) struct PlanReport {
 pub(crate) struct NewNodes {
     /// The number of nodes that the plan adds
     pub asked: usize,
-    /// Added nodes that get everything they need
+    /// The number of added nodes that get everything they need
     pub served: usize,
-    /// Added nodes that wait for a range
+    /// The number of added nodes that wait for a range
     pub waiting: usize,
-    /// Added nodes that get nothing and do not wait, for example because no pool selects them. If there are any, the
-    /// plan does not fit
+    /// The number of added nodes that get nothing and do not wait, for example because no pool selects them. If this
+    /// number is not 0, the plan does not fit
     pub unmanaged: usize,
 }
 
@@ -77,13 +77,13 @@ pub(crate) struct PoolPlan {
     pub family: String,
     /// Prefix length of the pool's blocks after the changes
     pub block_size: u8,
-    /// How many blocks the pool has room for, before and after; before is `-` if the pool is new
+    /// How many blocks the pool has room for, before and after; the first value is `-` if the pool is new
     pub capacity: (String, String),
     /// Number of allocated blocks, before and after
     pub allocated: (String, String),
     /// Number of free blocks, before and after
     pub free: (String, String),
-    /// When the pool would be exhausted after the changes, if it keeps growing at the recent rate
+    /// When the pool would be exhausted after the changes, if its use keeps growing at the recent rate
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_at: Option<Timestamp>,
     /// The phase of the pool after the changes
@@ -201,8 +201,8 @@ fn pools(before: &Inventory, after: &Inventory, then: &PlanOutcome) -> Vec<PoolP
     rows
 }
 
-/// Returns when the pool would be exhausted if `free` blocks are free and it grows by the trend in its status. Returns
-/// `None` if the status has no trend.
+/// Returns when the pool would be exhausted if `free` blocks are free and use grows by the trend in the pool's status.
+/// Returns `None` if the status has no trend.
 fn full_at(pool: &str, family: Family, free: u128, inventory: &Inventory) -> Option<Timestamp> {
     let status = inventory.family_status(pool, family)?;
     let trend = Trend::read(status.trend.as_ref()?)?;

@@ -113,9 +113,9 @@ pub(crate) fn plan(
     Ok(judge::judge(&before, &after, changes, supposed))
 }
 
-/// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. If a node
-/// loses blocks by the changes, its demand for a pool becomes the number of addresses that its pods use. So the node
-/// gets other blocks for the pods that have to move.
+/// Raises demands. The demand of each added node becomes the planned number of addresses plus `warm.low`. If the
+/// changes take blocks of a pool from a node, its demand for the pool becomes the number of addresses that its pods
+/// use. So the node gets other blocks for the pods that have to move.
 fn raise_demand(
     lists: &mut ClusterLists,
     changes: &PlanArgs,

@@ -22,7 +22,7 @@ pub(crate) struct PlanOutcome {
     pub waiting: BTreeMap<PoolName, BTreeSet<NodeName>>,
     /// Pools for which pods would wait, on at least one node
     pub wanted_by_pods: BTreeSet<PoolName>,
-    /// The texts of the controller's warning events, by the node that an event is about
+    /// The texts of the controller's warning events. The key is the node that the events are about
     pub notes: BTreeMap<NodeName, Vec<String>>,
     /// The owners of all ranges after the simulation
     pub registry: AllocationState,

@@ -16,7 +16,7 @@ use cadastre_core::{Addr, Cidr, IpRange};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SpanRow {
-    /// The address; of several, the first and the last address with a dash between them
+    /// The address. For several addresses, the first and the last of them with a dash between them
     pub addresses: String,
     /// The number of addresses, as text because there may be 2^64 and more
     pub count: String,
@@ -46,7 +46,7 @@ pub(super) fn spans(node: &str, inventory: &Inventory) -> Vec<SpanRow> {
     let mut rows = Vec::new();
     let mut before: Option<Cidr> = None;
     for range in inventory.ranges_of(node) {
-        // The ranges are sorted. So if one is a part of another, the wider one comes first.
+        // The ranges are sorted. So if one range is a part of another, the wider range comes first.
         if before.is_none_or(|it| !it.contains(&range)) {
             before = Some(range);
             rows.extend(spans_of(&range, node, &excluded, inventory));
@@ -136,7 +136,7 @@ fn excluded(node: &str, inventory: &Inventory) -> Vec<IpRange> {
     let excluded = allocation.blocks.iter().flat_map(|block| {
         let pool = allocation.pools.iter().find(|it| it.name == block.pool);
         let usable = block.usable(pool);
-        // The network address and the gateway may be one excluded span, but have different states.
+        // The network address and the gateway have different states, although they may lie in one excluded span.
         let single = usable.gateway.into_iter().chain([block.cidr.first()]);
         let single: Vec<IpRange> = single.map(IpRange::from).collect();
         [usable.excluded, single].concat()

@@ -24,13 +24,13 @@ pub(crate) struct BlockRow {
     /// The node that has the block, or that had it before the quarantine
     pub node: String,
     pub state: BlockState,
-    /// When the block was allocated to this node, or its quarantine began
+    /// When the block was allocated to this node, or when its quarantine began
     pub since: Timestamp,
-    /// The earliest end of the quarantine; `None` if the block is not in quarantine
+    /// The earliest time at which the quarantine can end; `None` if the block is not in quarantine
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// The number of addresses in use, as the agent reports. If the agent has not reported the block, the number that
-    /// pods report
+    /// The number of addresses in use that the agent reports. If the agent has not reported the block, the number of
+    /// addresses that pods report
     pub used: u64,
     /// The number of addresses in cooldown, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +38,7 @@ pub(crate) struct BlockRow {
     /// The number of addresses that can be assigned now, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
-    /// If the block is the address of a claim: this claim, as `namespace/name`
+    /// The claim that has the block's address, as `namespace/name`; `None` if the block is not the address of a claim
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
     /// The node from which the block is borrowed
@@ -62,13 +62,13 @@ pub(crate) struct LentPart {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum BlockState {
-    /// The node of the block assigns addresses from it.
+    /// The node that has the block assigns addresses from it.
     Active,
     /// The NodeSubnet lists the block, but the node's agent has not reported it yet.
     Unconfirmed,
     /// The node's NodeSubnet does not list the block yet.
     Provisional,
-    /// The block is recalled: if the block is empty, the node releases it. Otherwise the node keeps it.
+    /// The block is recalled. The node releases the block if it is empty, and keeps it otherwise.
     AskedBack,
     /// The node assigns no new address from the block, and releases it once it is empty.
     Draining,

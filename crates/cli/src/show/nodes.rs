@@ -102,8 +102,8 @@ impl NodeRow {
     }
 }
 
-/// Returns how many addresses of a podCIDR are in use: the number in the agent's list, or the number that pods report
-/// if that is higher.
+/// Returns how many addresses of a podCIDR are in use. This is the number in the agent's list, or the number that pods
+/// report if the latter is higher.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let in_use = inventory.in_use_within(cidr);
     let in_use = in_use.filter(|(_, it)| it.node == node.name && it.current);
@@ -141,9 +141,9 @@ pub(crate) struct NodeReport {
     /// The node's row of `show nodes`; `None` if the node is gone and only ranges in quarantine are left
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRow>,
-    /// Blocks of the node, and blocks in quarantine of earlier nodes with the same name
+    /// Blocks of the node, and quarantined blocks of earlier nodes with the same name
     pub blocks: Vec<BlockRow>,
-    /// podCIDRs in quarantine of earlier nodes with the same name
+    /// Quarantined podCIDRs of earlier nodes with the same name
     pub quarantined: Vec<QuarantinedRange>,
     /// Ranges that were taken out of the node
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -159,7 +159,7 @@ pub(crate) struct NodeReport {
     pub addresses: Option<Vec<SpanRow>>,
     /// The addresses in use that the node's agent reports
     pub allocations: Vec<AllocationRow>,
-    /// When the agent made the list of these addresses
+    /// When the agent made the list of the addresses in `allocations`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<jiff::Timestamp>,
 }
@@ -169,7 +169,7 @@ pub(crate) struct NodeReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct QuarantinedRange {
     pub cidr: Cidr,
-    /// The earliest end of the quarantine
+    /// The earliest time at which the quarantine can end
     pub until: jiff::Timestamp,
 }
 

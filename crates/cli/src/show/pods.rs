@@ -160,7 +160,7 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<PodReport
 }
 
 /// Finds addresses by the beginning of their handle, or by at least 6 characters of the container id's beginning. Fails
-/// if there are none.
+/// if no address matches.
 pub(crate) fn handle(text: &str, inventory: &Inventory) -> anyhow::Result<PodReport> {
     let has_handle = |entry: &AddressInUse| {
         let handle = entry.allocation.handle.as_str();

@@ -33,7 +33,7 @@ pub(crate) struct PoolRow {
     pub family: String,
     /// The ranges of this family
     pub cidrs: Vec<Cidr>,
-    /// The numbers of blocks and of addresses in use
+    /// The counts of blocks and addresses, in the form in which the pool's status has them
     pub counts: FamilyStatus,
     /// The number of live nodes with a range of the pool
     pub nodes: usize,

@@ -17,7 +17,7 @@ use cadastre_api::{ADDRESSES_ANNOTATION, CLAIM_ANNOTATION, CLAIM_FINALIZER, IPCl
 const DB: &str = "10.0.0.100";
 
 impl Cluster {
-    /// Adds a claim of pool p with these addresses, which was created half an hour ago.
+    /// Adds a claim of pool p with these addresses. The claim was created half an hour ago.
     fn claim(&mut self, name: &str, addresses: &[&str], reason: &str, message: &str) {
         let (namespace, short) = name.split_once('/').unwrap();
         let version = self.next();
@@ -79,7 +79,7 @@ impl Cluster {
         entries.as_array_mut().unwrap().push(json!(entry));
     }
 
-    /// Returns a cluster with claim shop/db, which pod shop/web of node a uses.
+    /// Returns a cluster with claim shop/db. Pod shop/web of node a uses the claim.
     fn in_use() -> Self {
         let mut cluster = Self::new();
         let message = "pod web on node a uses the addresses";
@@ -116,7 +116,7 @@ fn state_of(cluster: &Cluster, at: &str) -> (AddressState, String) {
     (report.state, report.text(&style()))
 }
 
-/// Node `b` was a standby, and is the owner now; node `a` is the standby.
+/// Node `b` was a standby, and is the owner now. Node `a` was the owner, and is the standby now.
 #[test]
 fn a_virtual_machine_that_migrates_is_well_and_its_new_node_counts_the_address() {
     let mut cluster = Cluster::new();
@@ -560,7 +560,7 @@ fn a_pod_that_asks_for_an_address_is_told_what_it_waits_for() {
         "or a pod that asks for another address",
     ];
     assert_contains(&used.explained("shop/web"), &parts);
-    // Another claim has the address, whose node is dead.
+    // Another claim still has the address, because its node has not released the address. That node may be dead.
     let (mut moved, claim_of_moved) = asking(DB);
     moved.claim("shop/web-before", &[DB], "Releasing", "node a releases");
     moved.claim_block(DB, "shop/web-before", "a", true);
@@ -782,7 +782,7 @@ fn a_pod_for_which_cni_requests_an_address_is_told_what_it_waits_for() {
         creates.as_str(),
     ];
     assert_contains(&cluster.explained("shop/web"), &parts);
-    // The claim exists, and waits for the address, which a pod has.
+    // The claim exists, and waits for the address because a pod uses it.
     cluster.lists.subnets[1].status["requestedAddresses"] = request("10.0.0.1");
     cluster.claim(&claim, &[], "AddressInUse", "10.0.0.1 is in use");
     cluster.last_claim().spec = json!({"addresses": ["10.0.0.1"]});

@@ -235,7 +235,8 @@ fn a_list_that_is_minutes_old_is_no_fault() {
     assert_eq!(cluster.codes(), ["NotRecorded address 10.0.0.2"]);
     cluster.lists.subnets[0].status["blocks"][0]["used"] = json!(2);
     assert!(cluster.codes().is_empty(), "the counts are newer");
-    // The list of node a still has the address, but the block has since been allocated to node b: no finding.
+    // The list of node a still has the address, but the block has since been allocated to node b. So there is no
+    // finding.
     let mut cluster = Cluster::new();
     cluster.lists.subnets[0].status["blocks"] = json!([]);
     cluster.lists.subnets[0].spec["blocks"] = json!([]);

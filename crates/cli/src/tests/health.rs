@@ -77,8 +77,8 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
     cluster.part("agent", "b", false);
     assert_codes(&cluster, &["AgentDown node b"]);
     assert_eq!(agents(&cluster), ["0.1.0", "0.1.0 (not ready)"]);
-    // All pods of agents are gone. The statuses that the agents wrote are still there, but must not make them look
-    // alive.
+    // All pods of agents are gone. The statuses that the agents wrote are still there, but must not make the agents
+    // look alive.
     cluster.lists.parts = Ok(Vec::new());
     assert_eq!(agents(&cluster), ["0.1.0 (no pod)", "0.1.0 (no pod)"]);
     assert_eq!(health(&cluster, "agents").0, Health::Unknown);
@@ -86,15 +86,15 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
 
 #[test]
 fn a_rollout_is_no_fault() {
-    // The pods of Cadastre were created 30 seconds ago and are not ready yet, as in a rollout: no finding.
+    // The pods of Cadastre were created 30 seconds ago and are not ready yet, as in a rollout. So there is no finding.
     let mut cluster = with_pods();
     for part in cluster.parts() {
         part.metadata.creation_timestamp = time("2026-11-21T11:59:30Z");
         part.status = None;
     }
     assert_codes(&cluster, &[]);
-    // The pods are being deleted, and new pods are about to replace them. If no new pod has replaced one two minutes
-    // after the grace period, that is a fault.
+    // The pods are being deleted, and new pods are about to replace them. It is a fault if a pod has not been replaced
+    // two minutes after its grace period.
     let down = [
         "AgentDown node a",
         "AgentDown node b",
@@ -136,8 +136,8 @@ fn a_rollout_is_no_fault() {
     assert_codes(&cluster, &[]);
     cluster.last_pod().metadata.creation_timestamp = time("2026-11-21T10:00:00Z");
     assert_codes(&cluster, &["NotRecorded address 10.0.0.2"]);
-    // The pod is being deleted. Its node may have released the address although the API server still shows it. So there
-    // is no finding.
+    // The pod is being deleted. Its node may have released the address although the API server still has the pod. So
+    // there is no finding.
     cluster.last_pod().metadata.deletion_timestamp = time("2026-11-21T11:59:30Z");
     assert_codes(&cluster, &[]);
 }
@@ -206,8 +206,8 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
     assert_codes(&cluster, &["PodsOutside pods"]);
     let parts = ["6 pods", "shop/old-1 on a (10.9.0.1)", "and 2 more"];
     assert_contains(&cluster.check().findings[0].message, &parts);
-    // Pods that have ended, are being deleted or use the host network are not counted. Neither are pods in a block,
-    // even if no pool contains the block.
+    // Pods that have ended, are being deleted or use the host network are not counted. Pods with an address of a block
+    // are not counted either, even if no pool contains the block.
     for pod in &mut cluster.lists.pods {
         match pod.metadata.name.as_deref() {
             Some("old-1") => pod.status.as_mut().unwrap().phase = Some("Succeeded".to_owned()),

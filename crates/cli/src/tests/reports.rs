@@ -42,7 +42,7 @@ fn every_address_has_a_state() {
     for (at, state) in states {
         assert_eq!(state_of(&cluster, at), state, "{at}");
     }
-    // Without a gateway, every address of the block can be assigned to pods, so the lowest one is free.
+    // Without a gateway, every address of the block can be assigned to pods, so the lowest address is free.
     let ipv4 = json!({"cidrs": ["10.0.0.0/24"], "gateway": "None"});
     cluster.lists.subnets[1].spec["pools"] = json!([{"name": "p", "ipv4": ipv4}]);
     assert_eq!(state_of(&cluster, "10.0.0.16"), AddressState::Free);
