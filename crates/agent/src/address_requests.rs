@@ -1,15 +1,15 @@
-//! The addresses that the CNI configuration or the runtime requests for pods whose ADDs wait, because no range of the
-//! node has the addresses.
+//! The addresses that the CNI configuration or the runtime requests for pods, and that no range of the node contains.
+//! The ADDs of these pods wait.
 //!
-//! The NodeSubnet's status lists the requests, and the controller creates an IPClaim for each. A request outlives its ADD,
-//! so that the runtime's repeated ADDs cause no further writes of the status.
+//! The NodeSubnet's status lists the requests, and the controller creates an IPClaim for each request. A request
+//! outlives its ADD, so that the status is not written again each time the runtime repeats the ADD.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cadastre_api::{AddressRequest, MOST_ADDRESS_REQUESTS};
 
-/// How long a request is kept after its last ADD.
+/// How long a request is kept after the last ADD that made it.
 const LIFE: Duration = Duration::from_secs(60);
 
 /// The requests, by the UID of the pod.
@@ -24,8 +24,8 @@ struct Entry {
 }
 
 impl AddressRequestBook {
-    /// Records a request. If there are [`MOST_ADDRESS_REQUESTS`] already, the oldest request is removed first: most
-    /// likely the controller has created its IPClaim by now.
+    /// Records a request. If there are [`MOST_ADDRESS_REQUESTS`] already, the oldest request is removed first, because
+    /// the controller has most likely created an IPClaim for it by now.
     pub fn add(&mut self, request: AddressRequest, now: Duration) {
         let known = self.0.get(&request.pod_uid);
         let since = known.map_or(now, |it| it.since);

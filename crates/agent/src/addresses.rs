@@ -1,12 +1,13 @@
-//! The content of the node's NodeAddresses, and when it is written: pure functions without IO or clock.
+//! The content of the node's NodeAddresses, and when it is written. The code here uses neither IO nor a clock.
 //!
-//! | what changed | when it is published |
-//! |---|---|
-//! | an address was released, and the controller or a user waits for the release | `soon` after the last write (see [`Schedule`]) |
-//! | an address of a superseded sandbox was released | `soon` after the last write |
-//! | an address was assigned on a second network, or to a container without a pod, and no pod reports it | `soon` after the last write, because only this list can restore the address if the store is lost |
-//! | anything else | once per interval, with jitter |
-//! | nothing | never |
+//! - If an address was released, and the controller or a user waits for the release, the list is written `soon` after
+//!   the last write (see [`Schedule`]).
+//! - If an address of a superseded sandbox was released, the list is written `soon` after the last write.
+//! - If an address was assigned on a second network or to a container without a pod, and no pod reports the address,
+//!   the list is written `soon` after the last write. The reason is that only this list can restore the address if the
+//!   store is lost.
+//! - After any other change, the list is written once per interval, with jitter.
+//! - If nothing has changed, the list is not written.
 //!
 //! # Guarantees
 //! - Equal state gives equal text: lists are sorted. The list always fits into one API object.
@@ -30,7 +31,7 @@ use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapsho
 /// The time after an assignment within which the pod's status should show the address.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
-/// Builds the list of addresses in use. `boot` is the id of the current boot; it is needed to find superseded
+/// Builds the list of addresses in use. `boot` is the id of the current boot, which is needed to find superseded
 /// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
     let superseded = superseded(&snapshot.attachments, boot);
@@ -106,7 +107,7 @@ pub(crate) fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // If the store is lost, the runtime still knows the addresses of pods' own interfaces. So they need not be listed
+    // If the store is lost, the runtime still knows the addresses of pods' own interfaces, so they need not be listed
     // at once.
     let of_runtime =
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
@@ -145,9 +146,10 @@ pub(crate) enum ListStep {
 /// The outcome of writing the list.
 #[derive(Debug)]
 pub enum ListOutcome {
-    /// Written; `Some` if the API server stored only a part of the list, because its CRD is older than the agent
+    /// The list was written. `Some` if the API server stored only a part of the list, because its CRD is older than the
+    /// agent
     Done(Option<Box<PartialList>>),
-    /// Rejected, or the outcome is indeterminate
+    /// The write was rejected, or its outcome is indeterminate
     Failed,
 }
 
@@ -179,7 +181,7 @@ impl Schedule {
         }
     }
 
-    /// Returns what to do now. `differs`: whether the addresses in use differ from the published list.
+    /// Returns what to do now. `differs` says whether the addresses in use differ from the published list.
     pub(crate) fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
         if self.is_writing {
             return ListStep::Nothing;

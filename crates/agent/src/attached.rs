@@ -1,5 +1,5 @@
-//! Addresses of pods on second networks. They are read from Multus' annotations, because the container runtime does not
-//! know them.
+//! Addresses of pods on second networks. The agent reads these addresses from Multus' annotations, because the
+//! container runtime does not know them.
 //!
 //! The annotation `networks` asks for second networks. Multus writes the annotation `network-status` to a pod once all
 //! networks of the pod are set up, before the sandbox is ready. Users who may edit a pod can write both annotations, so
@@ -7,8 +7,8 @@
 //!
 //! # Guarantees
 //! - The length of an annotation that is read, and the number of addresses read from it, are bounded.
-//! - The annotations can only keep addresses from being assigned; they release none. They only concern addresses that
-//!   are in ranges of the pod's node and that no other attachment has.
+//! - The annotations can keep addresses from being assigned, but they never cause the release of an address. They
+//!   matter only for addresses that are in ranges of the pod's node and that no other attachment has.
 
 use serde::Deserialize;
 
@@ -21,7 +21,7 @@ const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// Annotations of more bytes than this are ignored.
 const MOST_TEXT: usize = 64 << 10;
-/// At most this many addresses of a pod are read.
+/// At most this many addresses are read from the annotation of a pod.
 const MOST_ADDRESSES: usize = 32;
 /// The maximum length of an interface's name (as in Linux), and of a network's name.
 const LONGEST: (usize, usize) = (15, 253);
@@ -29,11 +29,11 @@ const LONGEST: (usize, usize) = (15, 253);
 /// An interface of a pod on a second network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
-    /// The name of the network; empty if the annotation does not name it
+    /// The name of the network without its namespace; empty if the annotation does not name the network
     pub network: String,
     /// The name of the interface in the pod, such as `net1`
     pub interface: String,
-    /// The addresses of the interface; their number per pod is bounded
+    /// The addresses of the interface. All interfaces of a pod together have at most `MOST_ADDRESSES`
     pub addresses: Vec<Addr>,
 }
 
@@ -43,9 +43,9 @@ pub enum SecondNetworks {
     /// The pod asks for no second network.
     #[default]
     None,
-    /// The pod has these interfaces.
+    /// The pod has these interfaces on second networks.
     Known(Vec<Attached>),
-    /// The pod asks for second networks, but no readable annotation lists its addresses there.
+    /// The pod asks for second networks, but no readable annotation lists the pod's addresses on them.
     Unknown,
 }
 
@@ -77,8 +77,8 @@ pub(crate) fn read<'a>(annotation: impl Fn(&str) -> Option<&'a str>) -> SecondNe
     };
     let mut remaining = MOST_ADDRESSES;
     let mut all = Vec::new();
-    // The entry marked as default is the pod's own interface, whose addresses the runtime knows. So the entry is
-    // skipped.
+    // The entry marked as default is the pod's own interface. The entry is skipped, because the runtime knows the
+    // addresses of that interface.
     for entry in entries.into_iter().filter(|it| !it.default) {
         let addresses = entry.ips.iter().filter_map(|it| Addr::parse_lenient(it));
         let addresses: Vec<Addr> = addresses.take(remaining).collect();

@@ -1,4 +1,5 @@
-//! Carries out the effects that the state machine returns: on the store, the runtime, the node's files and the servers.
+//! Carries out the effects that the state machine returns. The effects concern the store, the runtime, the API server,
+//! the node's files and the servers on the node's sockets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The parts of the agent that the main loop uses besides the state machine.
 pub struct AgentParts {
-    /// Connects to the API server
+    /// A client of the API server
     pub client: Client,
     /// The path of the store's file
     pub store: PathBuf,
@@ -53,19 +54,19 @@ pub struct AgentParts {
     pub service: Arc<Service>,
     /// The state of `/readyz`
     pub readiness: Readiness,
-    /// Counts status writes and released leaks, and shows the content of the store
+    /// Counts status writes and released leaks, and reports the numbers of addresses and blocks in the store
     pub metrics: AgentMetrics,
     /// Logs and emits events
     pub events: Events,
-    /// The leak candidates, for the gRPC API
+    /// Passes the leak candidates to the gRPC API
     pub leaks: watch::Sender<Arc<Reasons>>,
-    /// The node's ranges, for the gRPC API
+    /// Passes the node's ranges to the gRPC API
     pub holding: watch::Sender<Arc<NodeAllocation>>,
     /// Cancelled to end the main loop
     pub stop: CancellationToken,
 }
 
-/// Carries out effects: short ones at once, others in tasks.
+/// Carries out effects. Short effects are carried out at once, the others in tasks.
 pub(super) struct Carrier {
     /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     node: String,
@@ -112,14 +113,15 @@ impl Carrier {
         }
     }
 
-    /// Waits for the next task to end and returns its event; `None` if no task is running. An error is returned only if
-    /// an administrator must resolve it.
+    /// Waits for the next task to end and returns its event; `None` if no task is running. Returns an error only if an
+    /// administrator must resolve the problem.
     pub(super) async fn answer(&mut self) -> Option<anyhow::Result<AgentEvent>> {
         let done = self.tasks.join_next().await?;
         Some(done.unwrap_or_else(|error| Err(error.into())))
     }
 
-    /// Starts an effect. If it is done at once, returns its event; otherwise [`Self::answer`] returns the event later.
+    /// Starts an effect. Returns the effect's event if the effect is done at once and has an event. If the effect runs
+    /// in a task, [`Self::answer`] returns its event later.
     pub(super) fn begin(&mut self, effect: AgentEffect) -> anyhow::Result<Option<AgentEvent>> {
         let service = &self.parts.service;
         let metrics = &self.parts.metrics;
@@ -285,8 +287,8 @@ impl Carrier {
     }
 }
 
-/// Returns the snapshot together with the paths of network namespaces that are gone, for attachments without a pod.
-/// Called right after the snapshot was taken.
+/// Returns the snapshot together with the paths of network namespaces that are gone. Only the network namespaces of
+/// attachments without a pod are checked. Called right after the snapshot was taken.
 fn with_netns(snapshot: Snapshot, service: &Service) -> LeakScan {
     let mut state = service.shared.lock();
     let paths = snapshot.attachments.iter().map(|it| it.netns.as_str());

@@ -1,14 +1,17 @@
-//! Which pools serve a pod on this node, and which addresses the pod asks for.
+//! Decides which pools serve a pod on this node, and which addresses the pod asks for.
 //!
-//! | what | comes from |
-//! |---|---|
-//! | pools and addresses of a pod with a claim | the IPClaim that the pod's annotation `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`) |
-//! | pools of other pods | the annotation `cadastre.dev/pools` of the pod, else of its namespace, else the CNI config, else the pools' selectors |
-//! | addresses of other pods | the CNI config or the runtime, or the pod's annotation `cadastre.dev/addresses`: from a block of the node, or by an IPClaim of the pod's own |
+//! - A pod with a claim gets pools and addresses from an IPClaim. This is the IPClaim that the pod's annotation
+//!   `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`).
+//! - Any other pod gets its pools from the first of these that names pools: the pod's annotation `cadastre.dev/pools`,
+//!   the same annotation of the pod's namespace, and the CNI config. If none of them names pools, the pools' selectors
+//!   decide.
+//! - The addresses that any other pod asks for are named by the CNI config, the runtime, or the pod's annotation
+//!   `cadastre.dev/addresses`. The addresses are in a block of the node, or they come from an IPClaim of the pod's own.
 //!
-//! Annotations apply only to the pod's interface `eth0`: other interfaces belong to other networks, whose CNI configs
-//! name their pools. The same holds for the IPClaim of the pod's own, because a pod has only one. If an annotation and
-//! the CNI request ask for different addresses, [`Add::decide`](cadastre_node::Add::decide) refuses the ADD.
+//! Annotations apply only to the pod's interface `eth0`, because other interfaces belong to other networks, whose CNI
+//! configs name their pools. An IPClaim of the pod's own applies only to `eth0`, too, because a pod has only one such
+//! IPClaim. If an annotation and the CNI request ask for different addresses,
+//! [`Add::decide`](cadastre_node::Add::decide) refuses the ADD.
 //!
 //! # Guarantees
 //! - An annotation that cannot be parsed is ignored and reported, so that a typo keeps no pod from starting. The
@@ -31,7 +34,8 @@ use cadastre_core::Dual;
 use cadastre_core::node_allocation::pool_of_claim;
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
-/// The annotations in the domain `cadastre.dev` that pods may have. All others in this domain are reported.
+/// The annotations in the domain `cadastre.dev` that pods may have. Other annotations in this domain are reported as
+/// errors.
 const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
 
 /// An annotation with more pools than this is rejected as a mistake.
@@ -82,8 +86,8 @@ impl ServingPool {
 const UNKNOWN_LABELS: &str = "it selects by labels that the agent does not know (is the API server reachable, and may the agent read pods and namespaces?)";
 
 /// Returns the pools that may serve pods on this node, in order of preference, and errors about selectors that cannot
-/// be parsed. `allocating` are the pools with a block on this node that still assigns addresses. A retained pool (the
-/// node only keeps its blocks of it) serves only if it is in `allocating`.
+/// be parsed. `allocating` are the pools that have a block on this node from which new addresses are assigned. A
+/// retained pool is a pool from which the node gets no new blocks. It serves pods only if it is in `allocating`.
 pub(crate) fn serving(
     pools: &[NodePool],
     allocating: &BTreeSet<String>,
@@ -113,8 +117,8 @@ pub(crate) fn serving(
 }
 
 /// Chooses pools and addresses for an ADD. Also returns what is wrong with the annotations of the pod and its
-/// namespace. `serving` is sorted best first. `others` are the pools with ranges on this node that are not in
-/// `serving`, such as the pool of a podCIDR. They serve any pod, but are tried last.
+/// namespace. `serving` is sorted best first. `others` are the pools that have ranges on this node but are not in
+/// `serving`, such as the pool of a podCIDR. The pools in `others` serve any pod, but are tried last.
 pub(crate) fn decide(
     request: &PodRequest,
     serving: &[ServingPool],
@@ -137,8 +141,8 @@ pub(crate) fn decide(
         let claim = claim_of(pod);
         let decides: Option<(_, &[&str])> = match claim {
             Some(ClaimOfPod::Annotated(_)) => Some((CLAIM, &[POOLS, ADDRESSES])),
-            // For a sticky pod, the annotation about pools still counts: the controller takes the claim's addresses
-            // from these pools.
+            // For a sticky pod, the annotation about pools still counts, because the controller takes the claim's
+            // addresses from these pools.
             Some(ClaimOfPod::Sticky(_)) => Some((STICKY, &[ADDRESSES])),
             Some(ClaimOfPod::Addresses { .. }) | None => None,
         };

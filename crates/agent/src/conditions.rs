@@ -1,9 +1,10 @@
-//! The conditions of the NodeSubnet that the agent writes. The controller writes the others.
+//! The conditions of the NodeSubnet that the agent writes. The controller writes the other conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Returns a condition of this type with a status, a reason and a message; [`merged`] sets its times. A condition that
-/// was never true is left out: `None` if it is false and `before` does not contain it.
+/// Returns a condition of this type with a status, a reason and a message; [`merged`] sets its timestamp. Returns
+/// `None` if the condition is false and `before` does not contain it, so a condition that was never true is not
+/// published.
 pub(crate) fn set(
     type_: &str,
     (is_true, reason, message): (bool, &str, String),
@@ -20,7 +21,7 @@ pub(crate) fn set(
     })
 }
 
-/// Whether `is` has all conditions of `wanted`. Their times are not compared.
+/// Whether `is` contains all conditions of `wanted`. Timestamps are not compared.
 pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
@@ -28,8 +29,9 @@ pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// Returns the conditions `is`, after each condition of `wanted` has replaced the one of the same type. Other
-/// conditions, such as the controller's, stay. If the status of a condition changes, its transition time is `now`.
+/// Returns the conditions in `is`, changed so that each condition in `wanted` replaces the condition of the same type.
+/// Other conditions, such as the controller's, stay. If the status of a condition changes, its transition time becomes
+/// `now`.
 pub(crate) fn merged(
     is: &[Condition],
     wanted: &[Condition],

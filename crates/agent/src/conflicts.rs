@@ -1,5 +1,5 @@
-//! Which addresses are probed before a pod needs them, and the reports about addresses in conflict: addresses that
-//! another host uses.
+//! Decides which addresses are probed before a pod needs them, and reports addresses in conflict. An address is in
+//! conflict if another host uses it.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use cadastre_api::{ADDRESS_CONFLICT, AddressConflict, MOST_CONFLICTS};
 use cadastre_core::Addr;
 use cadastre_node::{Conflict, MOST_PROBES, ProbeTargets, Snapshot};
 
-/// The reason of the event and of the condition about an address in conflict.
+/// The reason of the events and of the condition about addresses in conflict.
 pub(crate) const REASON: &str = "AddressConflict";
-/// How many addresses the message of the condition names.
+/// The maximum number of addresses that the message of the condition names.
 const MOST_NAMED: usize = 8;
 
-/// Returns the addresses to probe now, all on one interface. For each pool that requires probes, `warm.low` probed
-/// addresses are kept ready, but at most [`MOST_PROBES`] of each family. If all pools have enough, addresses in
-/// conflict whose next probe is due are probed again.
+/// Returns the addresses to probe now, all on one interface; `None` if no probe is needed. For each pool that requires
+/// probes, `warm.low` probed addresses are kept ready, but at most [`MOST_PROBES`] of each family. If all pools have
+/// enough probed addresses, addresses in conflict are probed again when their next probe is due.
 pub(crate) fn to_probe(snapshot: &Snapshot) -> Option<ProbeTargets> {
     let lacking = snapshot.probes.iter().find_map(|it| {
         let low = terms(snapshot, &it.pool).map_or(0, |terms| terms.warm.0);
@@ -43,7 +43,7 @@ pub(crate) fn to_probe(snapshot: &Snapshot) -> Option<ProbeTargets> {
     })
 }
 
-/// Returns the conflicts that an operator has ended, each with the time at which it began.
+/// Returns those conflicts of the node that a user has declared over, each with the time at which the conflict began.
 pub(crate) fn ended(snapshot: &Snapshot, by_people: &BTreeSet<(Addr, i64)>) -> Vec<(Addr, i64)> {
     let all = snapshot.conflicts.iter();
     let all = all.map(|it| (it.address, it.since_ms));
@@ -74,8 +74,9 @@ pub(crate) fn listed(snapshot: &Snapshot) -> Vec<AddressConflict> {
     all.collect()
 }
 
-/// Returns the condition about addresses in conflict, without its times; `None` if there is nothing to report. The
-/// condition is set to `False` only if `before` contains it already.
+/// Returns the condition about addresses in conflict, with timestamps that [`merged`](super::conditions::merged)
+/// replaces. Returns `None` if there is nothing to report. The condition is set to `False` only if `before` contains it
+/// already.
 pub(crate) fn condition(snapshot: &Snapshot, before: &[Condition]) -> Option<Condition> {
     let conflicts = &snapshot.conflicts;
     let is_true = !conflicts.is_empty();

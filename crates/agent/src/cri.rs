@@ -39,7 +39,7 @@ const MESSAGE: usize = 16 << 20;
 pub struct Sandbox {
     /// The sandbox id, which is the container id of CNI
     pub id: String,
-    /// The sandbox's pod; a static pod has the UID that the kubelet made
+    /// The sandbox's pod; a static pod has the UID that the kubelet has generated
     pub pod: PodRef,
     /// The addresses on the pod's first network; the CRI reports no others
     pub addresses: Vec<Addr>,
@@ -122,7 +122,7 @@ impl Runtime {
         let asked = client.pod_sandbox_status(request);
         let answer = match timed(self.limit, asked).await {
             Ok(answer) => answer,
-            // The sandbox was removed after it was listed. So it has no addresses any more.
+            // The sandbox was removed after it was listed, so it has no addresses any more.
             Err(status) if status.code() == tonic::Code::NotFound => return Ok(Vec::new()),
             Err(status) => return Err(self.error(status)),
         };
@@ -208,7 +208,7 @@ mod tests {
         fake.state.add("one", "u1");
         let runtime = runtime(&path);
         for (behavior, says) in [
-            // This runtime would answer after the time limit.
+            // A runtime that answers, but only after the time limit.
             (Behavior::Slow(20 * SOON), "no answer within 300ms"),
             (Behavior::Failing(tonic::Code::Internal), "is not well"),
             (Behavior::Failing(tonic::Code::Unimplemented), "is not well"),
@@ -248,7 +248,7 @@ mod tests {
         });
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
-        // From here on the runtime accepts connections but never answers. So each call ends at its time limit.
+        // From here on the runtime accepts connections but never answers, so each call ends at its time limit.
         let _silent = server.join().unwrap();
         let error = runtime.sandboxes().await.unwrap_err().to_string();
         assert!(error.contains("no answer within"), "{error}");

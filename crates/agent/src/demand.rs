@@ -1,20 +1,20 @@
-//! How many addresses the node wants of each pool, and which empty blocks it can release.
+//! Computes how many addresses the node wants of each pool, and which empty blocks the node can release.
 //!
-//! Demand is the sum of the addresses in use, the addresses in cooldown, the pool's low mark (`warm.low`), and one
-//! address for each waiting ADD. Because waiting ADDs count, the controller sees in the demand whether pods wait.
+//! Demand is the sum of the addresses that are in use, cooling or withdrawn, the pool's low mark (`warm.low`), and one
+//! address for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
-//! controller computes a block's size from the agent's figures (used + cooling + free), which leave these addresses out
-//! as well. If a block has no figures yet, the controller leaves out as many addresses as if the pool had no configured
-//! gateway.
+//! controller computes the capacity of a block from the counts that the agent reports (in use, cooling, withdrawn,
+//! free). These counts do not contain such addresses either. If the agent has not reported a block yet, the controller
+//! takes the block's size, and subtracts as many addresses as if the pool had no configured gateway.
 //!
 //! # Guarantees
-//! - If the node has no block of a pool, it requests one only while an ADD wants that pool. So it requests nothing from
-//!   pools with `assignment: Manual` or `firstBlock: OnDemand` until a pod needs them.
-//! - A surplus block that was released is not requested again: a release leaves at least as many addresses free as the
-//!   high mark (`warm.high`), and the high mark is never below the low mark.
-//! - The last block of a pool and family is kept, unless it is recalled and no ADD waits for it.
-//! - Addresses of claims are never requested: the controller allocates them when it sees the pod.
+//! - A node without a block of a pool requests one only while an ADD wants an address of the pool. So the node requests
+//!   nothing from a pool with `assignment: Manual` or `firstBlock: OnDemand` until a pod needs the pool.
+//! - After a surplus block was released, the node does not request it again. The reason is that a release leaves at
+//!   least as many addresses free as the high mark (`warm.high`), and the high mark is never below the low mark.
+//! - The node keeps the last block of each pool and family, unless the block is recalled and no ADD waits for the pool.
+//! - The node never requests addresses of claims, because the controller allocates them when it observes the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,15 +23,16 @@ use cadastre_core::node_allocation::{PoolTerms, is_claim};
 use cadastre_core::{Cidr, Dual, Family};
 use cadastre_node::{BlockCount, Snapshot};
 
-/// For each pool, the number of ADDs that wait for an address of the pool, or did so recently.
+/// For each pool, the number of ADDs that wait for an address of the pool, or that waited for one recently.
 pub(crate) type PendingAdds = BTreeMap<String, u64>;
 
 /// Demand and capacity of one pool on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolWant {
-    /// Addresses wanted of each family, including those in use and in cooldown
+    /// How many addresses of each family the node wants, including addresses that are in use, cooling or withdrawn
     pub demand: u64,
-    /// How many addresses the node's blocks can assign in all. If there are two families, the smaller of both numbers
+    /// How many addresses of the node's blocks can be used for pods. If the pool has both families, this is the smaller
+    /// of their two counts
     pub capacity: u64,
 }
 
@@ -78,8 +79,8 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
         .collect()
 }
 
-/// Returns the empty blocks to release, each with its UID: blocks that assign no new address (such as draining blocks),
-/// recalled blocks and surplus blocks.
+/// Returns the empty blocks to release, each with its UID. These are the blocks from which no new address is assigned
+/// (such as draining blocks), recalled blocks, and surplus blocks.
 pub(crate) fn to_release(
     snapshot: &Snapshot,
     pending: &PendingAdds,
@@ -89,8 +90,8 @@ pub(crate) fn to_release(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // Borrowed blocks are released first, so that they return to their nodes. Else higher blocks are released first,
-    // because addresses are assigned from the lowest block.
+    // Borrowed blocks are released first, so that they return to their nodes. Among the other blocks, the highest is
+    // released first, because addresses are assigned from the lowest block.
     let mut blocks: Vec<&BlockCount> = snapshot.blocks.iter().rev().filter(can_go).collect();
     blocks.sort_by_key(|it| !it.borrowed);
     for block in blocks {
@@ -121,7 +122,7 @@ pub(crate) fn to_release(
     going
 }
 
-/// Sums up, by pool, the figures of the blocks that assign addresses. podCIDRs are left out.
+/// Sums up, for each pool, the counts of the blocks from which addresses are assigned. podCIDRs are left out.
 fn sums(snapshot: &Snapshot) -> BTreeMap<&str, Sums> {
     let mut sums: BTreeMap<&str, Sums> = BTreeMap::new();
     for block in snapshot.blocks.iter().filter(|it| assigns(it)) {

@@ -1,5 +1,5 @@
-//! Reports to users about the node and its pods. A report is logged at once, and then written as a Kubernetes event if
-//! the API server accepts it.
+//! Reports to users about the node and its pods. The agent logs a report at once, and then writes it as a Kubernetes
+//! event if the API server accepts the event.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -20,7 +20,7 @@ pub fn of_pod(pod: &Pod, reason: &'static str, note: String) -> EventNote {
     warning("Pod", &pod.namespace, &pod.name, &pod.uid, reason, note)
 }
 
-/// Returns a warning event about the node. If the node's UID is unknown, `uid` is empty.
+/// Returns a warning event about the node. `uid` is empty if the UID of the Node is unknown.
 pub fn of_node(name: &str, uid: &str, reason: &'static str, note: String) -> EventNote {
     warning("Node", "", name, uid, reason, note)
 }

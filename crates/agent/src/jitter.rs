@@ -1,4 +1,5 @@
-//! Random delays, so that agents that start together do not all write at once; and growing delays after failures.
+//! Random delays, so that agents that start together do not all write at once. Also computes pauses that grow with each
+//! failure.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ impl Jitter {
     }
 }
 
-/// Returns the pause after a failure: the `first` pause, doubled once for each of the `failures` before, but at most
-/// the `longest`.
+/// Returns the pause after a failure. The pause is `first`, doubled for each of the `failures` that came before, but at
+/// most `longest`.
 pub(crate) fn backoff((first, longest): (Duration, Duration), failures: u32) -> Duration {
     longest.min(first * 2u32.pow(failures.min(16)))
 }

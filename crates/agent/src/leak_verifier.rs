@@ -25,7 +25,6 @@ const PAGE: u32 = 50;
 /// Asks the sources of proof: the API server, the runtime and the node's network namespaces.
 #[derive(Clone)]
 pub(crate) struct LeakVerifier {
-    /// Connects to the API server
     pub client: Client,
     /// The name of the Node, whose pods are listed
     pub node: String,
@@ -65,7 +64,8 @@ impl LeakVerifier {
         proven.map(|it| (it.record.attachment, it.reason)).collect()
     }
 
-    /// Returns all sandboxes of this node with their addresses. If the agent must not ask the runtime, returns none.
+    /// Returns all sandboxes of this node with their addresses. If the agent must not ask the runtime, returns an empty
+    /// list.
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Sandbox>, CriError> {
         match &self.runtime {
             Some(runtime) => runtime.addresses().await,
@@ -73,8 +73,8 @@ impl LeakVerifier {
         }
     }
 
-    /// Lists the pods of this node consistently, not from a cache that may be outdated. Returns `None` if a request
-    /// fails.
+    /// Lists the pods of this node with a consistent list, not from a cache that may be outdated. Returns `None` if a
+    /// request fails.
     async fn pods(&self) -> Option<Pods> {
         let api: Api<PodLite> = Api::all(self.client.clone());
         let mut pods = Pods::default();
@@ -118,7 +118,7 @@ mod tests {
     use crate::snapshot::testing::{record, snapshot};
     use cadastre_node::Snapshot;
 
-    /// Returns a client of an API server that gives this answer to every request.
+    /// Returns a client whose API server gives this answer to every request.
     fn api(status: StatusCode, body: &Value) -> Client {
         let body = body.to_string();
         let answer = move |_: Request<Body>| {
@@ -136,7 +136,7 @@ mod tests {
         json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
     }
 
-    /// Returns candidates: attachments of pods that the watch does not show.
+    /// Returns leak candidates with these container ids. Their pods are not among the pods that the watch has shown.
     fn candidates(records: &[&str]) -> Vec<LeakedAttachment> {
         let of = |id: &&str| record(id, &format!("uid-{id}"), &["10.0.0.9"]);
         let snapshot = Snapshot {

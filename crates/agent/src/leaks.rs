@@ -1,33 +1,35 @@
-//! Finds leaked addresses and proves the leak. A leaked address has an attachment that is gone, although no DEL came.
+//! Finds leaked addresses and proves the leaks. An address is leaked if its attachment is gone although no DEL came.
 //!
-//! A runtime calls DEL on the CNI plugins of a chain in reverse order, and stops at the first one that fails. So
+//! A runtime calls DEL on the CNI plugins of a chain in reverse order, and stops at the first plugin that fails. So
 //! sometimes a DEL never reaches Cadastre's plugin. Without a DEL, an address of a pod is released only on two proofs:
 //!
-//! | proof | |
-//! |---|---|
-//! | from the API | a complete list of this node's pods lacks the pod's UID, or shows that the pod has finished; and this has been so for a grace period, unless the controller has named the address |
-//! | from the node | the runtime has no sandbox of that id; or the network namespace is gone; or the attachment is of an earlier boot |
+//! - The proof from the API shows that the pod is gone or finished: a complete list of this node's pods does not
+//!   contain the pod, or contains it as finished. Unless the controller has named the address, the pod must have been
+//!   gone or finished for a grace period.
+//! - The proof from the node shows that the sandbox is gone: the runtime has no sandbox of that id, or the network
+//!   namespace is gone, or the attachment is of an earlier boot.
 //!
 //! A live pod may have addresses of sandboxes that failed or were lost. The addresses of such a sandbox are released
-//! when the sandbox is [`superseded`]: the same pod has the same interface on the same network in a newer sandbox. The
-//! newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The proof from the node
-//! is still needed. The same applies after a reboot, when the same pods have new sandboxes.
+//! when the sandbox is [`superseded`], which means that the same pod has the same interface on the same network in a
+//! newer sandbox. The newer sandbox replaces the proof from the API, because the runtime has set the pod up again. The
+//! proof from the node is still needed. The same applies after a reboot, when the same pods have new sandboxes.
 //!
-//! An attachment without a pod UID does not belong to Kubernetes, and the API proves nothing about it. Such an
-//! attachment is released on proof from the node alone, after the grace period: an interface cannot outlive its network
-//! namespace, and a network namespace cannot outlive a reboot. The runtime's list of sandboxes is no proof here,
-//! because another program may have created the sandbox. If the path of the network namespace is unknown, only a reboot
-//! proves the leak.
+//! An attachment without a pod UID does not belong to Kubernetes, so the API proves nothing about it. Such an
+//! attachment is released on proof from the node alone, after the grace period. The proof is that the network namespace
+//! is gone or that the node was rebooted. An interface cannot outlive its network namespace, and a network namespace
+//! cannot outlive a reboot. The runtime's list of sandboxes is no proof here, because another program may have created
+//! the sandbox. If the path of the network namespace is unknown, only a reboot proves the leak.
 //!
-//! If the node has no proof (no runtime to ask, a network namespace whose path is unknown or invisible), a user may
-//! confirm that a container is gone, by address and container id: see [`requests`](cadastre_api::Requests). The
-//! confirmation counts only while the node sees neither the sandbox nor its network namespace. It does not replace the
-//! proof from the API.
+//! The node may have no proof, because there is no runtime to ask, or because the path of the network namespace is
+//! unknown or invisible. In that case a user may confirm that a container is gone, by address and container id: see
+//! [`requests`](cadastre_api::Requests). The confirmation counts only while the node observes neither the sandbox nor
+//! its network namespace. The confirmation does not replace the proof from the API.
 //!
 //! # Guarantees
-//! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods requested afterwards,
-//!   together with evidence from the node that is newer than that list.
-//! - The newest sandbox of a pod in that list keeps its addresses, even if the controller or a user claims a leak.
+//! - The watch of pods only makes an attachment a leak candidate. The proof is a list of pods that is requested
+//!   afterwards, together with evidence from the node that is newer than that list.
+//! - If a pod is in that list and is not finished, its newest sandbox keeps its addresses, even if the controller or a
+//!   user claims a leak.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -54,7 +56,7 @@ pub enum LeakReason {
     PodGone,
     /// The pod's phase is Succeeded or Failed.
     PodFinished,
-    /// The controller has named the address as a leak candidate.
+    /// The controller has named the address and its pod as a leak candidate.
     LeakCandidate,
     /// The attachment is of an earlier boot, and its pod, if it has one, has been set up again.
     Reboot,
@@ -91,7 +93,7 @@ impl LeakReason {
         }
     }
 
-    /// Whether the reason is about the pod. If so, a release needs proof from the API besides the proof from the node.
+    /// Whether the reason is that the pod is gone or finished. If so, a release needs the proof from the API, too.
     pub fn is_of_pod(self) -> bool {
         matches!(
             self,
@@ -99,8 +101,9 @@ impl LeakReason {
         )
     }
 
-    /// Whether the proof needs the runtime's list of sandboxes. For an attachment of a pod it does, because the runtime
-    /// has created the pod's sandboxes. If a user declared a sandbox gone, the list must not contain the sandbox.
+    /// Whether the runtime's list of sandboxes is needed to prove the leak. The list is not needed if a reboot or a
+    /// missing network namespace proves the leak. If a user has declared a container gone, the list must not contain
+    /// its sandbox.
     pub(crate) fn asks_runtime(self) -> bool {
         self.is_of_pod() || matches!(self, Self::Superseded | Self::Confirmed)
     }
@@ -116,7 +119,7 @@ pub struct NodeEvidence {
     pub boot: String,
     /// Ids of all sandboxes of the runtime; `None` if the runtime was not asked or did not answer
     pub sandboxes: Option<BTreeSet<String>>,
-    /// Paths of network namespaces that are gone: see [`netns`](super::netns)
+    /// Paths of network namespaces that are gone (see [`netns`](super::netns))
     pub gone: BTreeSet<String>,
     /// Paths of network namespaces that exist
     pub present: BTreeSet<String>,
@@ -125,7 +128,7 @@ pub struct NodeEvidence {
 /// What the controller and users claim about attachments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeakClaims<'a> {
-    /// Addresses that the controller named
+    /// Addresses that the controller has named as leak candidates, each with the UID of the pod
     pub leak_candidates: &'a [LeakCandidate],
     /// Addresses, each with the handle of a container that a user declared gone
     pub container_gone: &'a BTreeSet<(Addr, String)>,
@@ -162,7 +165,7 @@ pub(crate) struct LeakDetector {
 pub struct Look {
     /// Candidates to prove now
     pub due: Vec<LeakedAttachment>,
-    /// When to look again, if nothing happens before
+    /// When to look again if no event comes before, as a time since boot; `None` if there is no candidate
     pub next: Option<Duration>,
 }
 
@@ -183,9 +186,9 @@ impl LeakDetector {
         self.since.iter().map(each).collect()
     }
 
-    /// Returns the orphans, sorted, each with the UID of its pod: addresses whose pods are gone or finished according
-    /// to the watch of pods. An address in `named` is an orphan at once. Others are orphans after two grace periods,
-    /// because the node had this time to release them and did not.
+    /// Returns the orphans, sorted, each with the UID of its pod. An orphan is an address whose pod is gone or finished
+    /// according to the watch of pods. If the address is in `named`, it is an orphan at once. Otherwise it becomes an
+    /// orphan after two grace periods in which the node has not released it.
     pub(crate) fn orphans(
         &self,
         snapshot: &Snapshot,
@@ -206,7 +209,7 @@ impl LeakDetector {
         all
     }
 
-    /// Finds the leak candidates among all attachments. `evidence` need not contain the sandboxes here.
+    /// Finds the leak candidates among all attachments. This step does not use the sandboxes in `evidence`.
     pub(crate) fn look(
         &mut self,
         snapshot: &Snapshot,
@@ -260,7 +263,8 @@ impl NodeEvidence {
         record.boot != self.boot && !self.boot.is_empty()
     }
 
-    /// Whether the attachment's network namespace is gone. If its path is unknown, returns false.
+    /// Whether the attachment's network namespace is gone. If the path of the network namespace is unknown, returns
+    /// false.
     fn is_netns_gone(&self, record: &AttachmentRecord) -> bool {
         !record.netns.is_empty() && self.gone.contains(&record.netns)
     }
@@ -272,8 +276,9 @@ impl LeakedAttachment {
         &self.record.netns
     }
 
-    /// Whether it is proven that nothing uses the addresses any more. `pods` is a complete list, requested after the
-    /// look that found the candidate. `evidence` must be newer than this list.
+    /// Whether it is proven that nothing uses the addresses any more. `pods` is a complete list that was requested
+    /// after the look that found the candidate; `None` if there is no such list. `evidence` must be newer than this
+    /// list.
     pub fn is_proven(&self, pods: Option<&Pods>, evidence: &NodeEvidence) -> bool {
         let rebooted = evidence.is_of_earlier_boot(&self.record);
         let gone = evidence.is_netns_gone(&self.record);
@@ -298,7 +303,8 @@ impl LeakedAttachment {
     }
 }
 
-/// Returns the network namespaces of attachments without a pod. They must be looked up before [`LeakDetector::look`].
+/// Returns the paths of the network namespaces of attachments without a pod. The caller looks these paths up before it
+/// calls [`LeakDetector::look`].
 pub(crate) fn netns_of_others(snapshot: &Snapshot) -> impl Iterator<Item = &str> {
     let others = snapshot
         .attachments
@@ -356,8 +362,8 @@ fn named(candidates: &[LeakCandidate]) -> BTreeSet<(Addr, &str)> {
         .collect()
 }
 
-/// Whether a user declared the attachment's container gone. If a handle was truncated because of its length, it matches
-/// no container.
+/// Whether a user has declared the attachment's container gone. A handle that was truncated because of its length
+/// matches no container.
 fn is_confirmed(record: &AttachmentRecord, container_gone: &BTreeSet<(Addr, String)>) -> bool {
     let handle = handle(&record.attachment);
     addresses(record).any(|addr| container_gone.contains(&(addr, handle.clone())))

@@ -2,10 +2,10 @@
 //!
 //! While the store is not open, or after it was found damaged, every operation is refused with the reason.
 //!
-//! STATUS is answered from memory. Runtimes send it every few seconds. If each STATUS read the file, the file would
-//! always be open, and the CNI plugin could not open it while the agent hangs. After a failed read or write, STATUS
-//! reports the error until a later look (a read of the whole store) succeeds. After a failure, the look also tries to
-//! write.
+//! The agent answers STATUS from memory. Runtimes send STATUS every few seconds. If each STATUS read the file, the file
+//! would always be open, and the CNI plugin could not open the file while the agent hangs. After a failed read or
+//! write, STATUS reports the error until a later look (a read of the whole store) succeeds. The first look after a
+//! failure also tries to write.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ enum State {
 /// Why an operation was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The store is not open, for this reason.
+    /// The store is not open. The text is the reason.
     #[error("{0}")]
     Closed(String),
     /// The store is open but could not run the operation, for example because its file is locked or damaged.
@@ -53,7 +53,7 @@ impl LedgerError {
 }
 
 impl LedgerClient {
-    /// Returns a handle to a closed store: every operation is refused with the reason `why`.
+    /// Returns a handle to a closed store, which refuses every operation with the reason `why`.
     pub fn closed(why: &str) -> Self {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
     }
@@ -79,12 +79,14 @@ impl LedgerClient {
         }
     }
 
-    /// Whether the store is open. Even then its file may be unreadable or unwritable: see [`Self::trouble`].
+    /// Whether the store is open. The file of an open store may still be unreadable or unwritable (see
+    /// [`Self::trouble`]).
     pub(crate) fn is_open(&self) -> bool {
         matches!(*self.lock(), State::Open { .. })
     }
 
-    /// Performs an operation. If the caller is gone by the time of the operation's turn, the operation is skipped.
+    /// Performs an operation. If the caller has gone away before the store thread begins the operation, the operation
+    /// is skipped.
     pub async fn ask(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         if op == Op::Status
             && let Some(status) = self.status()
@@ -97,7 +99,7 @@ impl LedgerClient {
         let reply = Box::new(move |result| {
             let _ = reply.send(result);
         });
-        // If the caller drops this future, `asking` is dropped, too. Then the operation is skipped when its turn comes.
+        // If the caller drops this future, `asking` is dropped, too. Then the store thread skips the operation.
         let asking = Arc::new(());
         let asks = Arc::downgrade(&asking);
         let call = call.while_waited_for(move || asks.strong_count() > 0);
@@ -114,7 +116,7 @@ impl LedgerClient {
         answer
     }
 
-    /// Remembers an error if it means that the file cannot be used.
+    /// Remembers an error if the error means that the store's file cannot be used.
     fn failed(&self, refusal: &OpError) {
         if let State::Open { trouble, .. } = &mut *self.lock()
             && refusal.why == OpErrorKind::Store
@@ -123,8 +125,8 @@ impl LedgerClient {
         }
     }
 
-    /// Returns the error that prevents both assignments and releases of addresses. Returns `None` if there is none, or
-    /// if the store is closed.
+    /// Returns the error that prevents both assignments and releases of addresses. Returns `None` if there is no such
+    /// error, or if the store is closed.
     pub fn trouble(&self) -> Option<OpError> {
         match &*self.lock() {
             State::Open { trouble, .. } => trouble.clone(),
@@ -132,7 +134,7 @@ impl LedgerClient {
         }
     }
 
-    /// Runs `work` on the tables, in one transaction.
+    /// Runs `work` on the tables of the store, in one transaction.
     pub async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T, StorageFault> + Send + 'static,

@@ -20,14 +20,14 @@
 //! | [`publish`], `jitter` | when the status is published |
 //! | [`addresses`] | what is published in NodeAddresses, and when |
 //! | [`pods`] | the pods of this node |
-//! | [`namespaces`] | the namespaces of these pods |
+//! | `namespaces` | the namespaces of these pods |
 //! | `notes` | the store's notes on the pools that each pod may use |
 //! | `choice` | which pools serve a pod |
-//! | [`leaks`] | addresses whose attachments are gone, and how that is proven |
+//! | [`leaks`] | which addresses are leaked, and how a leak is proven |
 //! | `pending_adds` | ADDs that wait because no address was free |
-//! | `address_requests` | ADDs that wait for certain addresses, which no range of the node has |
+//! | `address_requests` | ADDs that wait for requested addresses which are outside the node's ranges |
 //! | `conditions` | the conditions of the NodeSubnet that the agent writes |
-//! | `conflicts` | which addresses are probed ahead of their use, and what is reported about addresses in conflict |
+//! | `conflicts` | which addresses are probed before a pod needs them, and the reports about addresses in conflict |
 //! | `rebuild` | which addresses are in use, according to other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs on the node read |
@@ -41,27 +41,27 @@
 //! | file | subject |
 //! |---|---|
 //! | [`run`] | the main loop: feeds watch events to the state machine, and starts the effects |
-//! | `carry`, `publish_io` | carry out effects: on the store, the files and the servers; on the API |
-//! | [`seen`] | what the agent reads of the objects of this node |
+//! | `carry`, `publish_io` | carry out effects: on the store, files and servers (`carry`); on the API (`publish_io`) |
+//! | [`seen`] | the parts of this node's API objects that the agent reads |
 //! | `leak_verifier` | asks the API, the runtime and the kernel about leak candidates |
 //! | `netns` | which network namespaces exist |
 //! | [`probe`], `neighbours` | ask the link whether another host has an address |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
-//! | [`service`], [`shared`] | requests of the CNI plugin and of gRPC clients; state that loop and servers share |
+//! | [`service`], [`shared`] | requests of the CNI plugin and of gRPC clients; state of the main loop and the servers |
 //! | [`plugin_socket`], [`grpc`] | the sockets for the CNI plugin and for gRPC clients |
 //! | [`unix`] | sockets with restricted access |
 //! | [`cri`] | a client of the container runtime |
 //! | [`events`] | Kubernetes events |
 //!
 //! # Guarantees
-//! - An ADD waits for the API server only on a node without a free address, for a bounded time. Other requests never
-//!   wait for the API server.
-//! - While the API server cannot be reached, addresses are assigned from the last known ranges, also after a restart of
+//! - An ADD waits for the API server only if the watches have not shown its pod yet, or if the node needs a new block
+//!   for the ADD. Such a wait is bounded. Other requests never wait for the API server.
+//! - While the API server cannot be reached, addresses are assigned from the last known ranges, even after a restart of
 //!   the agent.
 //! - No new address is assigned from the ranges of an earlier Node object with the name of this node.
-//! - An address of a pod is released without a DEL only on two proofs: the pod is gone or has a newer sandbox, and the
-//!   sandbox that had the address is gone.
+//! - The agent releases an address of a pod without a DEL only on two proofs. The first proof is that the pod is gone
+//!   or has a newer sandbox. The second proof is that the sandbox that had the address is gone.
 
 #![warn(unreachable_pub)]
 

@@ -1,13 +1,13 @@
-//! The agent as a state machine: it receives events and returns effects. It reads no clock and does no IO;
+//! The agent as a state machine, which receives events and returns effects. The machine reads no clock and does no IO;
 //! [`super::run`] carries the effects out.
 //!
 //! The machine is level-triggered: each turn compares the actual state with the desired state. A turn goes through the
 //! phases of a *cycle* in order. The cycle stops when it needs an answer from the store, or an answer from the runtime
-//! that decides what is written to the store. When the answer comes, the cycle continues. Events that arrive meanwhile
-//! are recorded, and another cycle handles them immediately afterwards.
+//! that decides what is written to the store. When the answer comes, the cycle continues. Events that arrive before the
+//! cycle ends are recorded, and another cycle handles them immediately after this one.
 //!
 //! A *question* is a request to the store or to the runtime. A *look* is a question that reads the whole store. The
-//! *notes* are what the store records about pods.
+//! *notes* are the store's records of which pools each pod may use.
 //!
 //! ```text
 //!  store closed:  open ──► close a lost store ──► ask the runtime ──► create a new one
@@ -16,43 +16,44 @@
 //!
 //! # Guarantees
 //!
-//! Of the store:
-//! 1. At most one question is in flight. Meanwhile no status, list, file or readiness is decided. So each of them
-//!    describes the store at one moment.
+//! About the store:
+//! 1. At most one question is in flight. While a question is in flight, the machine decides about no status, list, file
+//!    or readiness. So each of them describes the store at one moment.
 //! 2. After the store is opened, a look comes before the first write of ranges. The look shows for which Node the store
 //!    was written, and which ranges are new to the store.
-//! 3. When a podCIDR is new to the store, the runtime is asked which of its addresses are in use. The machine asks only
-//!    after it has seen the podCIDR, and only while it knows all pods. The addresses in use are adopted in the
-//!    transaction that adds the podCIDR. Until the answer comes, nothing that was seen together with the podCIDR is
-//!    written.
-//! 4. Exactly those ranges are written that the runtime was asked about, even if newer ones have come meanwhile. The
-//!    newer ones are written immediately afterwards.
+//! 3. When a podCIDR is new to the store, the machine asks the runtime which addresses of the podCIDR are in use. The
+//!    machine asks only after it has observed the podCIDR, and only while it knows all pods. The addresses in use are
+//!    adopted in the transaction that adds the podCIDR. Until the answer comes, no range that was observed together
+//!    with the podCIDR is written.
+//! 4. After the answer, the machine writes exactly the ranges that it had observed when it asked the runtime, even if
+//!    newer ranges have come meanwhile. It writes the newer ranges immediately afterwards.
 //! 5. After a write of ranges, a look comes before anything is published.
 //! 6. A block is released only after a look, and only while the watch of the NodeSubnet is established. The decision
-//!    uses the waiting ADDs as read after that look. Another look comes before anything is published.
+//!    uses the waiting ADDs as they are read after that look. After the release, another look comes before anything is
+//!    published.
 //! 7. A leaked attachment is released only after its leak is proven. At most one request for proofs is under way. A
 //!    look follows the release.
 //! 8. The store's notes on pods are read before they are compared with the pods. Pods that change while notes are
 //!    written are compared again.
-//! 9. A lost store is closed, and its content forgotten, before another store is opened.
+//! 9. A lost store is closed, and its content is forgotten, before another store is opened.
 //! 10. A new store is created only after the API has shown the Node, the NodeSubnet, the NodeAddresses and all pods,
-//!     and the runtime has listed its sandboxes after that. The content of the new store comes from these objects as
+//!     and the runtime has listed its sandboxes afterwards. The content of the new store comes from these objects as
 //!     they were when the runtime was asked.
 //!
-//! Of what is published:
+//! About what is published:
 //!
 //! 11. A status is written with the resourceVersion of the NodeSubnet whose ranges the store has, never with a later
 //!     one.
 //! 12. At most one write of the status and one write of the list of addresses are under way.
-//! 13. The servers get the changes from the watches before any other effect of the same turn.
+//! 13. The servers get what the watches have shown before any other effect of the same turn is carried out.
 //! 14. The agent is reported ready only once its files are up to date. While files are being written, the last report
-//!     stays.
+//!     of readiness stays.
 //! 15. Nothing is masqueraded before the result of the file update shows which network the node's pods use.
 //!
-//! Of probes:
+//! About probes:
 //!
-//! 16. Addresses are probed only after a look, and at most one round of probes is under way. Nothing waits for its
-//!     answer. After a failure there is a pause.
+//! 16. Addresses are probed only after a look, and at most one round of probes is under way. Nothing waits for the
+//!     result of a round. After a round that failed, there is a pause.
 
 mod allocation;
 mod cycle;
@@ -118,7 +119,7 @@ pub struct MachineSettings {
     pub masquerade: bool,
     /// The path of the CNI configuration file; `None` if the agent writes none
     pub cni_conf: Option<PathBuf>,
-    /// The name of the network in the CNI configuration
+    /// The name of the network in the CNI configuration; `None` if the agent writes no CNI configuration
     pub network: Option<String>,
 }
 
@@ -130,7 +131,7 @@ enum Observed<T> {
     Unknown,
     /// The object does not exist
     Absent,
-    /// The object as last seen
+    /// The object as the watch last showed it
     There(T),
 }
 
@@ -205,9 +206,9 @@ pub struct AgentMachine {
     is_probing: bool,
     /// When addresses may be probed again after a failure
     probe_at: Duration,
-    /// Why addresses could not be probed, as logged last; empty if they could
+    /// Why addresses could not be probed, as logged last; empty if the last round of probes succeeded
     probe_problem: String,
-    /// Which pools each pod may use, as the store has noted it
+    /// Which pools each pod may use, as recorded in the store
     notes: Notes,
 
     publisher: Publisher,
@@ -222,11 +223,11 @@ pub struct AgentMachine {
     files: Files,
     /// Which network the node's pods use, as last reported
     served: Option<PodNetworkOwner>,
-    /// `None` if the agent does not masquerade
+    /// The nftables tables; `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
     /// When an event last reported pods that were refused because the agent did not know them yet
     turned_away_at: Option<Duration>,
-    /// The readiness that was reported last
+    /// Whether the agent was last reported as ready, and why; `None` before the first report
     ready: Option<(bool, String)>,
 }
 
@@ -321,7 +322,7 @@ impl AgentMachine {
         self.next_wake(at)
     }
 
-    /// Whether a question or a write is under way. Before the agent exits, it should wait for the answer.
+    /// Whether a question or a write is under way. The agent waits for its answer before it exits.
     pub(crate) fn is_busy(&self) -> bool {
         let is_asked = self.in_flight.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
@@ -379,8 +380,8 @@ impl AgentMachine {
         effects.push(AgentEffect::Emit(notice));
     }
 
-    /// Logs a problem with the store, unless it is the one that was logged last. An empty text means that the problem
-    /// is over.
+    /// Logs a problem with the store, unless the same problem was logged last. An empty text means that the problem is
+    /// over.
     fn log_store_problem(&mut self, text: String) {
         if self.store_problem != text {
             if !text.is_empty() {
@@ -390,7 +391,7 @@ impl AgentMachine {
         }
     }
 
-    /// Logs errors about parts of the NodeSubnet, unless they are those that were logged last.
+    /// Logs errors about parts of the NodeSubnet, unless the same errors were logged last.
     fn log_parse_errors(&mut self, errors: Vec<String>) {
         if self.parse_errors != errors {
             for error in &errors {

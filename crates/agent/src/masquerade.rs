@@ -1,5 +1,5 @@
-//! Masquerading: packets that pods send out of the cluster leave with the node's address. Packets between pods keep the
-//! pod's address.
+//! Masquerades traffic of pods: packets that pods send out of the cluster leave with the node's address. Packets
+//! between pods keep the pod's address.
 //!
 //! A main CNI plugin such as `ptp` exempts only destinations in the prefix of the pod's own address from masquerading.
 //! Only the agent knows the ranges of all pools, including pools that serve other nodes, and learns of their changes.
@@ -102,7 +102,8 @@ fn explain(family: Family, error: &io::Error) -> String {
 }
 
 /// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family that has such
-/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast (only ever a destination).
+/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast. Multicast addresses
+/// matter only as destinations.
 fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let parse = |it: &str| Cidr::parse_strict(it).ok();
     let of_cluster = pod_ranges.iter().filter_map(|it| parse(it));
@@ -122,8 +123,8 @@ fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, V
         for cidr in all.iter().filter(|it| it.family() == family) {
             let (first, last) = (cidr.first(), cidr.last());
             match runs.last_mut() {
-                // Adjacent ranges are merged. Otherwise the end of one and the start of the next would have the same
-                // key in the set.
+                // Adjacent ranges are merged. Otherwise the end of one range and the start of the next range would have
+                // the same key in the set.
                 Some(run) if first.value <= run.1.value.saturating_add(1) => {
                     run.1.value = run.1.value.max(last.value);
                 }

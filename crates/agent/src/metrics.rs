@@ -179,13 +179,13 @@ impl AgentMetrics {
         self.freed.with_label_values(&[reason.as_str()]).inc();
     }
 
-    /// Sets the gauges of addresses, blocks and attachments. The series of pools without blocks are removed.
+    /// Sets the gauges of addresses, blocks, conflicts and attachments. The series of pools without blocks are removed.
     #[expect(clippy::cast_precision_loss, reason = "gauges are floats")]
     pub(crate) fn set(&self, snapshot: &Snapshot) {
         self.attachments.set(figure(snapshot.attachments.len()));
         let mut before = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = snapshot.blocks.iter().map(|it| &it.pool);
-        // Claims have no series, because there may be any number of them.
+        // Claims have no series, because their number is not bounded.
         let pools: BTreeSet<String> = pools.filter(|it| !is_claim(it)).cloned().collect();
         for pool in before.difference(&pools) {
             let _ = self.conflicts.remove_label_values(&[pool]);

@@ -1,17 +1,18 @@
-//! The namespaces of this node's pods: the labels by which pools select namespaces, and the pools that a namespace's
-//! annotation names.
+//! The namespaces of this node's pods. The agent reads their labels, by which pools select namespaces, and the
+//! annotation in which a namespace names pools.
 //!
-//! A namespace is read when its first pod comes. If another pod comes at least [`FRESH`] later, the namespace is read
-//! again. Agents do not watch namespaces, because the API server would send each change of a namespace to every node.
+//! The agent reads a namespace when the node gets its first pod of the namespace. If the node gets another pod at least
+//! [`FRESH`] after that read, the agent reads the namespace again. Agents do not watch namespaces, because the API
+//! server would send each change of a namespace to every node.
 //!
 //! # Guarantees
-//! - While a namespace is read again, and if the read fails, its earlier labels and pools apply.
-//! - Failures are followed by growing pauses, separately for each namespace.
+//! - While the agent reads a namespace again, and if that read fails, the earlier labels and pools apply.
+//! - Failed reads are followed by growing pauses, separately for each namespace.
 //! - Namespaces without a pod on this node are forgotten.
 //!
 //! # Caveats
-//! - A change of a namespace is noticed only when a pod comes at least [`FRESH`] after the last read. Until then, the
-//!   earlier labels and pools of the namespace apply.
+//! - The agent notices a change of a namespace only when the node gets a pod of the namespace at least [`FRESH`] after
+//!   the last read. Until that time, the earlier labels and pools of the namespace apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::jitter::backoff;
 use super::pods::Pods;
 use cadastre_api::choice::Label;
 
-/// A namespace is not read again within this time, even if many pods come.
+/// After a read, a namespace is not read again within this time, even if the node gets many pods of the namespace.
 pub const FRESH: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a namespace could not be read.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -43,7 +44,7 @@ pub struct Namespaces(BTreeMap<String, Entry>);
 struct Entry {
     read: Option<Arc<Namespace>>,
     is_reading: bool,
-    /// Whether a pod came since the last read began. If so, another read is needed
+    /// Whether another read is needed, because a pod came after the last read began or because the last read failed
     wanted: bool,
     /// The earliest time of the next read
     next_at: Duration,
@@ -75,7 +76,8 @@ impl Namespaces {
         self.0.get(name)?.read.as_ref()
     }
 
-    /// Whether the namespace was read, or the last read failed. In both cases it is useless to wait for the namespace.
+    /// Whether the namespace was read at least once, or the last read failed. In both cases an ADD need not wait for
+    /// the read.
     pub fn is_settled(&self, name: &str) -> bool {
         let settled = |entry: &Entry| entry.read.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
@@ -94,7 +96,7 @@ impl Namespaces {
         due
     }
 
-    /// Returns when the next namespace should be read; `None` if none needs a read.
+    /// Returns when the next namespace should be read; `None` if no namespace needs a read.
     pub fn wake(&self) -> Option<Duration> {
         let waiting = self.0.values().filter(|it| it.wanted && !it.is_reading);
         waiting.map(|it| it.next_at).min()
@@ -155,7 +157,7 @@ mod tests {
         let mut all = Namespaces::default();
         all.pod_came("a");
         all.due(secs(0));
-        // A pod comes while the namespace is being read. The answer may be older than the pod. So another read must
+        // A pod comes while the namespace is being read. The answer may be older than the pod, so another read must
         // follow.
         all.pod_came("a");
         all.answered("a", Some(naming("x")), secs(1));

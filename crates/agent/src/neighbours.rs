@@ -1,5 +1,5 @@
 //! The kernel's table of neighbours (`ip neigh`). The kernel sends the ARP requests and neighbour solicitations, so no
-//! raw socket is needed. The kernel handles a netlink request while the request is sent, so no function here waits.
+//! raw socket is needed. The kernel answers a netlink request before `send` returns, so no function here waits.
 
 use std::fs;
 use std::io;
@@ -19,13 +19,15 @@ use rustix::net::{
     socket_with,
 };
 
-/// Numbers in `/proc/net/if_inet6`: the scope of link-local addresses, and the flags of addresses that cannot be used
-/// (yet).
+/// The scope of link-local addresses in `/proc/net/if_inet6`.
 const LINK_SCOPE: u8 = 0x20;
+/// The flag in `/proc/net/if_inet6` of an address that the kernel does not use, because another host has the address.
 const DAD_FAILED: u8 = 0x08;
+/// The flag in `/proc/net/if_inet6` of an address that the kernel does not use yet, because another host may have the
+/// address.
 const TENTATIVE: u8 = 0x40;
 
-/// An interface on which neighbours can be asked.
+/// An interface on which the kernel can ask other hosts for an address.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     index: u32,
@@ -70,7 +72,8 @@ pub(crate) fn link(name: &str) -> io::Result<Link> {
     })
 }
 
-/// Fails if the interface has no link-local IPv6 address. The kernel sends no neighbour solicitation without one.
+/// Fails if the interface has no usable link-local IPv6 address, because the kernel then sends no neighbour
+/// solicitations.
 pub(crate) fn check_ipv6(name: &str) -> io::Result<()> {
     let all = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     if can_solicit(&all, name) {
@@ -91,11 +94,11 @@ fn can_solicit(if_inet6: &str, name: &str) -> bool {
     })
 }
 
-/// Makes the kernel ask the hosts on the link who has the address. Returns before an answer arrives.
+/// Makes the kernel ask the hosts on the link which of them has the address. Returns before an answer arrives.
 pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
     match get(link, address)? {
         Some(entry) if is_kept(&entry) => return Ok(()),
-        // The kernel would not ask again at once for an address that it knows.
+        // If the table has an entry for the address, the kernel does not ask again at once. So the entry is removed.
         Some(_) => forget(link, address)?,
         None => {}
     }
@@ -105,9 +108,9 @@ pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the link-layer address of another host that has the address, according to the kernel's table some time after
-/// [`ask`]; `None` if no other host has answered. Then removes the entry from the table, unless somebody has set it by
-/// hand.
+/// Returns the link-layer address of another host that has the address, according to the kernel's table of neighbours.
+/// Returns `None` if no other host has answered. Called some time after [`ask`]. Also removes the entry from the table,
+/// unless the entry was set by hand.
 pub(crate) fn answer(link: &Link, address: IpAddr) -> io::Result<Option<String>> {
     let Some(entry) = get(link, address)? else {
         let text = format!("the kernel has dropped {address} from its table of neighbours");
@@ -174,7 +177,7 @@ fn message(link: &Link, address: IpAddr) -> NeighbourMessage {
     message
 }
 
-/// Sends a request and returns the kernel's messages.
+/// Sends a request to the kernel and returns the messages of its answer.
 fn exchange(request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
@@ -183,7 +186,7 @@ fn exchange(request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNet
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // The protocol of routes and neighbours is 0.
+    // `None` stands for protocol 0 (`NETLINK_ROUTE`), which is the protocol for links and neighbours.
     let socket = socket_with(SocketFamily::NETLINK, SocketType::RAW, flags, None)?;
     send(&socket, &bytes, SendFlags::empty())?;
     let mut answers = Vec::new();
@@ -201,7 +204,7 @@ fn exchange(request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNet
             match answer.payload {
                 NetlinkPayload::InnerMessage(answer) => answers.push(answer),
                 NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                // The acknowledgement is the last message.
+                // The kernel sends the acknowledgement as the last message.
                 NetlinkPayload::Error(_) => return Ok(answers),
                 _ => {}
             }

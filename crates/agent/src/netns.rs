@@ -20,7 +20,7 @@ pub(crate) fn gone<'a>(
     paths.filter(is_gone).map(str::to_owned).collect()
 }
 
-/// Returns the paths that exist, or whose absence is not certain.
+/// Returns those of `paths` that exist, or whose absence is not certain.
 pub(crate) fn present<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     let is_present = |path: &&str| !path.is_empty() && !is_missing(path);
     paths.filter(is_present).map(str::to_owned).collect()

@@ -1,5 +1,5 @@
-//! Notes in the store on the pools that each pod may use. The CNI plugin uses the notes while no agent runs. The agent
-//! uses them between its start and the first answer of the API server.
+//! The notes in the store. Each note says which pools a pod may use. The CNI plugin uses the notes while no agent runs.
+//! The agent uses the notes between its start and the first answer of the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// An example of an interface other than the pod's own. For all these interfaces the choice of pools is the same.
+/// Stands for every interface other than the pod's own, because the choice of pools is the same for all of them.
 const OTHER_INTERFACE: &str = "net1";
 
 /// The agent's copy of the notes in the store.
@@ -19,7 +19,7 @@ const OTHER_INTERFACE: &str = "net1";
 pub(crate) struct Notes {
     /// The notes by namespace and name of the pod; `None` until they have been read from the store
     stored: Option<BTreeMap<(String, String), PodNote>>,
-    /// Whether something changed since the notes were last compared with the pods
+    /// Whether a pod, a namespace or a pool has changed since the notes were last compared with the pods
     is_due: bool,
     /// When the notes were last compared with the pods, since boot
     compared_at: Duration,
@@ -40,12 +40,12 @@ impl Notes {
         self.is_due = true;
     }
 
-    /// Returns when to compare the notes with the pods; `None` if nothing has changed.
+    /// Returns when to compare the notes with the pods; `None` if no comparison is needed.
     pub(crate) fn due_at(&self) -> Option<Duration> {
         self.is_due.then(|| self.compared_at + PAUSE)
     }
 
-    /// Whether the notes have to be read from the store first.
+    /// Whether the notes must be read from the store before they can be compared.
     pub(crate) fn is_unread(&self) -> bool {
         self.stored.is_none()
     }
@@ -62,7 +62,7 @@ impl Notes {
         self.is_due = true;
     }
 
-    /// Records that the store could not be read or written. The next attempt follows after a pause.
+    /// Records that the notes could not be read or written. The next attempt follows after [`PAUSE`].
     pub(crate) fn failed(&mut self, now: Duration) {
         (self.compared_at, self.is_due) = (now, true);
     }

@@ -1,7 +1,7 @@
 //! The ADDs that found no free address, and the pools from which they want a block.
 //!
-//! Each entry counts in the node's demand for blocks. The entry of an ADD outlives the ADD, so that the block is there
-//! when the runtime tries again.
+//! Each entry counts in the node's demand for blocks. The entry of an ADD outlives the ADD, so that the node has the
+//! block when the runtime repeats the ADD.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,8 +35,8 @@ impl PendingAddBook {
         self.0.remove(attachment).is_some()
     }
 
-    /// Returns when the first of the ADDs that want this pool was recorded, as a time since boot; `None` if no ADD
-    /// wants the pool.
+    /// Returns the earliest of the times at which the ADDs that want this pool were last recorded, as a time since
+    /// boot. Returns `None` if no ADD wants the pool.
     pub fn since(&self, pool: &str) -> Option<Duration> {
         let of = |(pools, until): &(Vec<String>, Duration)| {
             pools.iter().any(|it| it == pool).then_some(*until)
@@ -45,7 +45,7 @@ impl PendingAddBook {
         Some(until.saturating_sub(LIFE))
     }
 
-    /// Returns how many ADDs want each pool, and when the first entry expires.
+    /// Removes expired entries. Then returns how many ADDs want each pool, and when the next entry expires.
     pub fn count(&mut self, now: Duration) -> (PendingAdds, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
         let mut counts = PendingAdds::new();

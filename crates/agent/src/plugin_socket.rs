@@ -21,12 +21,12 @@ use cadastre_node::store_thread::CallTimes;
 use cadastre_node::wire;
 use cadastre_node::wire::{Request, Response};
 
-/// At most this many connections are open. Further ones wait until one is closed.
+/// At most this many connections are open. Further connections wait until an open one is closed.
 pub const CONNECTIONS: usize = 256;
 /// The time limit for a peer to send its request, and for a peer to receive its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest buffer that is allocated before its bytes arrive. So a large number in the length field alone takes no
-/// memory.
+/// At most this many bytes are allocated before the message arrives. So a large number in the length field alone costs
+/// no memory.
 const AT_ONCE: usize = 64 * 1024;
 
 /// Handles connections until `stop` is cancelled. Returns once all requests under way are answered.
@@ -48,7 +48,8 @@ pub async fn run(socket: Socket, service: Arc<Service>, stop: CancellationToken)
             () = stop.cancelled() => break,
         }
     }
-    // This removes the socket file, so no new peer can connect. Peers that are already connected get their answers.
+    // Dropping the socket removes its file, so no new peer can connect. Peers that are already connected get their
+    // answers.
     drop(socket);
     while conversations.join_next().await.is_some() {}
 }
@@ -66,7 +67,7 @@ async fn converse(mut stream: UnixStream, service: &Service) -> io::Result<()> {
             let mut ignored = tokio::io::sink();
             tokio::select! {
                 result = service.serve(request.op, call) => Response::from(result),
-                // The peer has closed its end. So it no longer waits for the answer.
+                // The peer has closed the connection, so it no longer waits for the answer.
                 _ = tokio::io::copy(&mut stream, &mut ignored) => return Ok(()),
             }
         }
@@ -96,8 +97,8 @@ async fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Returns a function that asks the kernel whether the peer still has its end open. Because the function asks the
-/// kernel, its result is right even if the task of the connection has not run meanwhile.
+/// Returns a function that tells whether the peer still has the connection open. The function asks the kernel, so its
+/// result is right even if the connection's task has not run for a while.
 fn is_there(stream: &UnixStream) -> io::Result<impl Fn() -> bool + Send + Sync + use<>> {
     let socket = stream.as_fd().try_clone_to_owned()?;
     Ok(move || {

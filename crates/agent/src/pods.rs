@@ -1,9 +1,10 @@
 //! The pods of this node, as the API shows them.
 //!
 //! # Caveats
-//! - The kubelet makes a UID for a static pod. The API has a mirror pod for it, with another UID; an annotation of the
-//!   mirror pod contains the static pod's UID. Here, pods are found by either UID.
-//! - If a pod is not found, it may be deleted or not seen yet: the watch may be delayed or interrupted.
+//! - The kubelet generates a UID for a static pod. The API shows the static pod as a mirror pod, which has another UID.
+//!   An annotation of the mirror pod contains the static pod's UID. [`Pods`] finds such a pod by either UID.
+//! - If a pod is not found, either the pod is deleted, or the watch has not shown it yet because the watch is delayed
+//!   or interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,19 +21,19 @@ use cadastre_node::PodRef;
 pub struct Pod {
     /// `metadata.namespace`; never empty in a pod from the API
     pub namespace: String,
-    /// `metadata.name`, which a later pod may have again
+    /// `metadata.name`; a later pod may have the same name
     pub name: String,
-    /// `metadata.uid`; of a static pod, the UID of its mirror pod
+    /// `metadata.uid`; for a static pod, the UID of its mirror pod
     pub uid: String,
     /// The UID of the static pod, if this is a mirror pod
     pub mirrors: Option<String>,
     /// The labels of the Pod object, sorted by key
     pub labels: Vec<Label>,
-    /// The annotations in the domain `cadastre.dev`
+    /// The annotations in the domain `cadastre.dev`, each with its value
     pub annotations: BTreeMap<String, String>,
     /// Whether a StatefulSet controls the pod
     pub is_of_stateful_set: bool,
-    /// UID of the VirtualMachineInstance that controls the pod, if one does
+    /// The UID of the VirtualMachineInstance that controls the pod, if one does
     pub vmi: Option<String>,
     /// Whether the pod's phase is Succeeded or Failed
     pub finished: bool,
@@ -53,7 +54,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Applies one watch event. When a list is complete, the pods that it lacks are removed.
+    /// Applies one watch event. When a list is complete, the pods that are not in the list are removed.
     pub fn change(&mut self, change: ObjectEvent<Pod>) {
         match change {
             ObjectEvent::Restarted { .. } => {
@@ -81,7 +82,8 @@ impl Pods {
         self.listed && self.unseen.is_none()
     }
 
-    /// Finds a pod by the UID that the runtime passes. If that UID is empty, finds it by namespace and name.
+    /// Finds a pod by the UID in `pod`, which the runtime has passed. If that UID is empty, finds the pod by namespace
+    /// and name.
     pub fn find(&self, pod: &PodRef) -> Option<&Arc<Pod>> {
         if !pod.uid.is_empty() {
             return self.by_uid(&pod.uid);
@@ -96,7 +98,7 @@ impl Pods {
         own.or_else(|| self.by_uid.get(self.mirrored.get(uid)?))
     }
 
-    /// Whether any pod that has not finished reports this address, on its own interface or on a second network.
+    /// Whether any pod that has not finished reports this address, on its interface `eth0` or on a second network.
     pub(crate) fn report(&self, addr: Addr) -> bool {
         let has = |pod: &Arc<Pod>| {
             let others = match &pod.second_networks {

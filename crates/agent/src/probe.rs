@@ -1,4 +1,5 @@
-//! Carries out probes: asks the link, through the kernel's table of neighbours, whether another host has an address.
+//! Carries out probes. A probe asks the link, through the kernel's table of neighbours, whether another host has an
+//! address.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,8 +18,8 @@ use cadastre_node::{ProbeRound, ProbeTargets, clock};
 /// How long a host may take to answer. The kernel asks once in this time.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
-/// Probes addresses, one round after the other, so that no round removes another round's entries from the kernel's
-/// table of neighbours.
+/// Probes addresses in rounds. Only one round is under way at a time, so that no round removes another round's entries
+/// from the kernel's table of neighbours.
 #[derive(Default)]
 pub struct Prober {
     turn: Mutex<()>,
@@ -43,7 +44,7 @@ impl Prober {
     }
 }
 
-/// Probes all addresses at once. Fails if an address cannot be probed.
+/// Probes all addresses at the same time. Fails if an address cannot be probed.
 pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> {
     let begun = clock::since_boot();
     let mut links: BTreeMap<Family, Link> = BTreeMap::new();

@@ -1,19 +1,23 @@
 //! Decides when NodeSubnet.status is written.
 //!
-//! | what changed | when it is written |
-//! |---|---|
-//! | a pool's demand exceeds its capacity | at once; while the capacity stays the same, less and less often, down to once in 8 s |
-//! | a block was released, or a block in use is neither listed nor reported | at once; if that happens several times in a row, less and less often, down to once in 8 s |
-//! | an address is requested for another pod | at once; if that happens several times in a row, less and less often, as above, until one of the requests ends |
-//! | anything else | once per interval, with jitter (every write contains the whole status) |
-//! | nothing | never |
+//! - If a pool's demand exceeds its capacity, the status is written at once. While the capacity stays the same, further
+//!   writes come less and less often, down to one in 8 s.
+//! - If a block was released or a range was withdrawn, the status is written at once. The same holds if the stored
+//!   status does not report a block that is in use although the controller does not list it. If such changes follow
+//!   each other, the writes come less and less often, down to one in 8 s.
+//! - If an address is requested for another pod, the status is written at once. If such requests follow each other, the
+//!   writes come less and less often, down to one in 8 s, until one of the requests ends.
+//! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
+//!   status.
+//! - If nothing has changed, the status is not written.
 //!
 //! # Guarantees
 //! - At most one write is under way. Each write requires the version of the NodeSubnet on which the decision was based.
 //!   So if the controller has changed the NodeSubnet since, the agent reads the change first.
-//! - A pool that allocates nothing does not delay requests to another pool. A pool that does allocate is asked for more
-//!   at once, because an ADD waits only for a few seconds.
-//! - Growth that existing blocks cover causes no urgent write. So pods that start one by one cost one write per block.
+//! - A pool that allocates nothing does not delay requests for blocks of another pool. If a pool has allocated a block
+//!   and the node needs another one, the node requests it at once, because an ADD waits only for a few seconds.
+//! - If existing blocks cover the growth of the demand, there is no urgent write. So pods that start one by one cost
+//!   one write per block.
 //! - If only a part of a status was stored, because the CRD is older than the agent, the status is written again only
 //!   after a change.
 //! - Errors are followed by growing pauses with jitter, so that many agents do not retry at the same time.
@@ -34,7 +38,7 @@ use cadastre_node::{BlockState, Snapshot};
 const URGENT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
 /// The first and the longest pause after an error.
 const ERROR_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(120));
-/// After a conflict, the longest wait until the watch shows the newer version.
+/// The longest wait for the watch to show the newer version, after a write was rejected because of an outdated version.
 const CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Decides when to write the status. All times are those of one monotonic clock.
@@ -51,7 +55,7 @@ pub(crate) struct Publisher {
     next_at: Duration,
     /// The pools whose demand exceeds their capacity, each with the request for blocks
     requests: BTreeMap<String, BlockRequest>,
-    /// The pace of urgent writes because of requests of addresses
+    /// The pace of urgent writes that are caused by requests for addresses
     address_pace: Pace,
     /// The pace of urgent writes for other reasons
     other_pace: Pace,
@@ -101,11 +105,11 @@ impl Pace {
     }
 }
 
-/// A request for blocks of a pool, which the controller has not answered yet.
+/// A request for blocks of a pool which the controller has not answered yet.
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
     /// The pool's capacity at the time of the request. When the capacity changes, the request counts as answered. If
-    /// addresses are still lacking, a new request begins
+    /// addresses are still missing, a new request begins
     capacity: u64,
     pace: Pace,
 }
@@ -144,9 +148,9 @@ pub enum WriteOutcome {
         /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,
     },
-    /// Rejected, because the NodeSubnet has another version.
+    /// The write was rejected, because the NodeSubnet has another version.
     Outdated,
-    /// Failed, or the outcome is indeterminate.
+    /// The write failed, or its outcome is indeterminate.
     Failed,
 }
 
@@ -180,8 +184,8 @@ impl Publisher {
         self.relisted = true;
     }
 
-    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, except if it
-    /// comes from a list: then the API server was restored to an older state.
+    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, unless the
+    /// version comes from a list. An older version in a list means that the API server was restored to an older state.
     pub(crate) fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
@@ -204,7 +208,7 @@ impl Publisher {
         });
     }
 
-    /// Records that there is no NodeSubnet to write to. If there is one again later, earlier failures do not delay
+    /// Records that there is no NodeSubnet to write to. If a NodeSubnet is created later, earlier failures do not delay
     /// writes to it.
     pub(crate) fn lost(&mut self) {
         self.seen = None;
@@ -241,8 +245,8 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // If the CRD is older than the agent, the API server would drop the same part again. So another write is
-        // useless.
+        // If the CRD is older than the agent, the API server would drop the same part of the status again, so another
+        // write is useless.
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };
@@ -306,11 +310,12 @@ impl Publisher {
                 self.seen(&version, *status);
             }
             WriteOutcome::Outdated => {
-                // The watch may already have shown a newer version during the write. Then there is nothing to wait for.
+                // The watch may already have shown a newer version during the write. In this case, there is nothing to
+                // wait for.
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = target.filter(|target| Some(target) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
-                // Nothing was written. So urgent changes are due again at once.
+                // Nothing was written, so urgent changes are due again at once.
                 self.address_pace.make_due(now);
                 self.other_pace.make_due(now);
                 for request in self.requests.values_mut() {
@@ -365,7 +370,8 @@ pub(crate) fn is_same(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool 
     *is == without && has_all(&is.conditions, &wanted.conditions)
 }
 
-/// Returns the pools and blocks in the stored status. If that status is of another Node object, returns none.
+/// Returns the pools and blocks in the stored status. If the stored status is of another Node object, returns empty
+/// lists.
 fn reported_parts<'a>(
     is: &'a NodeSubnetStatus,
     wanted: &NodeSubnetStatus,
@@ -397,8 +403,8 @@ fn unrequested(
         let mut pools = pools.iter();
         pools.any(|of| of.pool == it.pool && of.demand >= it.demand)
     };
-    // If the status has no figures of a block, the controller counts the block by its size. Then it may consider the
-    // block sufficient.
+    // If the stored status does not have the counts of a block, the controller derives the block's capacity from its
+    // size. As a result, the controller may take the node's blocks for sufficient.
     let is_counted = |pool: &str| {
         let mut of_pool = snapshot
             .blocks
@@ -422,13 +428,14 @@ fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot
         let stored = blocks.find(&block.cidr, &block.uid);
         block.released && stored.is_none_or(|it| !it.released)
     });
-    // The controller does not know that the block is in use. So it may allocate the block to another node.
+    // The controller does not know that the block is in use, so it may allocate the block to another node.
     let is_unknown = snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Unlisted
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     });
-    // Once a range is reported as withdrawn, the controller may allocate it elsewhere. Users wait for that.
+    // Once a range is reported as withdrawn, the controller may allocate the range elsewhere. Users wait for this
+    // allocation.
     let is_reported = |range: &String| is.withdrawn.contains(range);
     is_release || is_unknown || !wanted.withdrawn.iter().all(is_reported)
 }

@@ -29,8 +29,8 @@ async fn send<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result
     answer.unwrap_or_else(|_| Err(timeout()))
 }
 
-/// Reads a namespace from the API server's cache. A namespace that was created a moment ago may not be in the cache
-/// yet. So if it is missing there, it is read consistently. Returns `None` if the request fails.
+/// Reads a namespace from the API server's cache. If the cache does not contain the namespace, it may have been created
+/// a moment ago, so it is read again with a consistent read. Returns `None` if a request fails.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
     let read = send(async {

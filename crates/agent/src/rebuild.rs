@@ -1,23 +1,24 @@
-//! Finds the addresses in use from sources other than the store. This is needed
+//! Finds the addresses in use from sources other than the store. The agent needs these addresses
 //! - to replace a lost store;
-//! - for a podCIDR from which another program has assigned addresses before;
+//! - for a podCIDR from which another program may have assigned addresses;
 //! - for a block that the node gets after its store was replaced, if at the time of the replacement pods used addresses
 //!   outside of the node's ranges.
 //!
-//! | source | contains | may lack |
-//! |---|---|---|
-//! | NodeAddresses | attachments with all names that a DEL needs | assignments since the last write |
-//! | the runtime's sandboxes | addresses in use now | the name of the network |
-//! | the pods of this node | addresses that pods report; on second networks those that Multus reported | pods that are just starting |
+//! The sources are:
+//! - The NodeAddresses lists attachments with all names that a DEL needs. It may lack assignments since its last write.
+//! - The runtime lists the sandboxes with the addresses that they use now. It does not name their network.
+//! - The pods of this node report their addresses, and Multus reports their addresses on second networks. Pods that are
+//!   just starting may not report their addresses yet.
 //!
-//! The runtime knows nothing about second networks. The addresses that pods have there come from the last published
-//! list and from Multus' annotations. If a pod asks for second networks and no source shows its addresses there (see
-//! [`unknown`]), a lost store is not replaced yet: the agent waits as long as a sandbox may still be in setup.
+//! The runtime does not know addresses on second networks. These addresses come from the last published list and from
+//! Multus' annotations. If a pod asks for second networks and no source shows which addresses the pod has there (see
+//! [`unknown`]), a lost store is not replaced yet. The agent waits as long as a sandbox may still be in setup.
 //!
-//! The list is up to minutes old. If the runtime shows that another sandbox has an address by now, the runtime counts.
+//! The published list can be several minutes old. If the runtime reports that an address belongs to another sandbox
+//! than the list says, the agent follows the runtime.
 //!
-//! An address that any source shows counts as in use. If it is not in use, it is later released as a leak. But an
-//! address in use that no source shows would be assigned a second time.
+//! An address that any source shows counts as in use. If such an address is not in use, the agent later releases it as
+//! a leak. But an address in use that no source shows would be assigned a second time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +33,8 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
-/// Returns the attachments in use. `network` is the CNI network of attachments if `list` names no network.
+/// Returns the attachments in use. Attachments that only the runtime or the API shows get the network that most entries
+/// of `list` have. If `list` names no network, they get `network`.
 pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
@@ -98,11 +100,11 @@ pub(crate) fn known(
             name: pod.name.clone(),
             uid,
         };
-        // An id for an attachment that belongs to no known sandbox. No container has an id of this form.
+        // An attachment that belongs to no known sandbox gets this id. No container has an id of this form.
         let no_id = format!("pod-{}", pod.uid);
         if let SecondNetworks::Known(all) = &pod.second_networks {
             let mut own = sandboxes.iter().filter(|it| it.pod.uid == named.uid);
-            // If the pod has a single sandbox, the annotation is about that sandbox. Then the DEL will name the
+            // If the pod has a single sandbox, the annotation describes that sandbox, so a later DEL will name the
             // sandbox's id.
             let id = match (own.next(), own.next()) {
                 (Some(one), None) => one.id.clone(),
@@ -114,8 +116,8 @@ pub(crate) fn known(
                     container_id: id.clone(),
                     ifname: it.interface.clone(),
                 };
-                // If a more reliable source shows this attachment, an annotation adds no address to it. The address
-                // gets an attachment of its own instead.
+                // If a more reliable source shows this attachment, the annotation adds no address to the attachment.
+                // Instead, the address in the annotation gets an attachment of its own.
                 if of_others.contains(&attachment) {
                     attachment.container_id.clone_from(&no_id);
                 }
@@ -128,8 +130,8 @@ pub(crate) fn known(
 }
 
 /// Returns whether a pod uses an address outside of the node's ranges, according to the runtime or the API. Such an
-/// address may belong to another network. But if the Node was deleted and registers again, the node can get back a
-/// range whose addresses its pods have used all the time.
+/// address may belong to another network. But it may also belong to a range that the node gets back later: after a Node
+/// was deleted and registered again, its pods still use addresses of its earlier ranges.
 pub(crate) fn has_addresses_outside(
     holding: &NodeAllocation,
     sandboxes: &[Sandbox],
@@ -152,7 +154,8 @@ fn is_in(holding: &NodeAllocation, addr: &Addr) -> bool {
     blocks.any(|block| block.cidr.contains_addr(*addr))
 }
 
-/// Returns the pods whose addresses on second networks no source shows, as `namespace/name`.
+/// Returns the pods that ask for second networks but whose addresses there no source shows. Each pod is named as
+/// `namespace/name`.
 pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
@@ -161,12 +164,12 @@ pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
         .collect()
 }
 
-/// Adds an entry of a list that was written in the boot `boot`. The attachment of a pod keeps this boot. A container
-/// without a pod may have been started again under the same id since that boot, so its attachment counts as one of the
-/// current boot.
+/// Adds an entry of a list that was written in the boot with the id `boot`. An attachment with a pod keeps this boot. A
+/// container without a pod may have been restarted under the same id since that boot, so its attachment counts as set
+/// up in the current boot.
 fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &str) {
-    // If a handle was truncated, no DEL can name its attachment. But the addresses are in use, so the attachment gets
-    // an id of its own.
+    // If the entry's handle was truncated, no DEL can name the attachment. But the entry's addresses are in use, so the
+    // attachment gets an id that is made from the first address.
     let (network, id) = entry.handle.split_once('/').unwrap_or(("", ""));
     let id = match (id, entry.addresses.first()) {
         ("", Some(addr)) => format!("address-{addr}"),
@@ -288,7 +291,8 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // The container may have been started again under the same id. So its boot is unknown.
+            // A container without a pod may have been restarted under the same id, so the boot of the list does not
+            // count.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -296,7 +300,8 @@ mod tests {
         assert_eq!(known.iter().map(read).collect::<Vec<_>>(), expected);
     }
 
-    /// Otherwise the address would be released as leaked while the new sandbox uses it.
+    /// If the address stayed with the earlier sandbox, the agent would release it as a leak while the new sandbox uses
+    /// it.
     #[test]
     fn an_address_belongs_to_the_sandbox_that_has_it_now_although_the_list_names_an_earlier_one() {
         let published = listed(&["10.0.0.1,10.0.0.2 net/c1 eth0", "10.0.0.3 net/c2 eth0"]);
@@ -359,11 +364,11 @@ mod tests {
             ("u1", "10.0.0.9", false),
             ("u2", "10.0.0.2", false),
             // The pod has two sandboxes, and the annotation does not say which of them has the address. So the
-            // attachment names neither.
+            // attachment names neither sandbox.
             ("u3", "10.0.0.3", false),
-            // A more reliable source shows that another pod has the address. So the annotation does not count.
+            // A more reliable source shows that another pod has the address, so the annotation does not count.
             ("u4", "10.0.0.1", false),
-            // The address is in no range of this node. So it is ignored.
+            // The address is in no range of this node, so it is ignored.
             ("u5", "10.0.7.1", false),
             ("u6", "10.0.0.6", true),
         ] {

@@ -1,5 +1,5 @@
-//! The main loop around the state machine. It passes events to the state machine and carries out the effects, but makes
-//! no decisions itself.
+//! The main loop around the state machine. The main loop passes events to the state machine and carries out the effects
+//! that the state machine returns. The main loop makes no decisions itself.
 //!
 //! One task owns the [`AgentMachine`]. Slow work (the store, the runtime, the API server) runs in other tasks, whose
 //! results come back as events.
@@ -22,15 +22,15 @@ use cadastre_node::clock;
 
 pub use super::carry::AgentParts;
 
-/// At most this many watch events wait for the loop. When there are more, the watches pause.
+/// The capacity of the queue of watch events. While the queue is full, the watches pause.
 const BACKLOG: usize = 256;
 /// The first and the longest pause before a watch retries after an error. Jitter is added.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
 /// The maximum number of objects in a page of a list. Pages are small because a whole page is in memory at once.
 const PAGE: u32 = 50;
 
-/// Runs the loop until the stop token is cancelled, and then until all questions and writes under way are answered. An
-/// error is returned only if an administrator must resolve it.
+/// Runs the loop until the stop token is cancelled. Then waits until all questions and writes under way are answered.
+/// Returns an error only if an administrator must resolve the problem.
 pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result<()> {
     let (sender, mut events) = mpsc::channel(BACKLOG);
     let _watches = follow_all(&settings.node, &parts, sender);
@@ -43,7 +43,7 @@ pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result
         tokio::select! {
             Some(event) = events.recv() => {
                 machine.on(event, &clock::now());
-                // All events that have arrived are recorded before the next turn, so that its decisions use all of
+                // All events that have arrived are recorded before the next turn, so that the turn decides with all of
                 // them.
                 while let Ok(event) = events.try_recv() {
                     machine.on(event, &clock::now());
@@ -64,7 +64,7 @@ pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result
     Ok(())
 }
 
-/// Returns a seed for jitter.
+/// Returns a random seed for jitter.
 fn random() -> u64 {
     RandomState::new().hash_one(())
 }

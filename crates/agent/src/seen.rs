@@ -11,24 +11,25 @@ use cadastre_core::Addr;
 /// The parts of a NodeSubnet object that the agent needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubnetSeen {
-    /// The UID, which the NodeAddresses names as its owner
+    /// The UID; the NodeAddresses names the NodeSubnet with this UID as its owner
     pub uid: String,
-    /// The resourceVersion, which a write of the status requires
+    /// The resourceVersion; a write of the status succeeds only if the object still has this resourceVersion
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The status; the default if it cannot be parsed. That does no harm, because the agent will replace it
+    /// The status; empty if it cannot be parsed. The agent replaces such a status with its next write
     pub status: NodeSubnetStatus,
     /// Addresses that the controller or a user wants to be released
     pub named: BTreeSet<Addr>,
-    /// Addresses, each with the handle of a container that is gone according to a user
+    /// Addresses, each with the handle of a container that a user has declared gone
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// Addresses whose conflict is over according to a user, each with the time at which the conflict began
+    /// Addresses whose conflict a user has declared over, each with the time at which the conflict began (Unix
+    /// milliseconds)
     pub conflict_over: BTreeSet<(Addr, i64)>,
 }
 
 impl SubnetSeen {
-    /// Combines the parts of the object with the users' `requests`, which come from its annotations.
+    /// Combines the parts of a NodeSubnet with the users' `requests`, which are read from the object's annotations.
     pub fn new(
         uid: String,
         version: String,
@@ -57,13 +58,13 @@ impl SubnetSeen {
     }
 }
 
-/// Extracts the UID of a Node object. It distinguishes the Node from earlier Nodes of the same name.
+/// Extracts the UID of a Node object. The UID distinguishes the Node from earlier Nodes of the same name.
 pub fn node_uid(node: NodeLite) -> String {
     node.metadata.uid.unwrap_or_default()
 }
 
-/// Extracts the parts of a NodeSubnet object that the agent needs. A spec or status that cannot be parsed leaves the
-/// other parts readable.
+/// Extracts the parts of a NodeSubnet object that the agent needs. If the spec or the status cannot be parsed, the
+/// other parts are extracted all the same.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));
@@ -82,11 +83,11 @@ pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
 pub struct AddressesSeen {
     /// The UID of the NodeSubnet that owns the NodeAddresses; empty if there is no owner
     pub owner: String,
-    /// The list; the default if it cannot be parsed. That does no harm, because the agent will replace it
+    /// The list of addresses; empty if it cannot be parsed. The agent replaces such a list with its next write
     pub list: NodeAddressesSpec,
 }
 
-/// Extracts the parts of a NodeAddresses object that the agent needs. Never fails; a wrong spec counts as an empty
+/// Extracts the parts of a NodeAddresses object that the agent needs. A spec that cannot be parsed counts as an empty
 /// list.
 pub fn addresses(object: NodeAddressesLite) -> AddressesSeen {
     let owners = object.metadata.owner_references.unwrap_or_default();

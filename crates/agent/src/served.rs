@@ -1,5 +1,6 @@
-//! The condition `ServedByOthers` of the NodeSubnet. It reports that new pods of the node use another network, and what
-//! to do about it. The Node itself does not show the problem, because the other network makes the node ready.
+//! The condition `ServedByOthers` of the NodeSubnet. The condition reports that new pods of the node use another
+//! network than Cadastre's, and its message says what to do about that. The Node object does not show the problem,
+//! because the other network makes the node ready.
 
 use std::path::Path;
 
@@ -9,9 +10,9 @@ use super::conditions::set;
 use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// Returns the condition to set, without its times; `None` if the condition in `before` should stay as it is. `own` is
-/// the path of the agent's CNI configuration; `None` if the agent writes none. The condition is set to `False` only if
-/// `before` contains it already.
+/// Returns the condition to set, with timestamps that [`merged`](super::conditions::merged) replaces. Returns `None` if
+/// the condition in `before` should stay as it is. The condition is set to `False` only if `before` contains it
+/// already. `own` is the path of the agent's CNI configuration; `None` if the agent writes none.
 pub(crate) fn condition(
     owner: Option<&PodNetworkOwner>,
     own: Option<&Path>,

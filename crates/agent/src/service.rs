@@ -1,8 +1,10 @@
-//! Handles the requests of the CNI plugin and of gRPC clients: chooses pools, runs operations on the store, and makes
-//! an ADD wait for a block if no address is free. Pools may require that an address is probed before an ADD gets it.
+//! Handles the requests of the CNI plugin and of gRPC clients. The service chooses pools, runs operations on the store,
+//! and makes an ADD wait for a block if no address is free. If a pool requires probes, the service probes an address
+//! before the address is assigned.
 //!
 //! # Guarantees
-//! - No request is sent to the API server: operations read only the objects that the agent's watches have shown.
+//! - No operation sends a request to the API server. Operations use only what the main loop has read from the API
+//!   server.
 //! - A wait ends when the deadline of the request is near, when the maximum wait for a block is over, or when the
 //!   attachment is deleted.
 
@@ -44,12 +46,12 @@ pub struct Service {
     pub changed: Notify,
     /// Incremented each time the node's ranges have been written to the store. Each increment wakes the waiting ADDs
     pub held: watch::Sender<u64>,
-    /// Announces deleted attachments, so that an ADD that waits for an address of one of them ends
+    /// Announces deleted attachments, so that an ADD ends if it waits for an address of a deleted attachment
     pub deleted: broadcast::Sender<Attachment>,
 }
 
 impl Service {
-    /// Performs an operation. If the caller goes away first, the operation is skipped.
+    /// Performs an operation. If the caller has gone away before the operation begins, the operation is skipped.
     pub async fn serve(&self, op: Op, call: CallTimes) -> Result<OpOutcome, OpError> {
         let begun = Instant::now();
         let (verb, changes) = match &op {
@@ -64,7 +66,7 @@ impl Service {
             Op::Del(attachment) => {
                 self.shared.lock().pending_adds.remove(&attachment);
                 let result = self.ledger.ask(Op::Del(attachment.clone()), call).await;
-                // `send` fails only if no ADD waits. So the error is ignored.
+                // `send` fails only if no ADD waits, so the error is ignored.
                 let _ = self.deleted.send(attachment);
                 result
             }
@@ -85,8 +87,8 @@ impl Service {
         result
     }
 
-    /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block. It requests
-    /// a block only when a pod comes, and no pod would come to a node that is not ready.
+    /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block, because the
+    /// node requests a block only when a pod comes. No pod would come to a node that is not ready.
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
         match self.ledger.ask(Op::Status, call).await {
             Err(refusal)
@@ -136,9 +138,9 @@ impl Service {
         }
     }
 
-    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this one
-    /// waits for its turn, probes nothing: the other round may have probed enough for this ADD, so the store is asked
-    /// again first.
+    /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this ADD
+    /// waits for its turn, no address is probed. The other round may have probed enough addresses for this ADD, so the
+    /// store is asked again first.
     async fn probe_for(&self, add: Add) -> Result<(), String> {
         let before = self.prober.rounds();
         let turn = self.prober.turn().await;
@@ -156,7 +158,7 @@ impl Service {
         probed
     }
 
-    /// Probes addresses ahead of their use, and records the answers.
+    /// Probes addresses before a pod needs them, and records the answers.
     pub(crate) async fn probe_ahead(&self, targets: &ProbeTargets) -> Result<(), String> {
         let _turn = self.prober.turn().await;
         self.probe(targets).await
@@ -204,7 +206,8 @@ async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     tokio::time::timeout(left, news).await.is_ok()
 }
 
-/// Waits until a waiting ADD should be tried again: the node's ranges were written, or the attachment was deleted.
+/// Waits until a waiting ADD should be tried again, because the node's ranges were written or the attachment was
+/// deleted.
 async fn news(
     ranges: &mut watch::Receiver<u64>,
     deleted: &mut broadcast::Receiver<Attachment>,

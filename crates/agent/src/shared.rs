@@ -1,8 +1,8 @@
 //! The state that the agent's main loop and the servers on the node's sockets share.
 //!
-//! The loop writes [`WatchState`], which contains what it knows from the API. At each change it replaces the whole
-//! value, so that readers never see a part of a change. The servers write [`ServiceState`], which the loop reads before
-//! each turn.
+//! The loop writes [`WatchState`], which contains what the watches have shown. At each change the loop replaces the
+//! complete value, so that readers never get a partly changed value. The servers write [`ServiceState`], which the loop
+//! reads before each turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct SharedState {
     service: Mutex<ServiceState>,
 }
 
-/// What the watches of the main loop have shown of the API objects.
+/// What the watches of the main loop have shown of the API objects. The servers only read it.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub struct WatchState {
@@ -36,11 +36,11 @@ pub struct WatchState {
     pub pods_followed: bool,
     /// Whether the watch of pods has failed since it was last established
     pub pods_troubled: bool,
-    /// Whether the agent has read a NodeSubnet since its start. If not, all fields about pools are still empty
+    /// Whether the agent has read a NodeSubnet since its start. If not, all fields about pools are empty
     pub pools_known: bool,
     /// Pools that may serve pods, best first
     pub serving: Vec<ServingPool>,
-    /// Pools with ranges on this node that are not in `serving`
+    /// Pools that have ranges on this node and are not in `serving`
     pub others: Vec<String>,
     /// Pools from which blocks can be requested, best first
     pub askable: Vec<String>,
@@ -50,7 +50,7 @@ pub struct WatchState {
     pub gives_unasked: bool,
     /// The pools whose limit (`maxBlocksPerNode`) the node has reached in one of the families, each with the limit
     pub at_limit: BTreeMap<String, u32>,
-    /// Pools with blocks on this node that still assign addresses
+    /// Pools that have at least one block on this node from which new addresses are assigned
     pub allocating_pools: BTreeSet<String>,
     /// The namespaces of the pods of this node
     pub namespaces: Namespaces,
@@ -59,17 +59,18 @@ pub struct WatchState {
 /// What the servers record for the main loop while they handle requests.
 #[derive(Debug, Default)]
 pub struct ServiceState {
-    /// The pod that was last refused because the agent has no information about the pod
+    /// The pod that was last refused because the agent did not know the pod yet, as `namespace/name`
     pub turned_away: Option<String>,
     /// The waiting ADDs, and the pools from which they want addresses
     pub pending_adds: PendingAddBook,
-    /// The addresses that CNI requests for waiting pods, and that no range of the node has
+    /// The addresses that the CNI configuration or the runtime requests for waiting pods, and that no range of the node
+    /// contains
     pub address_requests: AddressRequestBook,
-    /// Whether this state has changed in a way on which the main loop should act
+    /// Whether this state has changed in a way to which the main loop must react
     pub is_changed: bool,
-    /// Events about wrong annotations, which are emitted after the current step of an ADD
+    /// Events about wrong annotations, to be emitted after the current step of an ADD
     pub notices: Vec<EventNote>,
-    /// Directories in which network namespaces were seen
+    /// Directories in which the agent has seen network namespaces
     pub netns_roots: BTreeSet<PathBuf>,
     /// For each pod UID, the errors of the pod's annotations that were reported last
     reported: BTreeMap<String, Vec<String>>,
@@ -86,12 +87,13 @@ impl SharedState {
         });
     }
 
-    /// Returns a receiver of the state of the watches. It wakes if the state is replaced with `wakes_adds` set to true.
+    /// Returns a receiver of the state of the watches. The receiver wakes when the state is replaced with `wakes_adds`
+    /// set to true.
     pub(crate) fn follow(&self) -> watch::Receiver<Arc<WatchState>> {
         self.watched.subscribe()
     }
 
-    /// Locks the state that the servers write. The lock must not be held across an await.
+    /// Locks the state that the servers write. A task must not hold the lock across an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ServiceState> {
         self.service.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,8 +130,8 @@ impl WatchState {
         add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
     }
 
-    /// Whether it can be decided which pools the pod may use. This needs the pod's namespace, unless the pod names
-    /// pools and no pool selects namespaces.
+    /// Whether it can be decided which pools the pod may use. The decision needs the pod's namespace, unless the pod
+    /// names pools and no pool selects namespaces.
     pub(crate) fn is_decidable(&self, pod: &Pod) -> bool {
         let names_pools = pod.annotations.contains_key(POOLS_ANNOTATION);
         let has_namespace = self.namespaces.get(&pod.namespace).is_some();
@@ -137,8 +139,8 @@ impl WatchState {
         self.pools_known && (has_namespace || !is_of_use)
     }
 
-    /// Whether an ADD should stop waiting for its pod: the watch of pods has failed, or the agent knows the pools and
-    /// the pod and has tried to read the pod's namespace.
+    /// Whether an ADD should stop waiting for its pod. The ADD stops waiting if the watch of pods has failed. It also
+    /// stops if the agent knows the pools and the pod, and has tried to read the pod's namespace.
     pub(crate) fn is_enough(&self, found: Option<&Pod>) -> bool {
         let is_settled = |pod: &Pod| self.namespaces.is_settled(&pod.namespace);
         self.pods_troubled || self.pools_known && found.is_some_and(is_settled)

@@ -22,12 +22,13 @@ pub(crate) fn busy(block: &BlockCount) -> u64 {
     in_use.saturating_add(counts.withdrawn)
 }
 
-/// Returns how many addresses a block can assign, including those in use or in cooldown.
+/// Returns how many addresses of a block can be used for pods. Addresses that are in use, cooling or withdrawn count,
+/// too.
 pub(crate) fn capacity(block: &BlockCount) -> u64 {
     busy(block).saturating_add(block.counts.free)
 }
 
-/// Returns the settings of a pool, if they are known.
+/// Returns the settings of a pool; `None` if the store does not know the pool.
 pub(crate) fn terms<'a>(snapshot: &'a Snapshot, pool: &str) -> Option<&'a PoolTerms> {
     let mut pools = snapshot.pools.iter().map(|it| &it.terms);
     pools.find(|terms| terms.name == pool)
@@ -49,8 +50,9 @@ pub(crate) fn pool_cidrs(allocation: &NodeAllocation) -> impl Iterator<Item = Ci
     families.flatten().flat_map(|it| it.cidrs.iter().copied())
 }
 
-/// Returns the node's ranges as the store knows them, for the files and for gRPC clients. They get these ranges even if
-/// the API server does not answer. Reserved addresses and the pools of claims are left out.
+/// Returns the node's ranges as recorded in the store, for the files and for gRPC clients. Because the ranges come from
+/// the store, they are known even if the API server does not answer. Reserved addresses and the pools of claims are
+/// left out.
 pub(crate) fn allocation(snapshot: &Snapshot) -> NodeAllocation {
     let listed = snapshot.blocks.iter().filter(|it| it.state.is_listed());
     let block = |it: &BlockCount| Block {
@@ -100,7 +102,7 @@ pub(crate) mod testing {
         AddressAssignment, AddressCounts, AssignedAddress, Attachment, PodRef, PoolCount,
     };
 
-    /// Returns a pool with these families. `warm` are its low and its high mark.
+    /// Returns a pool with these families. `warm` is the pair of the marks `low` and `high`.
     pub(crate) fn pool(name: &str, warm: (u32, u32), ipv4: bool, ipv6: bool) -> PoolTerms {
         PoolTerms {
             warm,
@@ -186,7 +188,8 @@ pub(crate) mod testing {
         Addr::parse_strict(text).unwrap()
     }
 
-    /// Returns a range of the pool `p` as the API lists it. If `uid` is `node`, it is a podCIDR of the Node `node`.
+    /// Returns a range of the pool `p` as the API lists it. If `uid` is `node`, the range is a podCIDR of the Node
+    /// `node`.
     pub(crate) fn range(cidr: &str, uid: &str) -> Block {
         Block {
             cidr: Cidr::parse_strict(cidr).unwrap(),

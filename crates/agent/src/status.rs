@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - Equal state gives equal text: lists are sorted, and the text does not contain the time of writing.
-//! - If a list or text is longer than the API accepts, its end is cut off. No decision of the controller depends on
-//!   that end.
+//! - If a list or text is longer than the API accepts, its end is cut off. No decision of the controller depends on the
+//!   part that is cut off.
 
 use std::collections::BTreeMap;
 
@@ -155,7 +155,8 @@ mod tests {
         assert_eq!(status.blocks[0].uid.len(), 128);
     }
 
-    /// The whole object is written to etcd each time, on thousands of nodes, so it must be small.
+    /// Each write of a status makes the API server write the complete object to etcd, and there are thousands of nodes.
+    /// So the object must be small.
     #[test]
     fn the_status_of_a_node_with_two_blocks_and_110_pods_is_less_than_a_kilobyte() {
         let uid = "01234567-89ab-cdef-0123-456789abcdef";

@@ -7,11 +7,11 @@ use super::machine::StoreFound;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{RememberedAttachment, Store, StoreError, clock, set_aside};
 
-/// How long to wait for another process that has the file open.
+/// How long to wait while another process has the file open.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// Checks the store's file, and renames it if it is damaged. Returns [`StoreFound::Open`] if the file can be opened. An
-/// error is returned only if an administrator must resolve it; its text says what to do.
+/// Checks the store's file, and renames the file if it is damaged. Returns [`StoreFound::Open`] if the file can be
+/// opened. Returns an error only if an administrator must resolve the problem; the text of the error says how.
 pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
     let path = path.to_owned();
     let found = blocking(move || match Store::open_existing(&path, WAIT) {
@@ -30,9 +30,9 @@ pub(crate) async fn find(path: &Path) -> Result<StoreFound, StoreError> {
     }
 }
 
-/// Creates a new file with the node's ranges and the addresses that are in use according to other sources. Returns how
-/// many attachments lost an address because another attachment has the address, too. `has_addresses_outside` says
-/// whether pods use addresses outside of the ranges.
+/// Creates a new store file with the node's ranges and the addresses that are in use according to other sources.
+/// Returns the number of attachments that lost an address because another attachment has the same address.
+/// `has_addresses_outside` says whether pods use addresses outside of the ranges.
 pub(crate) async fn make(
     path: &Path,
     holding: NodeAllocation,

@@ -1,15 +1,16 @@
 //! Finds superseded attachments. An attachment is superseded if the same pod has a newer attachment with the same
 //! network and interface.
 //!
-//! If a runtime fails to set up a sandbox, or loses one, it makes another for the same pod. The DEL of the old sandbox
-//! may stop before it reaches Cadastre's CNI plugin. Then the old addresses stay assigned to the pod, which is alive.
+//! If the setup of a sandbox fails, or the runtime loses a sandbox, the runtime creates another sandbox for the same
+//! pod. The DEL of the old sandbox may fail in another CNI plugin before it reaches Cadastre's. In that case, the old
+//! addresses stay assigned although the pod does not use them any more.
 //!
 //! # Guarantees
 //! - The newest attachment of a pod, network and interface is never superseded. An attachment of the current boot is
-//!   newer than one of an earlier boot. Otherwise the order in which the store assigned addresses decides, never the
-//!   wall clock.
-//! - If both attachments were adopted into a new store after the old one was lost, their order is unknown. Then neither
-//!   supersedes the other.
+//!   newer than an attachment of an earlier boot. Otherwise the order in which the store assigned addresses decides.
+//!   The wall clock never decides.
+//! - If both attachments were adopted into a new store after the old store was lost, their order is known only if the
+//!   published list marks one of them as superseded. If their order is unknown, neither supersedes the other.
 //! - Attachments without a pod UID are never superseded, because nothing shows that two of them belong together.
 //!
 //! # Caveats
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::snapshot::pod_uid;
 use cadastre_node::{Attachment, AttachmentRecord};
 
-/// Returns the attachments that a newer one supersedes. `boot` is the id of the current boot.
+/// Returns the attachments that a newer attachment supersedes. `boot` is the id of the current boot.
 pub(crate) fn superseded<'a>(
     records: &'a [AttachmentRecord],
     boot: &str,
@@ -45,7 +46,8 @@ pub(crate) fn superseded<'a>(
 /// Pod UID, network and interface. Of all attachments with the same key, only the newest is not superseded.
 type Key<'a> = (&'a str, &'a str, &'a str);
 
-/// The age of an attachment: whether it is of the current boot, and its place in the store's order. Greater is newer.
+/// How new an attachment is: whether it is of the current boot, and its place in the store's order of assignments. The
+/// greater value is newer.
 type Age = (bool, u64);
 
 fn key(record: &AttachmentRecord) -> Option<Key<'_>> {
@@ -86,7 +88,7 @@ mod tests {
         all.reverse();
         let older: Vec<String> = (0..15).map(|n| format!("c{n:02}")).collect();
         assert_eq!(of(&all), older);
-        // The wall clock has no influence. Only the order of assignment counts.
+        // The wall clock has no influence. Only the order of assignments counts.
         all[0].since_ms = 0;
         assert_eq!(of(&all), older);
         assert!(of(&all[..1]).is_empty(), "a single attachment stays");
@@ -104,7 +106,7 @@ mod tests {
         assert!(of(&newer(|it| it.attachment.ifname = "net1".to_owned())).is_empty());
         assert!(of(&newer(|it| it.attachment.network = "other".to_owned())).is_empty());
         assert!(of(&newer(|it| it.pod.as_mut().unwrap().uid = "u2".to_owned())).is_empty());
-        // Nothing shows that attachments without a pod belong together, so none supersedes another.
+        // Nothing shows that two attachments without a pod belong together, so neither supersedes the other.
         let without_pod = [assigned("c1", "", "boot", 2), assigned("c2", "", "boot", 3)];
         assert!(of(&without_pod).is_empty());
     }

@@ -50,7 +50,7 @@ pub enum SocketError {
 pub struct OnlyOne(#[expect(dead_code, reason = "the open file has the lock")] File);
 
 impl OnlyOne {
-    /// Locks the file in `folder`. Fails if another process has locked it.
+    /// Locks the file `agent.lock` in `folder`. Fails if another process has locked the file.
     pub fn lock(folder: &Path) -> Result<Self, SocketError> {
         make_folder(folder)?;
         let path = folder.join("agent.lock");
@@ -118,7 +118,8 @@ impl Socket {
             }
             Err(error) => return Err(FileError::at("use the socket", path)(error).into()),
         }
-        // The socket is created under another name. So nobody can connect to `path` before its mode is set.
+        // The socket is created under another name, so that nobody can connect to `path` before the socket's mode is
+        // set.
         let new = path.with_extension("new");
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(FileError::at("listen on", &new))?;

@@ -139,8 +139,8 @@ fn pools_are_selected_in_order_and_unknown_labels_select_nothing() {
     assert_eq!(decide(Some(&db), Some(&bare)), ["db", "rest", "cidr"]);
     assert_eq!(decide(Some(&db), None), ["db", "rest", "cidr"]);
     assert_eq!(decide(None, None), ["rest", "cidr"]);
-    // The pod's labels are unknown. So a pool does not serve it even if the pool's selector asks for the absence of a
-    // label.
+    // The pod's labels are unknown. So a pool does not serve the pod even if the pool's selector requires that a label
+    // is absent.
     let absent =
         serde_json::json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]});
     let absent: LabelSelector = serde_json::from_value(absent).unwrap();
@@ -307,7 +307,7 @@ fn a_sticky_pod_of_a_stateful_set_gets_the_claim_of_its_name_or_no_address() {
         errors[0].contains("cadastre.dev/sticky decides"),
         "{errors:?}"
     );
-    // Without a StatefulSet the annotation is ignored, and reported.
+    // If the pod belongs to no StatefulSet, the annotation is ignored and reported.
     let bare = pod("0", &[], &[(STICKY, "true")]);
     let (pools, strict, errors) = claims(&bare, "eth0");
     assert_eq!((pools, strict), (PoolOrder::All, false));

@@ -14,8 +14,9 @@
 //! Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
-//! - A file is rendered only once the node has a range from which addresses are assigned. If the node gets its first
-//!   range only when a pod needs one, the file is rendered earlier. Only a valid conflist is rendered.
+//! - The file is rendered only once the node has a range from which addresses are assigned. There is one exception: if
+//!   the node gets its first range only when a pod needs one, the file is rendered without a range. Only a valid
+//!   conflist is rendered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,9 +72,9 @@ pub struct Template {
 /// Values for the placeholders that do not depend on the node's ranges.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The name of the Node, the value of `{{NODE}}`
+    /// The name of the Node, which replaces `{{NODE}}`
     pub node: String,
-    /// MTU of pods' interfaces, in bytes
+    /// The MTU of pods' interfaces, in bytes
     pub mtu: u32,
 }
 
@@ -123,8 +124,8 @@ impl Template {
         })
     }
 
-    /// Returns the name of the network, from the rendering with sample values. So if the name contains `{{NODE}}`, the
-    /// result contains `node` instead.
+    /// Returns the name of the network as rendered with sample values. So if the name contains `{{NODE}}`, the result
+    /// contains `node` instead.
     pub fn network(&self) -> &str {
         &self.network
     }

@@ -1,7 +1,7 @@
 //! Installs the executable of the CNI plugin in the runtime's directory.
 //!
-//! Linux does not allow writing to a running executable. But another file can take its name; running processes keep the
-//! old file.
+//! Linux does not allow writing to a running executable. But a new file can take the name of the executable, and
+//! running processes keep the old file.
 
 use std::fs;
 use std::path::{Path, PathBuf};

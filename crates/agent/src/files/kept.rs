@@ -14,7 +14,7 @@ use cadastre_core::node_allocation::{NodeAllocation, is_claim};
 /// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
 pub struct WantedFiles {
-    /// The path of `subnet.env`, and its values besides ranges
+    /// The path of `subnet.env`, and those of its values that do not depend on ranges
     pub subnet_env: Option<(PathBuf, Links)>,
     /// The path of the CNI configuration, its template, and the values for the template's placeholders
     pub cni_conf: Option<(PathBuf, Template, Facts)>,
@@ -45,7 +45,7 @@ pub struct FilesReported {
 }
 
 impl KeptFiles {
-    /// Takes the files to keep up to date. The first refresh writes them.
+    /// Returns a value that keeps the wanted files up to date. The first refresh writes them.
     pub fn new(wanted: WantedFiles) -> Self {
         Self {
             wanted,
@@ -53,14 +53,15 @@ impl KeptFiles {
         }
     }
 
-    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless it is the one that
-    /// was logged last. `waits_for_pods`: the node gets its first range only when a pod needs it.
+    /// Writes the files that are out of date or were changed on the disk. A problem is logged unless the same problem
+    /// was logged last. `waits_for_pods` says whether the node gets its first range only when a pod needs it.
     pub(crate) fn refresh(
         &mut self,
         holding: &NodeAllocation,
         waits_for_pods: bool,
     ) -> FilesReported {
-        // The files do not show blocks of claims, because such a block serves a single pod, and comes and goes with it.
+        // The files do not contain blocks of claims, because such a block serves a single pod, and comes and goes with
+        // that pod.
         let mut holding = holding.clone();
         holding.blocks.retain(|it| !is_claim(&it.pool));
         let holding = &holding;
@@ -81,7 +82,8 @@ impl KeptFiles {
             if is_ours || text.is_some() {
                 let network = template.network();
                 let owner = network_owner(path, network, is_ours, self.wanted.over_others);
-                // An error here is ignored, because it also makes the write of the file fail, which is reported.
+                // An error here is ignored, because its cause also makes the write of the file fail, and that failure
+                // is reported.
                 self.network_owner = owner.unwrap_or(PodNetworkOwner::First);
             }
             let is_left = matches!(self.network_owner, PodNetworkOwner::Left(_));
@@ -163,7 +165,7 @@ mod tests {
         fs::remove_file(&conf).unwrap();
         assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
         assert!(conf.exists(), "this process wrote it");
-        // The agent is restarted, as in an update. Its file exists, so the runtime keeps using it.
+        // The agent is restarted, as in an update. The agent's file exists, so the runtime keeps using the file.
         let mut files = keeping(&conf);
         assert_eq!(owner(&mut files, &allocation), PodNetworkOwner::First);
         fs::write(&conf, "of an earlier version").unwrap();
@@ -176,7 +178,8 @@ mod tests {
         let behind = PodNetworkOwner::Behind("00-first.conflist".to_owned());
         assert_eq!(owner(&mut files, &allocation), behind);
         assert!(conf.exists());
-        // When the node no longer has a range, the file stays. The agent still checks which files sort before it.
+        // When the node no longer has a range, the file stays. The agent still checks which other files sort before the
+        // file.
         fs::remove_file(&first).unwrap();
         assert_eq!(owner(&mut files, &nothing), PodNetworkOwner::First);
         let mut without = KeptFiles::new(WantedFiles::default());
@@ -212,7 +215,7 @@ mod tests {
             let report = files.refresh(&allocation(&["10.0.0.0/26"]), false);
             report.unwritten
         };
-        // The path of the directory is taken by a file. So the write fails even for root.
+        // A file has the path of the directory, so the write fails even for root.
         let blocker = folder.join("net.d");
         fs::write(&blocker, "").unwrap();
         let error = unwritten().unwrap();

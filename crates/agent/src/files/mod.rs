@@ -4,13 +4,14 @@
 //! |---|---|
 //! | [`conflist`] | the CNI configuration, from a template |
 //! | [`subnet_env`] | flannel's `subnet.env` |
-//! | [`kept`] | keeps both up to date with the node's ranges |
-//! | [`others`] | CNI configurations of other networks, which the runtime would ignore if Cadastre's file sorted first |
+//! | [`kept`] | keeps the CNI configuration and `subnet.env` up to date with the node's ranges |
+//! | [`others`] | CNI configurations of other networks, and which configuration the runtime uses |
 //! | [`install`] | installs the executable of the CNI plugin |
 //!
 //! # Guarantees
-//! - A reader sees the whole old file or the whole new file. A new file is written under a name that runtimes do not
-//!   load, synced, and renamed within the directory. Runtimes that watch the directory notice the rename.
+//! - A reader gets either the complete old file or the complete new file. A new file is written under a name that
+//!   runtimes do not load, synced, and renamed within the directory. Runtimes that watch the directory notice the
+//!   rename.
 //! - A file that has the right content and mode already is not written again.
 
 pub mod conflist;
@@ -29,7 +30,7 @@ use cadastre_node::advice;
 /// The advice for I/O errors for which there is no specific advice.
 const USUAL: &str = "Check the path, its owner and the space on its disk.";
 
-/// The error that a file could not be put in place.
+/// An error of an operation on a file or directory. The text of the error contains advice for the administrator.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {}: {error}. {}", path.display(), advice(error).unwrap_or(USUAL))]
 pub struct FileError {
@@ -96,7 +97,7 @@ fn is_same(path: &Path, bytes: &[u8], mode: u32) -> bool {
 }
 
 fn write(temp: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
-    // A killed process may have left a temporary file. It is removed first.
+    // A killed process may have left a temporary file, which is removed first.
     remove(temp)?;
     let opened = OpenOptions::new()
         .write(true)

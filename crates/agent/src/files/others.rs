@@ -4,15 +4,19 @@
 //! network, all new pods of the node would silently move to Cadastre's network. So the other files are classified
 //! first:
 //!
-//! | entry of the directory | counts as |
-//! |---|---|
-//! | a directory, or a file not named `*.conflist`, `*.conf` or `*.json` | nothing, because runtimes skip it as well |
-//! | a file that names the plugin `cadastre-ipam`; or a file of Multus whose cluster network is Cadastre's | ours: pods of this network get addresses from Cadastre |
-//! | a file with no other plugin than `loopback`, or with the network name `crio`, `podman` or `containerd-net`, or written by nerdctl | spare: packages of runtimes install it for machines without a cluster, and expect a cluster's file to sort before it |
-//! | a file that is no valid CNI configuration | broken: it defines no network, but containerd stops at this file (CRI-O uses the next one) |
-//! | any other file, including a file that cannot be read | another network |
+//! - A directory, or a file not named `*.conflist`, `*.conf` or `*.json`, is not considered, because runtimes skip it
+//!   as well.
+//! - A file that names the plugin `cadastre-ipam` counts as *ours*. A file of Multus whose cluster network is
+//!   Cadastre's counts as *ours*, too. Pods of such networks get addresses from Cadastre.
+//! - A file counts as *spare* if it has no other plugin than `loopback`, if its network has the name `crio`, `podman`
+//!   or `containerd-net`, or if nerdctl has written it. Packages of runtimes install such files for machines without a
+//!   cluster, and expect a cluster's file to sort before them.
+//! - A file that is no valid CNI configuration counts as *broken*. It defines no network, but containerd stops at this
+//!   file. CRI-O uses the next file.
+//! - Any other file counts as the file of another network, even if the file cannot be read.
 //!
-//! A file does not show whether its network is in use or left over. So the administrator has to decide that.
+//! A file does not show whether its network is in use or left over. So the administrator has to decide whether to
+//! remove such a file.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -30,7 +34,7 @@ const NAMED: usize = 3;
 /// A file with more bytes than this is not read, because configurations have only some kilobytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What a configuration file counts as: see the table in the module's comment.
+/// How a configuration file is classified. The list in the module's comment explains the kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Ours,
@@ -47,14 +51,16 @@ pub enum PodNetworkOwner {
     Open,
     /// The runtime uses the agent's configuration.
     First,
-    /// The agent writes its file, but the runtime uses one of these files, which sort before it.
+    /// The agent writes its file, but the runtime uses one of the named files, because they sort before the agent's
+    /// file.
     Behind(String),
-    /// The agent does not write its file, because these files exist.
+    /// The agent does not write its file, because the named files of other networks exist.
     Left(String),
 }
 
 /// Returns which network new pods get if the agent's file is `own` and Cadastre's network has the name `network`.
-/// `is_ours`: the agent has written its file before. `over_others`: the agent writes its file in any case.
+/// `is_ours` says whether the agent has written its file before. If `over_others` is true, the agent writes its file in
+/// any case.
 pub(crate) fn network_owner(
     own: &Path,
     network: &str,
@@ -63,7 +69,7 @@ pub(crate) fn network_owner(
 ) -> io::Result<PodNetworkOwner> {
     let own_name = own.file_name().unwrap_or_default().to_string_lossy();
     let others = other_files(own, &own_name, network)?;
-    // If another file uses Cadastre's plugin, the runtime uses none of the files that sort after it.
+    // If another file uses Cadastre's plugin, the runtime uses none of the files that sort after that file.
     let relevant = others.iter().take_while(|(_, kind)| *kind != Kind::Ours);
     if !is_ours && !over_others {
         let networks = relevant.clone();
@@ -129,7 +135,7 @@ fn kind(path: &Path, own: &str, network: &str) -> Kind {
     let is_list = path.extension().is_some_and(|it| it == "conflist");
     let types: Vec<Option<&str>> = match conf["plugins"].as_array().filter(|_| is_list) {
         Some(plugins) => plugins.iter().map(|it| it["type"].as_str()).collect(),
-        // Since CNI 1.1 the plugins of a list can be in a folder that has the name of the list. So a list without
+        // Since CNI 1.1, the plugins of a list can be in a folder that has the name of the list. So a list without
         // `plugins` may be valid.
         None if is_list && conf["name"].is_string() && conf["plugins"].is_null() => {
             return Kind::OtherNetwork;
@@ -171,7 +177,7 @@ fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     over == network || Path::new(over).file_name() == Some(OsStr::new(own))
 }
 
-/// Joins the first few names, and shortens each of them: there may be many, and they may be long.
+/// Joins the first few names and shortens each of them, because there may be many names and long names.
 fn joined(names: &[&str]) -> String {
     let cut = |name: &&str| name.chars().take(80).collect::<String>();
     let names: Vec<String> = names.iter().map(cut).collect();
@@ -187,7 +193,8 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// Returns which network new pods get if these files exist. `is_ours`: the agent has written its file before.
+    /// Returns which network new pods get if these files exist. `is_ours` says whether the agent has written its file
+    /// before.
     fn owner(files: &[(&str, &str)], is_ours: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
@@ -289,7 +296,7 @@ mod tests {
             ("12-broken.conf", r#"{"name": "x"}"#),
         ];
         assert_eq!(owner(&files, false, false), PodNetworkOwner::First);
-        // A network of kubenet, in a file named as in containerd's example.
+        // The file contains a network of kubenet, but has the file name of containerd's example.
         let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
         assert_eq!(
             owner(&files, false, false),

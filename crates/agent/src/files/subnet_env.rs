@@ -1,11 +1,11 @@
-//! flannel's `/run/flannel/subnet.env`, for its CNI plugin on nodes where no flanneld runs.
+//! Renders flannel's `/run/flannel/subnet.env`, for flannel's CNI plugin on nodes where no flanneld runs.
 //!
 //! flannel's CNI plugin reads one range per family from this file. So the file suits nodes with a podCIDR (pools with
 //! `allocationMode: NodeCIDR`), but not nodes whose blocks change.
 //!
 //! # Caveats
-//! - If a pool has several ranges of a family, they are written separated by commas. flannel's CNI plugin before 1.2
-//!   reads only one.
+//! - If a pool has several ranges of a family, the file contains all of them, separated by commas. flannel's CNI plugin
+//!   before 1.2 reads only one range.
 
 use std::fmt::Write as _;
 
@@ -15,9 +15,10 @@ use cadastre_core::{Addr, Cidr, Family};
 /// The values in the file, apart from ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct Links {
-    /// MTU of pods' interfaces, in bytes
+    /// The MTU of pods' interfaces, in bytes
     pub mtu: u32,
-    /// The value of `FLANNEL_IPMASQ`. If true, flannel's CNI plugin does not masquerade, because another program does
+    /// The value of `FLANNEL_IPMASQ`. If true, flannel's CNI plugin does not masquerade, because another program
+    /// masquerades
     pub ip_masq: bool,
 }
 
@@ -44,7 +45,8 @@ pub(crate) fn render(holding: &NodeAllocation, links: Links) -> Option<String> {
     Some(text)
 }
 
-/// Returns the ranges of the podCIDR's pool, joined by commas, and the podCIDR itself.
+/// Returns the ranges of the podCIDR's pool, joined by commas, and the podCIDR itself. Returns `None` if the node has
+/// no podCIDR of this family.
 fn of_family(holding: &NodeAllocation, family: Family) -> Option<(String, Cidr)> {
     let is_pod_cidr = |it: &&Block| it.uid == holding.node_uid && it.cidr.family() == family;
     let block = holding.blocks.iter().find(is_pod_cidr)?;

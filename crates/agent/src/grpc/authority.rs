@@ -3,8 +3,8 @@
 //! Clients of gRPC's C library (Python, C++, ...) and Go clients with their own dialer send the socket's path as
 //! `:authority`. A path is no valid host name, so the crate h2 rejects such requests as malformed, and h2 has no option
 //! to accept them. The server does not use the value, so [`AuthorityDecoder`] replaces every value by [`NAME`]. The
-//! decoder changes only literal fields, and only in HEADERS frames that contain a whole header block. Everything else
-//! passes unchanged, also malformed frames and header blocks that continue in CONTINUATION frames.
+//! decoder changes only literal fields, and only in HEADERS frames that contain a complete header block. Everything
+//! else passes unchanged, even malformed frames and header blocks that continue in CONTINUATION frames.
 //!
 //! # Why client and server still agree on the HPACK table
 //! The client and the server each have a dynamic table of earlier fields, to which later fields refer by index. A
@@ -16,7 +16,7 @@
 //!
 //! # Guarantees
 //! - The output does not depend on how the input is split into pieces.
-//! - The decoder leaves less than one frame of [`LONGEST`] bytes in its input buffer.
+//! - After a call of `decode`, the input buffer contains less than one frame with a payload of [`LONGEST`] bytes.
 
 use std::io;
 
@@ -27,9 +27,9 @@ use tokio_util::codec::Decoder;
 const NAME: u8 = b'a';
 /// The length in bytes of the preface with which every HTTP/2 connection begins.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
-/// The length of a frame header: length, type, flags and stream.
+/// The length in bytes of a frame header, which consists of length, type, flags and stream.
 const HEAD: usize = 9;
-/// The longest payload that a client may send; h2 rejects longer ones.
+/// The longest payload in bytes that a client may send; h2 rejects longer payloads.
 const LONGEST: usize = 16_384;
 
 const HEADERS: u8 = 1;
@@ -84,7 +84,7 @@ impl Decoder for AuthorityDecoder {
         Ok((passed > 0).then(|| bytes.split_to(passed).freeze()))
     }
 
-    /// Passes an incomplete frame at the end of the input on, unchanged.
+    /// At the end of the input, passes on an incomplete frame without changes.
     fn decode_eof(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Bytes>> {
         let decoded = self.decode(bytes)?;
         Ok(decoded.or_else(|| (!bytes.is_empty()).then(|| bytes.split().freeze())))
@@ -126,7 +126,7 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// The name of a header field, as far as it can be read before the field's value.
+/// What the name of a header field tells about the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,

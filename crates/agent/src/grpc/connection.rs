@@ -1,4 +1,5 @@
-//! A client's connection. It is closed if nothing arrives for some time, so that its slot becomes free.
+//! A client's connection. The connection is closed if nothing arrives for some time, so that another client can
+//! connect.
 
 use std::io;
 use std::pin::Pin;
@@ -25,7 +26,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Wraps a connection. Reading from it fails once nothing has arrived for `silence`.
+    /// Wraps a connection. Reading from the connection fails once nothing has arrived for the time `silence`.
     pub(super) fn new(peer: Peer, silence: Duration) -> Self {
         let (stream, writer) = peer.stream.into_split();
         let reader = TimedReader {
@@ -41,7 +42,7 @@ impl Connection {
     }
 }
 
-/// The reading half of a connection. A read fails if nothing arrives for `silence`.
+/// The reading half of a connection. A read fails if nothing arrives for the time `silence`.
 struct TimedReader {
     stream: OwnedReadHalf,
     silence: Duration,

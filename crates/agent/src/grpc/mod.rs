@@ -3,7 +3,7 @@
 //! # Guarantees
 //! - The size of messages and the numbers of streams, concurrent calls and connections are bounded.
 //! - Every call ends, even if its message never arrives. A `Watch` ends when the peer disconnects or the agent stops.
-//! - A peer that sends nothing and answers no pings is disconnected. Its slot goes to the next peer.
+//! - A peer that sends nothing and answers no pings is disconnected. Then another peer can connect in its place.
 //! - Requests are handled with any `:authority`, even with an invalid one.
 //!
 //! | file | subject |
@@ -58,7 +58,7 @@ const CALLS: u32 = 64;
 const MESSAGE: (usize, usize) = (1 << 20, 16 << 20);
 /// The time limit of every call except `Watch`.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long an Add waits for an address if the caller sets no deadline.
+/// How long the agent may work on a call if the caller sets no deadline.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The interval between pings to a peer, also while the connection is idle.
 const PING: Duration = Duration::from_secs(5);
@@ -233,8 +233,8 @@ impl Agent for Api {
     }
 }
 
-/// Returns how long the caller waits for the answer: until the deadline in its request, but at most [`LIMIT`]. Without
-/// a deadline, [`PATIENCE`].
+/// Returns how long the caller waits for the answer. This is the timeout in the request, or [`PATIENCE`] if the request
+/// has no timeout, but at most [`LIMIT`].
 fn patience<T>(request: &Request<T>) -> Duration {
     let timeout = request.metadata().get("grpc-timeout");
     let timeout = timeout.and_then(|it| it.to_str().ok());

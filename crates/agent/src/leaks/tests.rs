@@ -34,8 +34,8 @@ fn with(records: &[AttachmentRecord]) -> Snapshot {
     }
 }
 
-/// Returns the evidence of a node in the boot `boot`: the runtime has these sandboxes, and these network namespaces are
-/// gone.
+/// Returns the evidence of a node whose boot has the id `boot`. The runtime has these sandboxes, and these network
+/// namespaces are gone.
 fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     NodeEvidence {
         boot: "boot".to_owned(),
@@ -45,7 +45,7 @@ fn evidence(sandboxes: Option<&[&str]>, gone: &[&str]) -> NodeEvidence {
     }
 }
 
-/// Looks for leaks twice, with a grace period in between. Returns the attachments whose leaks are then proven.
+/// Looks for leaks twice, with a grace period in between. Returns the attachments whose leaks are proven afterwards.
 fn freed(
     snapshot: &Snapshot,
     pods: &Pods,
@@ -81,11 +81,11 @@ fn both_proofs_are_needed() {
             evidence(Some(&["c2"]), &[]),
             Some(LeakReason::PodFinished),
         ),
-        // The node still has the sandbox, or has no evidence. So no leak is proven.
+        // The node still has the sandbox, or has no evidence, so no leak is proven.
         (&gone, evidence(Some(&["c1"]), &[]), None),
         (&gone, evidence(None, &[]), None),
         (&gone, evidence(None, &["/var/run/netns/other"]), None),
-        // The API still has the pod. So no leak is proven.
+        // The API still has the pod, so no leak is proven.
         (&live, evidence(Some(&[]), &[path]), None),
     ] {
         let freed = freed(&it, pods, &[], &evidence);
@@ -128,7 +128,7 @@ fn a_candidate_is_due_after_the_grace_period() {
     assert_eq!((look.due.len(), look.next), (0, Some(secs(130))));
     let look = leaks.look(&it, &gone, NONE, &evidence, secs(130));
     assert_eq!((look.due.len(), look.next), (1, Some(secs(160))));
-    // The address was released meanwhile. So there is no candidate any more.
+    // The address was released meanwhile, so there is no candidate any more.
     leaks.look(&with(&[]), &gone, NONE, &evidence, secs(131));
     assert_eq!(leaks.reasons().len(), 0);
 }
@@ -183,7 +183,7 @@ fn after_a_reboot_the_old_sandbox_is_released_when_the_pod_has_a_new_one() {
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
-    // If the pod is gone as well, the reboot is the second proof, the one from the node.
+    // If the pod is gone as well, the reboot serves as the proof from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
     assert_eq!(freed, [("c1".to_owned(), LeakReason::PodGone)]);
 }
@@ -208,8 +208,8 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
-    // While the runtime lists a sandbox, ready or not, the sandbox is not gone. But if its network namespace is gone,
-    // the sandbox is gone, too.
+    // While the runtime lists a sandbox, ready or not, the sandbox does not count as gone. But if the sandbox's network
+    // namespace is gone, the sandbox counts as gone, too.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
     let netns: Vec<String> = ids
         .iter()
@@ -292,7 +292,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
                 container_gone: claimed,
                 ..NONE
             };
-            // The user has waited already. So there is no grace period.
+            // The user has waited already, so there is no grace period.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
             due.map(|it| (it.record.attachment.container_id.clone(), it.reason))
@@ -313,7 +313,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [first, second.clone()]
     );
     assert!(freed(&it, &gone, &claims_of(&[]), &no_evidence).is_empty());
-    // A user's claim does not replace proof from the API. So the live pod keeps its address.
+    // A user's confirmation does not replace the proof from the API, so the live pod keeps its address.
     assert_eq!(
         freed(&it, &live, &claimed, &no_evidence),
         std::slice::from_ref(&second)
@@ -325,7 +325,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [superseded, second],
         "the newest sandbox stays"
     );
-    // While the node sees a sandbox, the sandbox is not gone, even if a user claims so.
+    // While the node lists a sandbox or its network namespace, the sandbox is not gone, even if a user says so.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
@@ -334,7 +334,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         ..no_evidence.clone()
     };
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
-    // Another container has the address by now. So the claim does not match.
+    // Another container has the address by now, so the user's confirmation does not match.
     let other = claims_of(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
     assert!(freed(&it, &gone, &other, &no_evidence).is_empty());
 }

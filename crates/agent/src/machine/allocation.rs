@@ -20,7 +20,7 @@ use cadastre_core::Family;
 use cadastre_core::node_allocation::{Block, NodeAllocation, is_claim};
 use cadastre_node::RememberedAttachment;
 
-/// The ranges that are being written to the store, with the API objects as seen when the write began.
+/// The ranges that are being written to the store, with the API objects as they were when the write began.
 #[derive(Debug)]
 pub(super) struct PendingAllocation {
     wanted: NodeAllocation,
@@ -31,17 +31,17 @@ pub(super) struct PendingAllocation {
     pub target: StatusTarget,
 }
 
-/// Selects the NodeSubnet whose status the agent writes.
+/// The NodeSubnet to whose status the agent writes.
 #[derive(Debug)]
 pub(super) enum StatusTarget {
     /// The same NodeSubnet as before
     Same,
-    /// This NodeSubnet. `relisted` is true if it comes from a new list
+    /// The NodeSubnet in `subnet`. `relisted` is true if a new list has shown it
     This {
         subnet: Arc<SubnetSeen>,
         relisted: bool,
     },
-    /// None, because the Node object has no NodeSubnet
+    /// No NodeSubnet, because the Node object has none
     Absent,
 }
 
@@ -51,7 +51,8 @@ impl AgentMachine {
         if !self.ranges_changed {
             return Next::Go(Phase::Look);
         }
-        // After a restart, only the store knows which ranges it has and for which Node. So the store is read first.
+        // After a restart, only the store shows which ranges were written to it, and for which Node. So a look comes
+        // first.
         let Some(snapshot) = self.snapshot.clone() else {
             return self.look(Phase::WriteRanges, now);
         };
@@ -62,8 +63,9 @@ impl AgentMachine {
             return Next::Go(Phase::Look);
         };
         // If a podCIDR is new to the store, another program such as host-local may have assigned addresses of it. So
-        // the runtime is asked which addresses are in use. The same holds for each range if the store was lost while
-        // pods used addresses outside of the node's ranges: the node may get back a block that it had before.
+        // the runtime is asked which addresses are in use. Any other new range is treated in the same way if the store
+        // was lost while pods used addresses outside of the node's ranges. The reason is that the node may get back a
+        // block that it had before.
         let is_stored = |it: &Block| snapshot.blocks.iter().any(|block| block.cidr == it.cidr);
         let may_be_used = |it: &Block| it.uid == wanted.node_uid || snapshot.has_addresses_outside;
         let is_new = |it: &&Block| may_be_used(it) && !is_stored(it);
@@ -137,8 +139,8 @@ impl AgentMachine {
         effects: &mut Vec<AgentEffect>,
     ) -> Next {
         let PendingAllocation { wanted, target, .. } = pending;
-        // A status must describe the ranges that are in the store. Only now the store has the ranges of this
-        // NodeSubnet, so only now statuses may be written to it.
+        // A status must describe the ranges that are in the store. The store has the ranges of this NodeSubnet only
+        // from now on, so the agent writes statuses to this NodeSubnet only from now on.
         self.set_target(target);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
@@ -161,12 +163,12 @@ impl AgentMachine {
         self.relisted |= matches!(target, StatusTarget::This { relisted: true, .. });
     }
 
-    /// Returns the ranges that the store should have. Returns `None` if the API does not show the ranges; then the
-    /// store stays as it is.
+    /// Returns the ranges that the store should have. Returns `None` if the API does not show the ranges. In this case,
+    /// the store stays as it is.
     pub(super) fn wanted_holding(&mut self) -> Option<NodeAllocation> {
         let uid = match &self.node {
             Observed::Unknown => return None,
-            // The ranges of a deleted Node are quarantined. So none of their addresses may be assigned.
+            // The ranges of a deleted Node are quarantined, so none of their addresses may be assigned.
             Observed::Absent => return Some(NodeAllocation::default()),
             Observed::There(uid) => uid.clone(),
         };
@@ -193,8 +195,8 @@ impl AgentMachine {
         })
     }
 
-    /// Returns the NodeSubnet whose status the agent should write. If the NodeSubnet belongs to this Node object, the
-    /// agent writes its status even if its spec cannot be parsed.
+    /// Returns the NodeSubnet whose status the agent should write. If a NodeSubnet belongs to this Node object, the
+    /// agent writes the NodeSubnet's status even if its spec cannot be parsed.
     fn status_target(&mut self) -> StatusTarget {
         match &self.subnet {
             Observed::There(subnet) if self.is_ours(subnet) => StatusTarget::This {
@@ -219,14 +221,15 @@ impl AgentMachine {
         }
     }
 
-    /// Whether the NodeSubnet belongs to this Node object. Returns true if its spec cannot be parsed.
+    /// Whether the NodeSubnet belongs to this Node object. If the spec of the NodeSubnet cannot be parsed, returns
+    /// true.
     pub(super) fn is_ours(&self, subnet: &SubnetSeen) -> bool {
         let of_uid = |uid| subnet.spec.is_err() || subnet.spec_of(Some(uid)).is_some();
         self.node_uid().is_some_and(of_uid)
     }
 
     /// Tells the servers which pools can serve pods, and from which pools blocks can be requested. A claim is not
-    /// listed as a pool, because it serves only pods that name it.
+    /// listed as a pool, because a claim serves only pods that name it.
     fn offer_pools(&mut self, pending: &PendingAllocation) {
         let holding = &pending.wanted;
         let watched = self.watched_mut(PendingOffer::News);

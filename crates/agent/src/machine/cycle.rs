@@ -22,7 +22,7 @@ use cadastre_core::Cidr;
 use cadastre_node::{Attachment, Conflict, Now, Snapshot};
 
 /// The shortest and the longest pause between looks at the store. The CNI plugin may change the store without the
-/// agent. So the agent looks even if there is no event.
+/// agent, so the agent looks even if there is no event.
 pub(super) const LOOK_PAUSE: (Duration, Duration) =
     (Duration::from_millis(200), Duration::from_secs(60));
 /// The pause after probes that failed.
@@ -216,7 +216,7 @@ impl AgentMachine {
                 };
                 self.store_failed(&trouble, then, at)
             }
-            // The answer belongs to another question. So the cycle still waits.
+            // The answer belongs to another question, so the cycle still waits.
             (asked, _) => Next::Wait(asked),
         }
     }
@@ -315,8 +315,8 @@ impl AgentMachine {
         self.withdraw(releasing, now, effects)
     }
 
-    /// Withdraws the ranges that the controller takes back, if one of them is empty and the watch of the NodeSubnet is
-    /// established. Then releases blocks.
+    /// Withdraws the ranges that the controller has requested and that are empty, if there are such ranges and the
+    /// watch of the NodeSubnet is established. Then releases blocks.
     fn withdraw(
         &mut self,
         releasing: Releasing,
@@ -369,8 +369,8 @@ impl AgentMachine {
         self.snapshot = Some(snapshot);
     }
 
-    /// Emits an event for each conflict that was not there at the last look. Conflicts that the store has when the agent
-    /// starts were reported by the agent before.
+    /// Emits an event for each conflict that the last look did not show. The first look after a start causes no event,
+    /// because an earlier agent process has already reported the conflicts in the store.
     fn report_conflicts(&mut self, snapshot: &Snapshot, effects: &mut Vec<AgentEffect>) {
         let all = snapshot.conflicts.iter();
         let all: BTreeSet<_> = all.map(|it| (it.address, it.since_ms)).collect();
@@ -383,7 +383,8 @@ impl AgentMachine {
         self.conflicts = Some(all);
     }
 
-    /// Starts a round of probes if one is needed, none is under way, and the last one has not just failed.
+    /// Starts a round of probes if probes are needed, no round is under way, and the pause after a failed round is
+    /// over.
     fn probe_ahead(&mut self, snapshot: &Snapshot, now: Duration, effects: &mut Vec<AgentEffect>) {
         let Some(targets) = conflicts::to_probe(snapshot).filter(|_| !self.is_probing) else {
             return;

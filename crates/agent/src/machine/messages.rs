@@ -37,15 +37,15 @@ pub enum AgentEvent {
     Addresses(WatchStep<AddressesSeen>),
     /// A step of the watch of this node's pods
     Pod(WatchStep<Pod>),
-    /// A namespace that was asked for; `None` if the request failed
+    /// A namespace as read from the API server; `None` if the request failed
     Namespace(String, Option<Namespace>),
     /// Something in the store may have changed, or an ADD began to wait
     Changed,
     /// The answer to the [`StoreQuestion`] in flight
     Answer(StoreAnswer),
-    /// The candidates of [`AgentEffect::Prove`] that are proven to be leaked
+    /// Those candidates of [`AgentEffect::Prove`] whose leaks are proven
     Proven(Vec<(Attachment, LeakReason)>),
-    /// The outcome of [`AgentEffect::Probe`]: an error, if the addresses could not be probed
+    /// The outcome of [`AgentEffect::Probe`]; an error means that the addresses could not be probed
     Probed(Result<(), String>),
     /// The outcome of [`AgentEffect::WriteStatus`]
     Written(WriteOutcome),
@@ -53,22 +53,23 @@ pub enum AgentEvent {
     Listed(ListOutcome),
     /// The outcome of [`AgentEffect::WriteFiles`]
     Files(FilesReported),
-    /// The outcome of [`AgentEffect::Masquerade`]: an error, if any
+    /// The outcome of [`AgentEffect::Masquerade`]: the error, or `None` if there was no error
     Masqueraded(Option<String>),
 }
 
 /// What the servers on the node's sockets have recorded while they handled requests. The main loop reads it before each
-/// turn. So a decision after an answer also uses requests that came after the question.
+/// turn. So if the machine decides after an answer, it also uses requests that came after the question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
     /// The number of ADDs that wait for an address, or waited recently, by pool
     pub pending_adds: PendingAdds,
-    /// The addresses that CNI requests for waiting pods, and that no range of the node has
+    /// The addresses that the CNI configuration or the runtime requests for waiting pods, and that no range of the node
+    /// contains
     pub address_requests: Vec<AddressRequest>,
     /// The time since boot at which the first entry of `pending_adds` or `address_requests` expires; `None` if there is
     /// no entry
     pub wishes_end: Option<Duration>,
-    /// The pod that was last refused because the agent has no information about the pod
+    /// The pod that was last refused because the agent did not know the pod yet, as `namespace/name`
     pub turned_away: Option<String>,
     /// The error that keeps addresses from being assigned and released
     pub trouble: Option<String>,
@@ -77,51 +78,51 @@ pub struct ServiceView {
 }
 
 /// A question to the store, or a question to the runtime whose answer decides what is written to the store. One
-/// question is in flight at a time. The comment of each question ends with its answer.
+/// question is in flight at a time. The comment of each question names its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StoreQuestion {
-    /// Open the file unless it is missing or damaged: [`StoreAnswer::Opened`]
+    /// Open the file unless it is missing or damaged. The answer is [`StoreAnswer::Opened`]
     Open,
-    /// Finish the earlier requests, then reject every request with this reason: [`StoreAnswer::Closed`]
+    /// Finish the earlier requests, then reject every request with this reason. The answer is [`StoreAnswer::Closed`]
     Close(&'static str),
-    /// Create and open a new file with this content: [`StoreAnswer::Made`]
+    /// Create and open a new file with this content. The answer is [`StoreAnswer::Made`]
     Make {
         /// The node's ranges
         holding: NodeAllocation,
-        /// The addresses in use
+        /// The attachments in use, with their addresses
         known: Vec<RememberedAttachment>,
         /// Whether pods use addresses outside of these ranges
         has_addresses_outside: bool,
     },
-    /// Read the whole store, and update the answer to STATUS requests: [`StoreAnswer::Looked`]
+    /// Read the whole store, and update the answer to STATUS requests. The answer is [`StoreAnswer::Looked`]
     Look,
-    /// Run this transaction, as a whole or not at all; the answer depends on the transaction
+    /// Run this transaction, which takes effect completely or not at all. The answer depends on the transaction
     Transact(Transaction),
-    /// Run a DEL: [`StoreAnswer::Freed`]
+    /// Run a DEL for this attachment. The answer is [`StoreAnswer::Freed`]
     Free(Attachment),
-    /// List all sandboxes of this node with their addresses: [`StoreAnswer::Sandboxes`]
+    /// List all sandboxes of this node with their addresses. The answer is [`StoreAnswer::Sandboxes`]
     Sandboxes,
 }
 
 /// A change of the store, or a read from it, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transaction {
-    /// Set the node's ranges, and adopt the addresses in use in these ranges: [`StoreAnswer::Held`]
+    /// Set the node's ranges, and adopt the addresses in use in these ranges. The answer is [`StoreAnswer::Held`]
     Hold {
         /// The node's ranges
         holding: NodeAllocation,
-        /// The addresses in use
+        /// The attachments in use, with their addresses
         known: Vec<RememberedAttachment>,
     },
-    /// Release the block with this range and UID if it is empty: [`StoreAnswer::Released`]
+    /// Release the block with this range and UID if it is empty. The answer is [`StoreAnswer::Released`]
     Release(Cidr, String),
-    /// Withdraw the requested ranges that are empty: [`StoreAnswer::Withdrawn`]
+    /// Withdraw those requested ranges that are empty. The answer is [`StoreAnswer::Withdrawn`]
     Withdraw,
-    /// End these conflicts, each with the time at which it began: [`StoreAnswer::ConflictsEnded`]
+    /// End these conflicts, each with the time at which it began. The answer is [`StoreAnswer::ConflictsEnded`]
     EndConflicts(Vec<(Addr, i64)>),
-    /// Read the notes of pods: [`StoreAnswer::Notes`]
+    /// Read the notes on pods. The answer is [`StoreAnswer::Notes`]
     ReadNotes,
-    /// Write these notes, and delete the notes of these pods: [`StoreAnswer::Noted`]
+    /// Write these notes, and delete the notes on these pods. The answer is [`StoreAnswer::Noted`]
     Note(Vec<PodNote>, Vec<PodRef>),
 }
 
@@ -145,7 +146,8 @@ impl Transaction {
     }
 }
 
-/// An answer to a [`StoreQuestion`] or [`Transaction`]: `Opened` answers `Open`, and so on.
+/// An answer to a [`StoreQuestion`] or [`Transaction`]. Its name follows that of the question: `Opened` answers `Open`,
+/// and so on.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "named as the questions")]
 pub enum StoreAnswer {
@@ -174,7 +176,7 @@ pub enum StoreAnswer {
 pub enum StoreFound {
     /// The store is open
     Open,
-    /// There is no file
+    /// The store's file does not exist
     Nothing,
     /// The file was damaged, and has been renamed
     Damaged {
@@ -183,7 +185,7 @@ pub enum StoreFound {
         /// What is wrong with the file, as a text for users
         what: String,
     },
-    /// It is unclear whether there is a usable file, for this reason
+    /// It is unclear whether there is a usable file. The text is the reason
     Unclear(String),
 }
 
@@ -205,18 +207,18 @@ pub struct StoreTrouble {
     pub is_lost: bool,
 }
 
-/// An action that the main loop carries out. The effects of a turn are started in order. Most comments end with the
-/// event that reports the outcome.
+/// An action that the main loop carries out. The effects of a turn are started in order. If an event reports the
+/// outcome of an effect, the effect's comment names the event.
 #[derive(Debug)]
 pub enum AgentEffect {
-    /// Ask this question; answered by [`AgentEvent::Answer`]
+    /// Ask this question. The outcome is [`AgentEvent::Answer`]
     Ask(StoreQuestion),
-    /// Try to prove these leaks by the API, the runtime and the kernel: [`AgentEvent::Proven`]. The text is the id of
-    /// the running boot
+    /// Try to prove these leaks by the API, the runtime and the kernel. The text is the id of the current boot. The
+    /// outcome is [`AgentEvent::Proven`]
     Prove(Vec<LeakedAttachment>, String),
-    /// Probe these addresses, and record the answers in the store: [`AgentEvent::Probed`]
+    /// Probe these addresses, and record the answers in the store. The outcome is [`AgentEvent::Probed`]
     Probe(ProbeTargets),
-    /// Write NodeSubnet.status: [`AgentEvent::Written`]
+    /// Write NodeSubnet.status. The outcome is [`AgentEvent::Written`]
     WriteStatus {
         /// The resourceVersion that the write requires
         version: String,
@@ -225,30 +227,30 @@ pub enum AgentEffect {
         /// Whether metrics count the write as urgent
         urgent: bool,
     },
-    /// Write the NodeAddresses: [`AgentEvent::Listed`]
+    /// Write the NodeAddresses. The outcome is [`AgentEvent::Listed`]
     WriteList {
         /// The UID of the NodeSubnet, which becomes the owner of the NodeAddresses
         owner: String,
-        /// Whether the NodeAddresses does not exist yet, so that it is created; otherwise it is patched
+        /// Whether the NodeAddresses does not exist yet and must be created. If false, the NodeAddresses is patched
         is_new: bool,
         /// The list to write
         list: Box<NodeAddressesSpec>,
     },
-    /// Update the files that other programs read: [`AgentEvent::Files`]
+    /// Update the files that other programs read. The outcome is [`AgentEvent::Files`]
     WriteFiles {
         /// The node's ranges
         holding: Arc<NodeAllocation>,
         /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
-    /// Update the nftables tables: [`AgentEvent::Masqueraded`]
+    /// Update the nftables tables. The outcome is [`AgentEvent::Masqueraded`]
     Masquerade {
-        /// The ranges of all pools, if known
+        /// The ranges of all pools; `None` if they are unknown
         ranges: Option<Vec<String>>,
         /// The node's ranges
         holding: Arc<NodeAllocation>,
     },
-    /// Read this namespace: [`AgentEvent::Namespace`]
+    /// Read this namespace. The outcome is [`AgentEvent::Namespace`]
     AskNamespace(String),
     /// Give the servers on the node's sockets the state that the watches have shown
     Offer {
@@ -257,17 +259,17 @@ pub enum AgentEffect {
         /// Whether the change wakes the ADDs that wait for their pod
         is_news: bool,
     },
-    /// The node's ranges were written to the store: wake ADDs that wait for a block
+    /// Wake the ADDs that wait for a block, because the node's ranges were written to the store
     Held,
-    /// Publish the node's ranges to other programs on the node
+    /// Send the node's ranges to the clients of the gRPC API
     Holding(Arc<NodeAllocation>),
-    /// Publish which attachments are leak candidates
+    /// Report which attachments are leak candidates, in the gRPC API and in the metrics
     LeakCandidates(Arc<Reasons>),
     /// Log and emit an event
     Emit(EventNote),
     /// Forget the refused pod, because an event has reported it
     TurnedAwayReported,
-    /// Set what `/readyz` answers
+    /// Set whether `/readyz` reports the agent as ready, and why
     Ready(bool, String),
     /// Update metrics
     Count(CountedEvent),

@@ -33,7 +33,7 @@ pub(super) struct Opening {
     pub try_at: Duration,
     /// Whether the file is lost, so that a new one must be created
     is_lost: bool,
-    /// The report about a damaged store. It is kept until it can be emitted
+    /// The text of the event about a damaged store. The text is kept until the event can be emitted
     damage: Option<String>,
     /// Since when the creation of a store waits for the addresses that pods have on second networks
     waiting_since: Option<Duration>,
@@ -84,7 +84,7 @@ impl AgentMachine {
                     "the store of this node's addresses was damaged ({what}) and was moved to {}; it is rebuilt from what the API server and the runtime know. Check the disk",
                     aside.display()
                 );
-                // The event names the Node by its UID. So it is emitted only once the UID is known.
+                // The event names the Node by its UID, so it is emitted only once the UID is known.
                 self.opening.damage = Some(text);
             }
             StoreFound::Unclear(why) => {
@@ -218,10 +218,10 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Returns whether to wait, because pods may have addresses on second networks that no source shows. The wait ends
-    /// after [`SETUP_LIMIT`]: by then, each sandbox that was being set up when the store was lost is ready or has
-    /// failed, and meanwhile no ADD is handled. If no agent has published a status in this boot, there was no store to
-    /// lose, and there is no wait.
+    /// Returns whether the creation of a store must wait, because pods may have addresses on second networks that no
+    /// source shows. The wait ends after [`SETUP_LIMIT`]. After this time, each sandbox that was being set up when the
+    /// store was lost is ready or has failed. No new sandbox gets an address during the wait, because no ADD is
+    /// handled. If no agent has published a status in this boot, no store was lost, and there is no wait.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
         let published = self.subnet().and_then(|it| it.status.agent.as_ref());
         if published.is_none_or(|it| it.boot_id != now.boot) {

@@ -26,15 +26,19 @@ use cadastre_node::Now;
 /// The advice for users when the API server has stored only a part of an object.
 const OLDER_CRDS: &str = "the CRDs are older than the agent: apply those of its version (cadastre crd | kubectl apply --server-side -f -)";
 
-/// Reasons of the events which report that the node's pods use another network.
+/// The reason of the event which reports that another network gets the node's pods, because the agent has left them to
+/// that network.
 const LEFT_TO_OTHERS: &str = "LeftToOthers";
+/// The reason of the event which reports that another network gets the node's pods, because its CNI configuration sorts
+/// before the agent's.
 const OTHERS_FIRST: &str = "OthersFirst";
 
 /// The longest pause between writes of files and nftables tables, even if nothing changes. A write notices files that
 /// other programs have added or changed, and repeats an earlier write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// The addresses that the controller or a user wants to be released, for a node without a NodeSubnet: none.
+/// An empty set. On a node without a NodeSubnet, neither the controller nor a user can ask for addresses to be
+/// released.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something outside the agent that is kept in the desired state `T`. Each write of the state ends with a report `R`.
@@ -92,7 +96,7 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
 pub(super) type Files = Desired<(Arc<NodeAllocation>, bool), FilesReported>;
 
 /// The nftables tables. Their content depends on the ranges of all pools (`None` if unknown) and on the node's ranges.
-/// The report is an error message, if any.
+/// The report is the error message of the last write, or `None` if the write succeeded.
 pub(super) type Masquerade = Desired<(Option<Vec<String>>, Arc<NodeAllocation>), Option<String>>;
 
 impl AgentMachine {
@@ -197,7 +201,8 @@ impl AgentMachine {
         let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // A change can become urgent within `TO_BE_REPORTED`. So the next check comes at the latest then.
+            // A change can become urgent within `TO_BE_REPORTED`, so the next check comes no later than after this
+            // time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
@@ -240,8 +245,8 @@ impl AgentMachine {
             });
         }
         self.emit_served_by_others(effects);
-        // If another network serves the node's pods, that network is responsible for their traffic. Then nothing is
-        // masqueraded.
+        // If another network serves the node's pods, that network is responsible for their traffic, so the agent does
+        // not masquerade.
         let is_left =
             |it: &FilesReported| matches!(it.network_owner, Some(PodNetworkOwner::Left(_)));
         if self.files.settled().is_none_or(is_left) {
@@ -257,7 +262,7 @@ impl AgentMachine {
         }
     }
 
-    /// Reports that the node's pods use another network: once per change, even if the agent restarts.
+    /// Reports that the node's pods use another network. Reports each change only once, even if the agent restarts.
     fn emit_served_by_others(&mut self, effects: &mut Vec<AgentEffect>) {
         let owner = self.network_owner().cloned();
         if owner == self.served || owner == Some(PodNetworkOwner::Open) {
@@ -288,7 +293,7 @@ impl AgentMachine {
     }
 }
 
-/// Converts the time of day in `now`; an impossible time becomes 1970.
+/// Returns the time of day in `now`. A time that cannot be converted becomes the beginning of 1970.
 fn wall(now: &Now) -> Timestamp {
     Timestamp::from_millisecond(now.wall_ms).unwrap_or_default()
 }

@@ -22,7 +22,7 @@ impl AgentMachine {
         }
     }
 
-    /// Returns whether the node is ready, and why; `None` while this cannot be decided.
+    /// Returns whether the node is ready, and why; `None` while the readiness cannot be decided.
     fn readiness(&self) -> Option<(bool, String)> {
         let not = |why: &str| Some((false, why.to_owned()));
         if !self.is_open {
@@ -42,8 +42,9 @@ impl AgentMachine {
             None => None,
         };
         let can_assign = snapshot.blocks.iter().any(assigns);
-        // A node without a range gets a block when a pod comes, but pods come only to a ready node. So a node that may
-        // request a block is ready even without a range.
+        // A node without a range must be ready if it gets a block only when a pod comes, because pods come only to a
+        // ready node. This is so if no pool allocates a block before a pod comes, or if the node has had a range
+        // before.
         let had_range = files.is_configured || self.has_released;
         let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_range;
         let can_ask = self.subnet_followed && may_ask;
@@ -61,7 +62,7 @@ impl AgentMachine {
             });
         }
         // The runtime waits for the CNI configuration, and flannel's CNI plugin needs `subnet.env`. So pods cannot
-        // start before both are written.
+        // start before both files are written.
         if let Some(why) = &files.unwritten {
             return not(why);
         }
@@ -91,7 +92,7 @@ impl AgentMachine {
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// Reports that pods are refused because the agent has no information about them, at most once per
+    /// Emits an event which reports that pods are refused because the agent does not know them, at most once per
     /// [`TURNED_AWAY_PAUSE`].
     pub(super) fn report_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.report_turned_away_at().is_some_and(|at| at > now) {

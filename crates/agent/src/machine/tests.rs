@@ -1,5 +1,5 @@
-//! Tests of the agent's state machine. The comment of [`super`] numbers the guarantees of the machine. A test `o7_...`
-//! tests guarantee 7.
+//! Tests of the agent's state machine. The comment of [`super`] numbers the guarantees of the machine. For example, a
+//! test `o7_...` tests guarantee 7.
 
 mod bench;
 mod published;
@@ -217,7 +217,8 @@ fn o6_a_block_is_released_after_a_look_by_newer_adds_and_while_the_watch_is_esta
     assert_eq!(is[..3], ["release", "release", "look"], "{is:?}");
 }
 
-/// Returns a spec with a block of the pool `p`, and with the address of claim `shop/db`, which is recalled if `drains`.
+/// Returns a spec with a block of the pool `p` and the block of the claim `shop/db`. If `drains` is true, the claim's
+/// block is recalled.
 fn with_claim(drains: bool) -> serde_json::Value {
     let mut spec = blocks(&[A, "10.0.0.77/32"]);
     spec["blocks"][1]["claim"] = json!("shop/db");
@@ -381,7 +382,7 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     bench.run_to("open");
     bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
     bench.run_to("sandboxes");
-    // The objects are deleted now, but they existed when the runtime was asked. So they still count.
+    // The objects are deleted now, but they existed when the runtime was asked, so they still count.
     bench.on(AgentEvent::Addresses(Change(Deleted(seen))));
     bench.on(AgentEvent::Pod(Change(Deleted(reports))));
     bench.subnet(2, blocks(&[A, B]));
@@ -404,7 +405,7 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
 
 #[test]
 fn a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods() {
-    // A pod uses an address of B, but the Node was deleted and registered again, and has A only.
+    // In the first case, a pod uses an address of B. But the Node was deleted and registered again, and has only A.
     for (address, is_adopted) in [("10.0.0.70", true), ("10.0.0.7", false)] {
         let mut bench = Bench::seen(blocks(&[A]));
         bench.sandboxes = Ok(vec![sandbox("c1", address)]);

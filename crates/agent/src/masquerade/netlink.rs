@@ -7,11 +7,15 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-/// Flags of netlink messages (`NLM_F_*`).
+/// `NLM_F_REQUEST`: the message is a request.
 pub(super) const REQUEST: u16 = 1;
+/// `NLM_F_ACK`: the kernel must acknowledge the message.
 pub(super) const ACK: u16 = 4;
+/// `NLM_F_EXCL`: the request fails if the object exists.
 pub(super) const EXCLUSIVE: u16 = 0x200;
+/// `NLM_F_CREATE`: the request creates the object if the object does not exist.
 pub(super) const CREATE: u16 = 0x400;
+/// `NLM_F_APPEND`: the request appends the object to a list.
 pub(super) const APPEND: u16 = 0x800;
 
 const ERROR: u16 = 2;
@@ -56,12 +60,12 @@ impl Bytes {
         self
     }
 
-    /// Appends a number in network byte order, as nf_tables expects.
+    /// Appends an attribute with a number in network byte order, as nf_tables expects.
     pub(super) fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Appends a zero-terminated string.
+    /// Appends an attribute with a zero-terminated string.
     pub(super) fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), &[0]].concat())
     }
@@ -73,7 +77,7 @@ impl Bytes {
 }
 
 /// Sends messages, and returns the first error among the answers. At least one message must ask for an answer. The
-/// kernel processes and answers the messages while `send` runs. So afterwards all answers can be received without a
+/// kernel processes and answers the messages while `send` runs, so afterwards all answers can be received without a
 /// wait.
 pub(super) fn exchange(messages: &Bytes) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

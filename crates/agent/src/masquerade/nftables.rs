@@ -1,5 +1,5 @@
-//! The nftables table that masquerades. It is written as one batch of netlink messages, which takes effect as a whole
-//! or not at all.
+//! The nftables table that masquerades. The agent writes the table as one batch of netlink messages, which takes effect
+//! completely or not at all.
 
 use std::io;
 
@@ -13,35 +13,47 @@ const CHAIN: &str = "postrouting";
 /// The id of the set within a batch.
 const SET_ID: u32 = 1;
 
-/// The kernel's `NFNL_SUBSYS_NFTABLES`, and the messages that begin and end a batch
+/// The kernel's `NFNL_SUBSYS_NFTABLES`
 const NFTABLES: u16 = 10;
+/// The kernel's `NFNL_MSG_BATCH_BEGIN`
 const BATCH_BEGIN: u16 = 0x10;
+/// The kernel's `NFNL_MSG_BATCH_END`
 const BATCH_END: u16 = 0x11;
-/// The kernel's message types `NFT_MSG_*`
+/// The kernel's `NFT_MSG_NEWTABLE`
 const NEW_TABLE: u16 = 0;
+/// The kernel's `NFT_MSG_DELTABLE`
 const DELETE_TABLE: u16 = 2;
+/// The kernel's `NFT_MSG_NEWCHAIN`
 const NEW_CHAIN: u16 = 3;
+/// The kernel's `NFT_MSG_NEWRULE`
 const NEW_RULE: u16 = 6;
+/// The kernel's `NFT_MSG_NEWSET`
 const NEW_SET: u16 = 9;
+/// The kernel's `NFT_MSG_NEWSETELEM`
 const NEW_ELEMENTS: u16 = 12;
 
-/// The kernel's `NFTA_LIST_ELEM`, `NFTA_DATA_VALUE`
+/// The kernel's `NFTA_LIST_ELEM`
 const ITEM: u16 = 1;
+/// The kernel's `NFTA_DATA_VALUE`
 const VALUE: u16 = 1;
-/// The kernel's `NFT_SET_INTERVAL`, `NFT_SET_ELEM_INTERVAL_END`
+/// The kernel's `NFT_SET_INTERVAL`
 const INTERVAL: u32 = 4;
+/// The kernel's `NFT_SET_ELEM_INTERVAL_END`
 const INTERVAL_END: u32 = 1;
-/// The kernel's `NF_INET_POST_ROUTING`, and the priority of source NAT
+/// The kernel's `NF_INET_POST_ROUTING`
 const POSTROUTING: u32 = 4;
+/// The priority of source NAT: the kernel's `NF_IP_PRI_NAT_SRC`
 const SOURCE_NAT: u32 = 100;
-/// The kernel's `NFT_REG_1`, `NFT_PAYLOAD_NETWORK_HEADER`, `NFT_LOOKUP_F_INV`
+/// The kernel's `NFT_REG_1`
 const REGISTER: u32 = 1;
+/// The kernel's `NFT_PAYLOAD_NETWORK_HEADER`
 const NETWORK_HEADER: u32 = 1;
+/// The kernel's `NFT_LOOKUP_F_INV`
 const NOT_IN_SET: u32 = 1;
 /// The kernel's `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
 const FULLY_RANDOM: u32 = 16;
 
-/// The maximum number of elements in one attribute. It keeps an attribute below its limit of 64 KiB.
+/// The maximum number of elements in one attribute, because an attribute must be smaller than 64 KiB.
 const ELEMENTS_AT_ONCE: usize = 1_000;
 
 /// The values that depend on the address family.
@@ -93,7 +105,7 @@ fn table(family: Family, exempt: &[Run], only_if_absent: bool) -> Bytes {
     if only_if_absent {
         all = send(all, NEW_TABLE, CREATE | EXCLUSIVE | ACK, &named());
     } else {
-        // Deleting a table that does not exist would be an error. So the table is created first.
+        // Deleting a table that does not exist would be an error, so the table is created first.
         all = send(all, NEW_TABLE, CREATE | ACK, &named());
         all = send(all, DELETE_TABLE, 0, &named());
         all = send(all, NEW_TABLE, CREATE, &named());
@@ -134,8 +146,8 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         debug_assert_eq!(u32::try_from(own.len()), Ok(kind.length));
         Bytes::default().nested(1, &Bytes::default().bytes(VALUE, own))
     };
-    // If a range contains the last address of its family, there is no address after its end. Then it has only one
-    // element.
+    // If a range contains the last address of its family, there is no address after its end. In this case, the range
+    // has only one element.
     let whole = match last.family {
         Family::V4 => u128::from(u32::MAX),
         Family::V6 => u128::MAX,
@@ -147,7 +159,7 @@ fn bounds(kind: &Kind, (first, last): &Run) -> Vec<Bytes> {
         .collect()
 }
 
-/// Returns the rule: masquerade if the source is in the set and the destination is not.
+/// Returns the rule, which masquerades a packet if its source is in the set and its destination is not in the set.
 fn rule(kind: &Kind) -> Bytes {
     let expression = |list: Bytes, name: &str, data: &Bytes| {
         list.nested(ITEM, &Bytes::default().text(1, name).nested(2, data))

@@ -11,7 +11,7 @@ struct Node {
     publisher: Publisher,
     snapshot: Snapshot,
     pending_adds: PendingAdds,
-    /// The pods for which CNI requests addresses
+    /// The pods for which the CNI configuration or the runtime requests addresses
     asking: Vec<String>,
     version: u32,
     writes: Vec<(Duration, bool)>,
@@ -125,7 +125,7 @@ fn a_partly_stored_status_is_not_written_again_before_a_change() {
     node.publisher.written(WriteOutcome::Failed, secs(1001));
     node.snapshot = later;
     assert_eq!(node.next(secs(2000)), PublishStep::Nothing);
-    // Another client has written the object. So the API server may now store the whole status.
+    // Another client has written the object, so the API server may now store the whole status.
     node.publisher.seen(&version(3), stored);
     assert!(is_write(&node.next(secs(2001))));
 }
@@ -197,7 +197,8 @@ fn a_restored_api_gets_blocks_in_use_at_once() {
     let mut node = Node::new(5);
     node.step(secs(10));
     node.publisher.written(WriteOutcome::Failed, secs(11));
-    // A watch that was continued might show this event. It is older than the answer to the write, so it is ignored.
+    // This event is older than the answer to the write, so it is ignored. A watch that resumes after an interruption
+    // might deliver such an event.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(12)), PublishStep::Nothing);
     node.publisher.relisted();
@@ -220,9 +221,10 @@ fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
     node.snapshot.blocks[0].counts.used = 59;
     node.snapshot.blocks[0].counts.free = 2;
     assert!(is_urgent(&node.step(secs(12))));
-    // The block was requested and has not come yet. So nothing else is urgent.
+    // The block was requested and has not come yet, so nothing else is urgent.
     assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
-    // The block is there. But the controller counts more addresses in it than it has, so the node must report again.
+    // The block has come. But the controller assumes that the block has more addresses than it really has, so the node
+    // must report again.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
@@ -274,7 +276,7 @@ fn answer(node: &mut Node) {
     }
 }
 
-/// Assigns an address of the pool. Returns whether there was a free one.
+/// Assigns an address of the pool. Returns false if no address of the pool is free.
 fn give(node: &mut Node, pool: &str) -> bool {
     let mut blocks = node.snapshot.blocks.iter_mut();
     let Some(block) = blocks.find(|it| it.pool == pool && it.counts.free > 0) else {
@@ -368,8 +370,7 @@ fn a_release_is_written_at_once() {
     node.snapshot.blocks[1].state = BlockState::Released;
     assert!(is_urgent(&node.step(secs(11))));
     assert_eq!(node.step(secs(12)), PublishStep::Nothing);
-    // The request was stored. Then it was lost, because a user restored an older status. So the request must be made
-    // again.
+    // The request was stored, but a user has restored an older status. So the request must be made again.
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(is_urgent(&node.step(secs(13))));
@@ -400,7 +401,7 @@ fn one_write_at_a_time_to_the_version_seen_last() {
     node.publisher.seen("2", NodeSubnetStatus::default());
     let again = node.next(secs(1));
     assert!(matches!(&again, PublishStep::Write { version, .. } if version == "2"));
-    // The watch is older than the answer to the write. So the version that it shows is ignored.
+    // The watch is older than the answer to the write, so the version that the watch shows is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(1)), PublishStep::Nothing);
     node.publisher.lost();

@@ -1,15 +1,16 @@
-//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store, a wait, or
-//! the answer; [`super::Service`] carries it out.
+//! An ADD in progress, as a state machine without clock or IO. Each [`AddStep`] is a request to the store, a probe, a
+//! wait, or the answer; [`super::Service`] carries out the steps.
 //!
 //! ```text
-//! wait for the pod ──► ask the store: best pool alone ──► all pools of the ADD ──► wait for a block, ask again ──► done
+//! wait for the pod ──► ask the store: best pool alone ──► all pools ──► wait for a block, ask again ──► done
 //! ```
 //!
-//! If the store answers that addresses have to be probed first, they are probed, and the store is asked the same again.
+//! If the store answers that addresses have to be probed first, they are probed. Then the store gets the same request
+//! again.
 //!
 //! # Guarantees
 //! - A wait of an ADD ends when the caller's deadline is near, or earlier if the maximum wait for a block is over.
-//! - At the end of the wait the store is asked once more, because an address in cooldown may be free by then.
+//! - At the end of the wait the store is asked once more, because an address may no longer be in cooldown.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,9 +40,9 @@ pub enum AddStep {
     Ask(Box<Add>, AskedAdd),
     /// Probe the addresses that the store needs for this ADD, and record the answers
     Probe(Box<Add>, Probing),
-    /// Wait until the watches show a change
+    /// Wait until the watches show a change, but not beyond [`ForPod::until`]
     ForPod(ForPod),
-    /// Wait until the node has a new range, or the attachment is deleted
+    /// Wait until the node has a new range or the attachment is deleted, but not beyond [`ForBlock::until`]
     ForBlock(ForBlock),
     /// Answer the caller
     Done(Result<OpOutcome, OpError>),
@@ -82,12 +83,13 @@ struct Adding {
     deadline: Duration,
     /// The maximum wait for a block
     longest_wait: Duration,
-    /// The request to the controller, which is made if the node does not have the addresses that the ADD asks for.
-    /// `None` if the controller reads the addresses from the pod's annotations itself, or creates no claim for the pod
+    /// The request for an IPClaim, which the controller gets if the node does not have the addresses that the ADD asks
+    /// for. `None` if the ADD asks for no addresses, if the controller reads the addresses from the pod's annotations,
+    /// or if the controller creates no IPClaim for the pod
     request: Option<AddressRequest>,
 }
 
-/// An attempt of an ADD: the addresses for which the store was asked.
+/// An attempt of an ADD, which says for which addresses the store was asked.
 #[derive(Debug)]
 enum Attempt {
     /// An address of the pools that the store's note on the pod names (`notes.rs`)
@@ -108,7 +110,7 @@ struct Wait {
     requested: usize,
     begun: Duration,
     until: Duration,
-    /// All pools of the ADD, if at present it waits only for the best one
+    /// All pools of the ADD, while the ADD waits only for the best pool; otherwise `None`
     best_of: Option<PoolOrder>,
 }
 
@@ -302,8 +304,8 @@ impl Adding {
         (now < until).then_some(until)
     }
 
-    /// Writes to the ADD which pools and addresses the pod may have, and returns the pools. If the choice depends on the
-    /// pod and the pod is not known, the ADD stays undecided. Returns an error if no pool serves the pod.
+    /// Records in the ADD which pools and addresses the pod may have, and returns the pools. If the choice depends on
+    /// the pod and the pod is not known, the ADD stays undecided. Returns an error if no pool serves the pod.
     fn choose(
         &mut self,
         pod: Option<&Pod>,
@@ -351,7 +353,7 @@ impl Adding {
         }
     }
 
-    /// Returns the ADD with the pools for which the store is asked in this attempt.
+    /// Returns the ADD as the store gets it in this attempt, with the pools of the attempt.
     fn asked_for(&self, attempt: &Attempt) -> Add {
         let mut add = self.add.clone();
         if let Attempt::Best(pools, _)
@@ -379,8 +381,8 @@ impl Adding {
         )
     }
 
-    /// Whether the ADD may wait after this answer, because a new block could help: any block of its pools, or the block
-    /// of the pod's claim.
+    /// Whether the ADD may wait after this answer. It may wait if a new block of its pools, or the block of the pod's
+    /// claim, could help.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
         let lacks = |why: OpErrorKind| match why {
             OpErrorKind::Exhausted | OpErrorKind::NoBlock => self.add.addresses.is_empty(),
@@ -439,8 +441,8 @@ impl Adding {
                 self.end_requests(state);
                 AddStep::Done(Ok(answer))
             }
-            // After a wait without success, the request for a block of the best pool is kept. So the next pods get a
-            // block of that pool.
+            // After a wait without success, the request for a block of the best pool is kept, so that the next pods get
+            // a block of that pool.
             Err(refusal) => match wait.best_of.take() {
                 Some(pools) => self.ask(Attempt::Any(pools)),
                 None if may_wait => {
@@ -655,7 +657,7 @@ mod tests {
         bench.go(false, 5 * SECOND);
         assert_eq!(bench.until(), 10 * SECOND);
         assert_eq!(bench.requested(5 * SECOND), ["a", "b"]);
-        // At the end of the wait the store is asked once more, because an address in cooldown may be free by then.
+        // At the end of the wait the store is asked once more, because an address may no longer be in cooldown.
         bench.go(false, 10 * SECOND);
         assert_eq!(bench.asked(), ["a", "b"]);
         bench.answer(no_block(), 10 * SECOND);
@@ -707,8 +709,8 @@ mod tests {
         assert_eq!(bench.requested(SECOND), Vec::<String>::new());
     }
 
-    /// Returns a bench with the ADD of a pod of the namespace `default` that has this annotation. No pool has a
-    /// selector.
+    /// Returns a bench with the ADD of a pod in the namespace `default`. The pod's annotation `cadastre.dev/claim` has
+    /// the value `claim`. No pool has a selector.
     fn annotated(claim: &str) -> Bench {
         bench_of("cadastre.dev/claim", claim)
     }
@@ -717,7 +719,7 @@ mod tests {
         bench_with(&[(annotation, value)], of_pod(any_of(&["a"])))
     }
 
-    /// Returns an ADD of the pod `u`.
+    /// Returns `add` with the pod `u`.
     fn of_pod(add: Add) -> Add {
         let pod = crate::pods::testing::pod("u", &[], &[]);
         Add {
@@ -730,7 +732,7 @@ mod tests {
         }
     }
 
-    /// Returns an ADD of the pod `u`, for which the runtime asks for an address.
+    /// Returns an ADD of the pod `u`. The runtime asks for an address for this ADD.
     fn by_cni_add(ifname: &str) -> Add {
         let mut add = of_pod(any_of(&[]));
         ifname.clone_into(&mut add.attachment.ifname);
@@ -832,14 +834,14 @@ mod tests {
         bench.answer(not_here(), 10 * SECOND);
         let is_refused = matches!(bench.step, AddStep::Done(Err(_)));
         assert!(is_refused, "{:?}", bench.step);
-        // The claim is there when the runtime tries again.
+        // The request is kept after the ADD, so that the claim exists when the runtime tries again.
         assert_eq!(bench.reported(11 * SECOND), [expected]);
         bench.add(by_cni_add("eth0"), 11 * SECOND);
         bench.answer(Ok(OpOutcome::Done), 11 * SECOND);
         assert!(bench.reported(11 * SECOND).is_empty());
 
-        // The controller creates a claim only for addresses of the interface `eth0`. And a pod that names a claim uses
-        // no other claim. So neither ADD is reported.
+        // The controller creates a claim only for addresses of the interface `eth0`. Also, a pod that names a claim
+        // uses no other claim. So neither ADD is reported.
         let claim: &[(&str, &str)] = &[("cadastre.dev/claim", "db")];
         for (annotations, ifname) in [(&[][..], "net1"), (claim, "eth0")] {
             let mut bench = by_cni(annotations, ifname);

@@ -74,7 +74,7 @@ fn names((first, bits): (u8, u32)) -> [Vec<u8>; 3] {
     ]
 }
 
-/// Generates an `:authority` field in any encoding. Returns it as sent, and as the decoder should pass it on.
+/// Generates an `:authority` field in any encoding. Returns the field as sent, and as the decoder should pass it on.
 fn authority() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let value = prop::collection::vec(any::<u8>(), 0..300);
     (0..3usize, 0..3usize, any::<bool>(), value).prop_map(|(kind, way, huffman, value)| {
@@ -108,8 +108,8 @@ fn other() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![indexed, resized, named, spelt]
 }
 
-/// Generates a HEADERS frame with a whole header block, with or without priority and padding. Returns it as sent, and
-/// as the decoder should pass it on.
+/// Generates a HEADERS frame with a complete header block, with or without priority and padding. Returns the frame as
+/// sent, and as the decoder should pass it on.
 fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let fields = prop_oneof![other().prop_map(|it| (it.clone(), it)), authority()];
     let fields = prop::collection::vec(fields, 0..12);

@@ -1,4 +1,4 @@
-//! A bench for tests: the state machine, with an environment that answers its questions.
+//! A bench for tests, which consists of the state machine and an environment that answers its questions.
 
 use serde_json::Value;
 
@@ -108,7 +108,7 @@ impl Bench {
         self.now.wall_ms += i64::try_from(time.as_millis()).unwrap();
     }
 
-    /// Runs one turn. A question of the machine is left open.
+    /// Runs one turn. If the machine asks a question, the question is not answered.
     pub(super) fn turn(&mut self) -> Vec<AgentEffect> {
         let mut effects = Vec::new();
         let serving = self.serving.clone();

@@ -42,7 +42,7 @@ fn o11_a_status_is_written_to_the_listed_version_even_if_it_is_older() {
     let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(7, blocks(&[A]));
     bench.run_to("hold");
-    // The API server was restored to an older state. So the list shows a lower version.
+    // The API server was restored to an older state, so the list shows a lower version.
     list_begins(&mut bench);
     bench.subnet(3, blocks(&[A, B]));
     bench.on(AgentEvent::Subnet(Change(Listed)));
@@ -129,7 +129,7 @@ fn o14_the_agent_is_not_ready_before_the_files_are_written_and_the_last_report_s
     bench.run();
     assert!(bench.published().ends_with(&["ready"]));
     // No address can be assigned any more. But a file must be written first, so the last report of readiness stays
-    // meanwhile.
+    // until the file is written.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.published().contains(&"not ready"));
