@@ -1,9 +1,9 @@
 //! NodeAddresses: which addresses are in use on a node, and to which pods they are assigned.
 //!
-//! A NodeAddresses has the name of its node, and only the node's agent writes it. It is for users, and for an agent
-//! whose store was lost. Because the object is large, it is written rarely. Ask the agent to learn whether an address
-//! is free right now. The controller does not use the NodeAddresses: it decides by the status of the NodeSubnet. The
-//! NodeSubnet owns the NodeAddresses, so both are deleted together.
+//! A NodeAddresses has the name of its node. Only the node's agent writes the object. The object is for users, and for
+//! an agent whose store was lost. Because the object is large, it is written rarely. To learn whether an address is
+//! free right now, ask the agent. The controller does not use the NodeAddresses; it uses the status of the NodeSubnet.
+//! The NodeSubnet owns the NodeAddresses, so the two are deleted together.
 
 use std::fmt;
 
@@ -54,9 +54,10 @@ pub struct NodeAddressesSpec {
     pub as_of: Option<Time>,
 
     /// One entry for each container interface. The fields of an entry are separated by spaces, in this order: the
-    /// addresses, separated by a comma; the handle by which they can be released, which is network name/container ID;
-    /// the interface; the pod's UID; namespace/name of the pod; the time when the addresses were assigned; and
-    /// "superseded" if the pod has a newer sandbox with this interface on this network. An unknown field is "-".
+    /// addresses, separated by a comma; the handle, which is network name/container ID; the interface; the pod's UID;
+    /// namespace/name of the pod; the time when the addresses were assigned; and "superseded" if the pod has a newer
+    /// sandbox with this interface on this network. Users can release the addresses by their handle. An unknown field
+    /// is "-".
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     #[schemars(length(max = MOST_ENTRIES), inner(length(max = LONGEST_ENTRY)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -87,7 +88,7 @@ pub struct AddressEntry {
     /// At least one address, in ascending order
     pub addresses: Vec<Addr>,
     /// The handle by which users can release the addresses: `network name/container id`. A network name has no slash,
-    /// so the first slash ends it.
+    /// so the first slash ends the network name.
     pub handle: String,
     /// Name of the interface in the pod
     pub interface: String,
@@ -95,7 +96,7 @@ pub struct AddressEntry {
     pub pod_uid: String,
     /// `namespace/name` of the pod; empty if unknown
     pub pod: String,
-    /// When the addresses were assigned, to the second
+    /// When the addresses were assigned, rounded to a second
     pub since: Option<Timestamp>,
     /// Whether the pod has a newer sandbox with this interface on this network
     pub superseded: bool,
@@ -155,7 +156,7 @@ impl fmt::Display for AddressEntry {
     }
 }
 
-/// Cuts a field off after `longest` bytes. Replaces characters that would separate fields by `_`.
+/// Cuts off a field after `longest` bytes. Replaces the characters that would separate fields by `_`.
 fn field(text: &str, longest: usize) -> String {
     let mut field = String::new();
     for sign in text.chars() {

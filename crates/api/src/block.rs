@@ -1,8 +1,9 @@
-//! IPAMBlock: a block, that is, a part of a pool that is allocated to one node. The node assigns its addresses.
+//! IPAMBlock: a block, that is, a part of a pool that is allocated to one node. The node assigns the addresses of the
+//! block.
 //!
 //! The object's name is derived from the block's CIDR, so the API server rejects a second object for the same CIDR.
 //! Only the controller writes IPAMBlocks. A node uses a block only once the node's NodeSubnet lists it. Nodes do not
-//! read IPAMBlocks: the objects are for other controllers, the next leader and administrators.
+//! read IPAMBlocks, because the objects are for other controllers, the next leader and administrators.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
@@ -43,9 +44,9 @@ pub struct IPAMBlockSpec {
     /// The node to which the block is allocated. In quarantine, the deleted node to which the block was allocated.
     pub owner: BlockOwner,
 
-    /// The block of another node of which this block is a part, if the owner has borrowed it. Immutable. The parent may
-    /// be gone by now. Whoever routes both blocks sends traffic for this one to its owner, because the longer prefix
-    /// wins.
+    /// Present if the owner has borrowed this block: the block of another node of which this block is a part.
+    /// Immutable. The parent may no longer exist. If both blocks are routed, traffic for this block goes to its owner,
+    /// because the longer prefix wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentBlock>,
 
@@ -61,7 +62,7 @@ pub struct IPAMBlockSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standby: Vec<BlockOwner>,
 
-    /// The highest number that a node in standby has had.
+    /// The highest number that a node in spec.standby has ever had for this block.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub last_number: u32,
 
@@ -99,14 +100,14 @@ pub struct BlockOwner {
     )]
     pub provider_id: Option<String>,
 
-    /// In quarantine, status.nodeInfo.machineID of the deleted node. If the node had no providerID, this is compared
-    /// instead.
+    /// In quarantine, status.nodeInfo.machineID of the deleted node. If the node had no providerID, the machineID is
+    /// compared instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
-    /// A number that the node got when it was added to spec.standby, higher than all earlier ones of the block. Absent:
-    /// the block was allocated to the node. The node's NodeSubnet lists the block with this number, so a node that has
-    /// released the block can get it again.
+    /// A number that the node got when it was added to spec.standby, higher than all earlier numbers of the block.
+    /// Absent for the node to which the block was allocated. The node's NodeSubnet lists the block with this number, so
+    /// a node that has released the block can get the block again with a new number.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub number: u32,
 }
@@ -132,8 +133,9 @@ pub enum OwnerKind {
     Quarantine,
 }
 
-/// Returns the UID under which a NodeSubnet lists a block: the UID of the IPAMBlock, and for a node that was added to
-/// standby, its number. So a node that has released the block can get it again.
+/// Returns the UID under which a NodeSubnet lists a block. For the node to which the block was allocated, this is the
+/// UID of the IPAMBlock. For a node that was added to standby, the node's number follows the UID. So a node that has
+/// released the block can get the block again with a new number.
 pub fn listed_uid(uid: &str, number: u32) -> String {
     match number {
         0 => uid.to_owned(),
@@ -141,7 +143,7 @@ pub fn listed_uid(uid: &str, number: u32) -> String {
     }
 }
 
-/// Returns the UID of the IPAMBlock and the number of the node, the inverse of [`listed_uid`].
+/// Returns the UID of the IPAMBlock and the number of the node. This is the inverse of [`listed_uid`].
 pub fn object_uid(listed: &str) -> (&str, u32) {
     let numbered = listed.split_once('+');
     let parsed = numbered.and_then(|(uid, number)| Some((uid, number.parse().ok()?)));

@@ -1,14 +1,15 @@
 //! IPClaim: addresses that stay with a workload, whichever node its pod runs on.
 //!
 //! The controller allocates to a claim one address of each family of a pool, or the addresses that the claim asks for.
-//! It records them in `status.addresses`. While the claim exists, these addresses are allocated to nothing else,
-//! whether or not a pod uses them.
+//! The controller records the addresses in `status.addresses`. While the claim exists, these addresses are allocated to
+//! nothing else, whether or not a pod uses them.
 //!
 //! A pod names a claim of its own namespace in the annotation `cadastre.dev/claim`. A pod of a StatefulSet with sticky
 //! addresses ([`sticky`](super::sticky)) names the claim that has the pod's name. When the pod is bound to a node, the
-//! controller allocates each address of the claim to that node as a block of one address. From then on the address has
-//! the life of every block: the NodeSubnet lists it, the agent releases it once no container uses it, and only then can
-//! another node get it. So the guarantees about blocks hold for claims, too.
+//! controller allocates each address of the claim to that node as a block of one address. From then on, such a block is
+//! treated like any other block: the NodeSubnet lists the block, the agent releases the block once no container uses
+//! the address, and only after that can another node get the address. So the guarantees about blocks hold for claims,
+//! too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rules;
 
-/// Which addresses a claim is to have.
+/// Desired state of the claim: the addresses that it is to have, and how long it stays.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -46,9 +47,9 @@ pub struct IPClaimSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
 
-    /// For how many seconds the claim stays after its last use. It is deleted when no pod has named it and no node has had
-    /// its addresses for this long since `status.releasedAt`. A claim that no pod has used yet stays. Absent: the claim
-    /// stays until somebody deletes it. Can be changed.
+    /// For how many seconds the claim stays after its last use. The claim is deleted once, since `status.releasedAt`,
+    /// no pod has named the claim and no node has had its addresses for this many seconds. A claim that no pod has used
+    /// yet stays. Absent: the claim stays until somebody deletes it. Can be changed.
     #[schemars(range(min = 0, max = 2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_use: Option<u32>,
@@ -63,23 +64,23 @@ pub struct IPClaimStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
 
-    /// The pool of the addresses.
+    /// Name of the pool to which the addresses belong.
     #[schemars(length(max = 63))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// The node that has the addresses, for the pod that uses the claim. Absent while no node has them.
+    /// The node that has the addresses, for the pod that uses the claim. Absent while no node has the addresses.
     #[schemars(length(max = 253))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 
-    /// The pod on that node that uses the claim. Absent if the pod is gone, so that the node is about to release the
-    /// addresses.
+    /// Name of the pod that uses the claim, on the node in status.node. Absent if the pod is gone, so that the node is
+    /// about to release the addresses.
     #[schemars(length(max = 253))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 
-    /// Since when that node has the addresses.
+    /// Since when the node in status.node has the addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 
@@ -88,7 +89,7 @@ pub struct IPClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released_at: Option<Time>,
 
-    /// The condition Ready: whether the claim has its addresses, or why it waits.
+    /// The condition Ready, which says whether the claim has its addresses, and if not, why it waits.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

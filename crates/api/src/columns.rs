@@ -63,7 +63,7 @@ pub(super) const BLOCK: &[ColumnRow] = &[
     (Wide, "string", "NodeUID", ".spec.owner.uid", "The node's UID"),
 ];
 
-/// The columns of NodeSubnets: the ranges of the node, and the quarantined ranges of earlier nodes with its name.
+/// The columns of NodeSubnets: the ranges of the node, and the quarantined ranges of earlier nodes with the same name.
 #[rustfmt::skip]
 pub(super) const SUBNET: &[ColumnRow] = &[
     (Always, "string", "CIDR", ".spec.podCIDRs[0].cidr", "The node's podCIDR"),
@@ -80,7 +80,7 @@ pub(super) const SUBNET: &[ColumnRow] = &[
     (Wide, "string", "ProviderID", ".spec.providerID", "The machine behind the node"),
 ];
 
-/// The columns of IPClaims: the addresses, who uses them, and whether the claim has them.
+/// The columns of IPClaims: the addresses, the pod and node that use them, and whether the claim has its addresses.
 #[rustfmt::skip]
 pub(super) const CLAIM: &[ColumnRow] = &[
     (Always, "string", "Address", ".status.addresses[0]", "The first address of the claim"),

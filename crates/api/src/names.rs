@@ -11,16 +11,16 @@ pub const VERSION: &str = "v1alpha1";
 /// Annotation of the CRDs with the release to which they belong, so that installers can compare releases.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
-/// Finalizer of an IPPool. The controller removes it once no range of the pool is allocated or quarantined.
+/// Finalizer of an IPPool. The controller removes the finalizer once no range of the pool is allocated or quarantined.
 pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 
-/// Annotation of a Node that fences earlier leaders: it makes their late writes fail. A leader writes a podCIDR on the
-/// condition that the annotation still has the value that the leader read. So if a new leader changes the annotation,
-/// the API server rejects all podCIDR writes that an earlier leader still has in flight.
+/// Annotation of a Node. It fences earlier leaders, that is, it makes their late writes fail. A leader writes a podCIDR
+/// on the condition that the annotation still has the value that the leader read. So if a new leader changes the
+/// annotation, the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
 /// Annotation of the Lease. It says that a write with an indeterminate outcome was in flight when the last holder of
-/// the Lease stopped. Then the next holder must fence, even after a clean handover.
+/// the Lease stopped. In this case, the next holder must fence earlier leaders, even after a clean handover.
 pub const UNSETTLED_ANNOTATION: &str = "cadastre.dev/unsettled";
 
 /// Annotation of the Lease. It lists the podCIDR allocations that the holder of the Lease may have in flight.
@@ -49,26 +49,27 @@ pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 /// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
-/// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod. If
-/// there is no such claim, the controller creates it. So each ordinal keeps its addresses.
+/// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod. If no
+/// claim has this name, the controller creates the claim. So each ordinal of the StatefulSet keeps its addresses.
 pub const STICKY_ANNOTATION: &str = "cadastre.dev/sticky";
 
-/// Annotation of a pod with `cadastre.dev/sticky`: `spec.ttlSecondsAfterUse` of the claim that the controller creates.
+/// Annotation of a pod that also has the annotation `cadastre.dev/sticky`. The value becomes `spec.ttlSecondsAfterUse`
+/// of the claim that the controller creates.
 pub const STICKY_TTL_ANNOTATION: &str = "cadastre.dev/sticky-ttl-seconds";
 
 /// Annotation that KubeVirt sets on the target pod of a live migration when the virtual machine runs there.
 pub const MIGRATION_READY_ANNOTATION: &str = "kubevirt.io/migration-target-ready-timestamp";
 
-/// Finalizer of an IPClaim. The controller removes it once no node has an address of the claim.
+/// Finalizer of an IPClaim. The controller removes the finalizer once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
-/// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period; see
-/// [`requests`](super::requests).
+/// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period (see
+/// [`requests`](super::requests)).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
-/// Annotation of a NodeSubnet with blocks that should be drained; see [`requests`](super::requests).
+/// Annotation of a NodeSubnet with blocks that should be drained (see [`requests`](super::requests)).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
 
-/// Annotation of a NodeSubnet with addresses and ranges that should be taken out of the node's blocks; see
-/// [`requests`](super::requests).
+/// Annotation of a NodeSubnet with addresses and ranges that should be taken out of the node's blocks (see
+/// [`requests`](super::requests)).
 pub const WITHDRAW_ANNOTATION: &str = "cadastre.dev/withdraw";

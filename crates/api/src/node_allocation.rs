@@ -2,12 +2,12 @@
 //!
 //! The controller writes valid specs, but an API server may return anything. So a value that cannot be parsed affects
 //! only its own block or field. A block whose CIDR cannot be parsed is left out. An entry of `reserved` that cannot be
-//! parsed might mean any address of its block, so then the whole block counts as reserved. An entry of `onRequest` that
+//! parsed might mean any address of its block, so the whole block counts as reserved. An entry of `onRequest` that
 //! cannot be parsed has the effect that the whole block is assigned only on request.
 //!
 //! The blocks of an IPClaim form a pool of their own, so that no other pod gets their addresses. This pool has the
-//! terms of the IPPool, as far as they concern CNI results. `reserved` and `onRequest` of such a block are ignored:
-//! they exist only to keep agents that do not know claims from assigning the address.
+//! terms of the IPPool, as far as they concern CNI results. `reserved` and `onRequest` of such a block are ignored,
+//! because their only purpose is to keep older agents, which do not know claims, from assigning the address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ use cadastre_core::usable::{covering, usable, usable_in};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
 /// Returns the ranges from which the Node with this UID may assign addresses. Also returns a message for each value
-/// that could not be parsed. If the NodeSubnet is for another Node object, there are no ranges and no messages.
+/// that could not be parsed. If the NodeSubnet is for another Node object, the result has no ranges and no messages.
 pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<String>) {
     let mut messages = Vec::new();
     let mut allocation = NodeAllocation {
@@ -78,9 +78,9 @@ pub fn read(spec: &NodeSubnetSpec, node_uid: &str) -> (NodeAllocation, Vec<Strin
     (allocation, messages)
 }
 
-/// Overlapping blocks could assign the same address twice. So of two overlapping blocks the narrower one is left out.
-/// There is one exception: the block of a claim stays if `withdraw` lists it, because then the wider block does not
-/// assign its address.
+/// Leaves out the narrower of two overlapping blocks, because both blocks could assign the same address. There is one
+/// exception: the block of a claim stays if `withdraw` lists it, because in this case the wider block does not assign
+/// the address.
 fn leave_out_nested(allocation: &mut NodeAllocation, messages: &mut Vec<String>) {
     allocation.blocks.sort_by_key(|block| block.cidr);
     let withdraw = &allocation.withdraw;
@@ -171,7 +171,7 @@ fn is_claim_name(text: &str) -> bool {
     })
 }
 
-/// Returns whether a claim may have `address`: the address must not be a gateway, network or broadcast address of the
+/// Returns whether a claim may have `address`. The address must not be a gateway, network or broadcast address of the
 /// pool.
 pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     let host = Cidr::host(address);

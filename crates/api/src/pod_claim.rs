@@ -1,16 +1,18 @@
 //! Which IPClaim a pod uses.
 //!
-//! | the pod has | its claim | who creates the claim |
-//! |---|---|---|
-//! | `cadastre.dev/claim` | the claim of that name | a user |
-//! | else `cadastre.dev/sticky`, and a StatefulSet controls the pod | the claim with the pod's name | the controller, unless a user has done so |
-//! | else `cadastre.dev/addresses` | the claim of this pod alone ([`claim_of_addresses`]) | the controller, unless a range of the pod's node has the addresses |
+//! The first of these rules that applies to the pod determines its claim:
+//!
+//! - The pod has the annotation `cadastre.dev/claim`. The pod uses the claim with that name, which a user creates.
+//! - The pod has the annotation `cadastre.dev/sticky`, and a StatefulSet controls the pod. The pod uses the claim with
+//!   the pod's name. The controller creates this claim, unless a user has created it.
+//! - The pod has the annotation `cadastre.dev/addresses`. The pod uses a claim for this pod alone
+//!   ([`claim_of_addresses`]). The controller creates this claim, unless a range of the pod's node has the addresses.
 //!
 //! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
-//! ask [`claim_of`], so they always mean the same claim. The claim is in the pod's namespace.
+//! call [`claim_of`], so they always use the same claim. The claim is in the pod's namespace.
 //!
-//! Two pods can have the address of a claim at a time if KubeVirt migrates a virtual machine from one pod to the other:
-//! the same VirtualMachineInstance controls both ([`vmi_of`]).
+//! Two pods can have the address of a claim at a time if KubeVirt migrates a virtual machine from one pod to the other.
+//! In this case, the same VirtualMachineInstance controls both pods ([`vmi_of`]).
 
 use std::collections::BTreeMap;
 
@@ -31,12 +33,12 @@ const LONGEST_NAME: usize = 253;
 /// The claim that a pod uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimOfPod<'a> {
-    /// The claim that the annotation `cadastre.dev/claim` names. The text may be no valid name
+    /// The claim that the annotation `cadastre.dev/claim` names. The text may be no valid name of an object
     Annotated(&'a str),
     /// The claim with the name of the pod, because the pod's StatefulSet has sticky addresses
     Sticky(&'a str),
-    /// The claim of this pod alone, for the addresses that it asks for. The pod does not need the claim if its node has
-    /// the addresses without it
+    /// A claim for this pod alone, with the addresses that the pod requests. The pod does not need the claim if its
+    /// node has the addresses without it
     Addresses {
         /// The name of the claim
         name: String,
@@ -55,7 +57,7 @@ impl ClaimOfPod<'_> {
     }
 }
 
-/// Returns the claim that a pod uses, if it uses one. `pod` and `uid` are the name and the UID of the pod.
+/// Returns the claim that a pod uses, if any. `pod` and `uid` are the name and the UID of the pod.
 pub fn claim_of<'a>(
     pod: &'a str,
     uid: &str,
@@ -77,18 +79,19 @@ pub fn claim_of<'a>(
     Some(ClaimOfPod::Addresses { name, addresses })
 }
 
-/// Returns the name of the claim for the addresses that a pod asks for: the name of the pod, and a hash of its UID. Names
-/// that users choose do not end in the hash of a UID, and the next pod of the same name has another claim.
+/// Returns the name of the claim for the addresses that a pod requests. The name consists of the name of the pod and a
+/// hash of its UID. Because of the hash, the name differs from names that users choose, and from the name for the next
+/// pod of the same name.
 pub fn claim_of_addresses(pod: &str, uid: &str) -> String {
     let hash = format!("{:016x}", fnv(uid));
     let most = LONGEST_NAME - 1 - hash.len();
     let pod: String = pod.chars().take(most).collect();
-    // A part of a name between two dots does not end in a hyphen.
+    // A part of a name between two dots must not end in a hyphen.
     let pod = pod.trim_end_matches(['.', '-']);
     format!("{pod}-{hash}")
 }
 
-/// Returns the UID of the VirtualMachineInstance that controls a pod, if one does.
+/// Returns the UID of the VirtualMachineInstance that controls a pod, if any.
 pub fn vmi_of(owners: &[OwnerReference]) -> Option<&str> {
     let is_of_kubevirt =
         |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0) == Some("kubevirt.io");
@@ -98,7 +101,7 @@ pub fn vmi_of(owners: &[OwnerReference]) -> Option<&str> {
     vmi.map(|it| it.uid.as_str())
 }
 
-/// Returns the addresses that a pod asks for by `cadastre.dev/addresses`, sorted, or what is wrong with the annotation.
+/// Returns the addresses that a pod requests by `cadastre.dev/addresses`, sorted, or what is wrong with the annotation.
 /// Returns `None` if the pod does not have the annotation.
 pub fn addresses(annotations: &BTreeMap<String, String>) -> Option<Result<Vec<Addr>, String>> {
     let text = annotations.get(ADDRESSES)?;
@@ -141,7 +144,8 @@ fn address_list(text: &str) -> Result<Vec<Addr>, String> {
     Ok(list)
 }
 
-/// Returns the 64-bit FNV-1a hash of a text. The names of claims contain it, so it must never change.
+/// Returns the 64-bit FNV-1a hash of a text. The names of claims contain such hashes, so this function must never
+/// change.
 fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,7 +1,7 @@
 //! IPPool: disjoint address ranges, and which nodes get parts of them.
 //!
 //! A pool with both families allocates to a node either a range of each family or none. Therefore a dual-stack pool is
-//! one object. If each family were an object, one of them could exist without the other.
+//! one object. If each family were an object of its own, one of the two objects could exist without the other.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -58,8 +58,8 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
 
-    /// Selects by label the namespaces whose pods may get addresses of the pool. This also applies to pods that ask
-    /// for the pool or one of its addresses by name. Absent or empty: every namespace. Only for Blocks.
+    /// Selects by label the namespaces whose pods may get addresses of the pool. The selector also applies to pods that
+    /// ask for the pool, or for one of its addresses, by annotation. Absent or empty: every namespace. Only for Blocks.
     #[schemars(schema_with = "rules::pool_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
@@ -86,14 +86,15 @@ pub struct IPPoolSpec {
     pub max_blocks_per_node: Option<u32>,
 
     /// What the controller does when nodes need addresses and the pool has no free range left. Never: the nodes wait.
-    /// WhenExhausted: they borrow free parts of other nodes' blocks. Whatever routes the pool's addresses has to follow
-    /// IPAMBlocks or NodeSubnets then. Only for Blocks.
+    /// WhenExhausted: the nodes borrow free parts of other nodes' blocks. With WhenExhausted, whatever routes the
+    /// pool's addresses has to follow IPAMBlocks or NodeSubnets. Only for Blocks.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub borrowing: Borrowing,
 
     /// The controller recalls a block (asks the node to release it) once the block has been empty for this many seconds
-    /// and the node does not need it. A node's last block of the pool stays until pods of another node wait for it. But
-    /// if the pool allocates blocks only on request by a pod, the last block is recalled, too. Only for Blocks.
+    /// and the node does not need it. A node's last block of the pool stays until pods of another node wait for a
+    /// block. But if the pool allocates blocks only on request by a pod, the last block is recalled, too. Only for
+    /// Blocks.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_idle_seconds")]
     pub idle_seconds: u32,
@@ -104,7 +105,7 @@ pub struct IPPoolSpec {
     pub nearly_exhausted_percent: u32,
 
     /// If several pools select a node or pod, the pool with the highest priority is tried first. Among pools of equal
-    /// priority, the one with more specific selectors is tried first.
+    /// priority, the pool with more requirements in its selectors is tried first.
     #[serde(default)]
     pub priority: i32,
 
@@ -120,13 +121,13 @@ pub struct IPPoolSpec {
     pub reserved: Vec<String>,
 
     /// If true, a pod can get a reserved address by asking for exactly this address, with the annotation
-    /// cadastre.dev/addresses. This does not apply to addresses of nodes and of service ranges, which are never
-    /// assigned. Only for Blocks.
+    /// cadastre.dev/addresses. Addresses of nodes and of service ranges are never assigned, even with this field. Only
+    /// for Blocks.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub reserved_on_request: bool,
 
-    /// For at least this many seconds after a node was deleted, its ranges cannot be allocated again. After that they
-    /// are still not allocated while a pod uses an address in them.
+    /// For at least this many seconds after a node was deleted, its ranges cannot be allocated again. After this time,
+    /// a range is still not allocated while a pod uses an address in it.
     #[schemars(range(min = 0, max = 86400))]
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
@@ -176,7 +177,7 @@ impl IPPoolSpec {
 /// How ranges are allocated to nodes.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationMode {
-    /// Each node gets blocks as it needs them; its NodeSubnet lists them.
+    /// Each node gets blocks as it needs them. The node's NodeSubnet lists the blocks.
     #[default]
     Blocks,
     /// Each node gets one range per family, in `node.spec.podCIDRs`.
@@ -221,8 +222,8 @@ pub struct IPv4Ranges {
     #[schemars(schema_with = "rules::ipv4_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of the ranges that are allocated to nodes. It can be changed at any time; existing ranges keep
-    /// their size. Absent: 26 for Blocks, 24 for NodeCIDR.
+    /// Prefix length of the ranges that are allocated to nodes. The blockSize can be changed at any time; existing
+    /// ranges keep their size. Absent: 26 for Blocks, 24 for NodeCIDR.
     #[schemars(range(min = 8, max = 32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
@@ -243,8 +244,8 @@ pub struct IPv6Ranges {
     #[schemars(schema_with = "rules::ipv6_cidrs")]
     pub cidrs: Vec<String>,
 
-    /// Prefix length of the ranges that are allocated to nodes. It can be changed at any time; existing ranges keep
-    /// their size. Absent: 122 for Blocks, 64 for NodeCIDR.
+    /// Prefix length of the ranges that are allocated to nodes. The blockSize can be changed at any time; existing
+    /// ranges keep their size. Absent: 122 for Blocks, 64 for NodeCIDR.
     #[schemars(range(min = 8, max = 128))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
@@ -257,7 +258,8 @@ pub struct IPv6Ranges {
     pub gateway: Option<String>,
 }
 
-/// Observed state of the pool, written by the controller. It is for users: the controller bases no decision on it.
+/// Observed state of the pool, written by the controller. The status is for users, and the controller bases no decision
+/// on it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
@@ -287,8 +289,8 @@ pub struct IPPoolStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Numbers of blocks of one family, counted in blocks of the current block size. They are decimal text because an
-/// IPv6 pool can have more blocks than JSON numbers can represent exactly.
+/// Numbers of blocks of one family, in blocks of the current block size. The numbers are decimal text, because an IPv6
+/// pool can have more blocks than JSON numbers can represent exactly.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
@@ -369,12 +371,12 @@ fn default_nearly_exhausted_percent() -> u32 {
 pub struct TrendStatus {
     /// When usage was last sampled, to the minute.
     pub at: Time,
-    /// Number of blocks that were not free at that time.
+    /// Number of blocks that were not free at the time in `at`.
     pub used: String,
     /// Growth of usage in blocks per hour, smoothed over about six hours. Negative if usage shrinks.
     pub per_hour: String,
-    /// Root mean square of the hourly change in blocks, smoothed like perHour. If this is large compared to perHour,
-    /// usage fluctuates, and the forecast is unreliable.
+    /// Root mean square of the hourly change in blocks, smoothed like perHour. If this value is large compared to
+    /// perHour, usage fluctuates, and the forecast is unreliable.
     pub swing_per_hour: String,
 }
 

@@ -1,18 +1,22 @@
-//! Requests of users about the addresses and blocks of a node, as annotations of the node's NodeSubnet.
+//! Requests of users about the addresses and blocks of a node, as annotations of the node's NodeSubnet. The value of
+//! each annotation is a list of entries, separated by commas. These entries are possible:
 //!
-//! | annotation | value | request |
-//! |---|---|---|
-//! | [`RELEASE_ANNOTATION`] | `ADDRESS=PODUID`, separated by commas | release a leaked address without waiting for the grace period |
-//! | | `ADDRESS=container:NETWORK/CONTAINERID` | release the address although the node cannot tell whether this container is gone; by this entry the user asserts that it is gone |
-//! | | `ADDRESS=conflict:SINCE` | end the conflict that began at this time (milliseconds of Unix time), so that the address is probed again at once |
-//! | [`DRAIN_ANNOTATION`] | CIDRs of blocks, separated by commas | assign no new address from these blocks, and release each block once it is empty |
-//! | [`WITHDRAW_ANNOTATION`] | addresses and CIDRs inside of blocks, separated by commas | assign no new address in these ranges, and withdraw each range once it is empty, until the entry is removed |
+//! - `ADDRESS=PODUID` in [`RELEASE_ANNOTATION`]: release a leaked address without waiting for the grace period.
+//! - `ADDRESS=container:NETWORK/CONTAINERID` in [`RELEASE_ANNOTATION`]: release the address although the node cannot
+//!   tell whether this container is gone. With this entry, the user asserts that the container is gone.
+//! - `ADDRESS=conflict:SINCE` in [`RELEASE_ANNOTATION`]: end the conflict that began at the time `SINCE` (milliseconds
+//!   of Unix time), so that the address is probed again at once.
+//! - The CIDR of a block in [`DRAIN_ANNOTATION`]: assign no new address from the block, and release the block once it
+//!   is empty.
+//! - An address or a CIDR inside of a block in [`WITHDRAW_ANNOTATION`]: assign no new address in this range, and
+//!   withdraw the range once it is empty. The request ends when the entry is removed.
 //!
 //! # Guarantees
 //! - No request releases an address that a pod still needs. Addresses of a living pod's newest sandbox are kept.
 //!   Addresses whose sandbox still exists on the node are kept, too.
-//! - An entry that no longer applies is ignored, so users need not remove requests in time. An old entry cannot match
-//!   something new: a pod's UID, a container's ID, and a block's CIDR together with the node's name are unambiguous.
+//! - An entry that no longer applies is ignored, so users need not remove requests in time. An old entry cannot match a
+//!   later object by mistake, because a pod's UID, a container's ID, and a block's CIDR together with the node's name
+//!   are unambiguous.
 //! - An entry that cannot be parsed is ignored. The other entries are still read.
 
 use std::collections::BTreeSet;
@@ -34,12 +38,12 @@ const CONFLICT: &str = "conflict:";
 pub struct Requests {
     /// Addresses to release, each with the UID of the pod to which it was assigned
     pub release: BTreeSet<(Addr, String)>,
-    /// Addresses to release, each with the handle (network and container ID) to which it was assigned. By the request,
-    /// the user asserts that this container is gone.
+    /// Addresses to release, each with the handle (network and container ID) to which it was assigned. With the
+    /// request, the user asserts that the container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
     /// Addresses whose conflict with another host is over, each with the time at which the conflict began
     pub conflict_over: BTreeSet<(Addr, i64)>,
-    /// CIDRs of blocks to drain: no new address is assigned from such a block, and the block is released once it is
+    /// CIDRs of blocks to drain. No new address is assigned from such a block, and the block is released once it is
     /// empty
     pub drain: BTreeSet<Cidr>,
     /// Ranges inside of blocks from which the node assigns no address until the request ends. A single address is a

@@ -4,10 +4,10 @@
 //! - The message of a rule says what is wrong and what to write instead. A rule that needs a well-formed value accepts
 //!   malformed values, because another rule rejects them. So one mistake causes one message, and never a CEL runtime
 //!   error.
-//! - Even the longest lists stay within the cost budgets of the API server. Estimated cost: 10,000,000 units per rule.
-//!   Real cost: 1,000,000 units per call and 10,000,000 per object. The API server can estimate the cost only of values
-//!   whose size is bounded. So each list and each text has a maximum length, and no text is built from parts of unknown
-//!   length.
+//! - Even the longest lists stay within the cost budgets of the API server. The budget for the estimated cost is
+//!   10,000,000 units per rule. The budget for the real cost is 1,000,000 units per call and 10,000,000 units per
+//!   object. The API server can estimate the cost only of values whose size is bounded. So each list and each text has
+//!   a maximum length, and no text is built from parts of unknown length.
 //!
 //! # Caveats
 //! - A change that raises the estimated cost of a rule can make older API servers reject the CRD.
@@ -26,8 +26,8 @@ const CIDR_LENGTH: u32 = 43;
 const ADDRESS_LENGTH: u32 = 39;
 /// Maximum length of an address range as text: two IPv6 addresses and a hyphen.
 const RANGE_LENGTH: u32 = 79;
-/// Maximum number of IPv4 CIDRs of a pool. Every CIDR is compared with every other, so the cost of a call grows with
-/// the square of this number.
+/// Maximum number of IPv4 CIDRs of a pool. Every CIDR is compared with every other CIDR, so the cost of a call grows
+/// with the square of this number.
 const MOST_IPV4_CIDRS: u32 = 256;
 /// Maximum number of IPv6 CIDRs of a pool: half as many as for IPv4, because IPv6 CIDRs are longer texts.
 const MOST_IPV6_CIDRS: u32 = 128;
@@ -43,7 +43,7 @@ const LABEL_KEY: &str =
 
 /// Pattern of a label key. Unlike [`LABEL_KEY`], it rejects empty parts in the domain, as Kubernetes does.
 const STRICT_LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
-/// A domain, with an optional dot at the end. `.` alone is valid, too: it ends the list of search domains.
+/// A domain, with an optional dot at the end. The root domain `.` alone is valid, too.
 const DOMAIN: &str = "^([.]|[A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?([.][A-Za-z0-9_]([-A-Za-z0-9_]*[A-Za-z0-9_])?)*[.]?)$";
 
 /// Rule on the name of a pool. The name becomes a metric label, a field of NodeSubnets and part of events, and must be
@@ -67,14 +67,14 @@ pub(super) fn stays(family: &str) -> Rule {
         .field_path(format!(".{family}"))
 }
 
-/// Rule on the name of a block: it is derived from the block's CIDR, so that the API server rejects a second object for
-/// the same CIDR.
+/// Rule on the name of a block. The name is derived from the block's CIDR, so that the API server rejects a second
+/// object for the same CIDR.
 pub(super) fn block_name() -> Rule {
     Rule::new("self.metadata.name == self.spec.cidr.replace('.', '-').replace(':', '-').replace('/', '-')")
         .message("the name of a block is its cidr with - for every other sign: blocks are written by the controller alone")
 }
 
-/// Rejects a change of the virtual machine that a block is for.
+/// Rejects a change of the virtual machine for which a block was allocated.
 pub(super) fn vmi_stays() -> Rule {
     Rule::new(
         "has(self.vmiUID) == has(oldSelf.vmiUID) && (!has(self.vmiUID) || self.vmiUID == oldSelf.vmiUID)",
@@ -232,8 +232,8 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
     })
 }
 
-/// Whether the CIDR `c` contains no CIDR of the list except itself. The list in brackets gives the parsed `c` a name,
-/// so that `c` is parsed once, and not again for each `d`.
+/// Whether the CIDR `c` contains no CIDR of the list except itself. The list in brackets gives the parsed `c` the name
+/// `p`, so that `c` is parsed once, and not again for each `d`.
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
 /// Schema of a range in a NodeSubnet. The range is already allocated, so every valid CIDR is accepted.
@@ -288,7 +288,7 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The gateway must lie in the pool's ranges, or meet the CEL expression `or`: pods cannot reach a gateway elsewhere,
+/// The gateway must lie in the pool's ranges, or meet the CEL expression `or`. Pods cannot reach a gateway elsewhere,
 /// unless the dataplane makes it reachable in another way. A gateway that does not change is always accepted, even if
 /// other parts of the object change.
 pub(super) fn gateway_inside(family: &str, or: &str) -> Rule {
@@ -327,8 +327,8 @@ pub(super) fn check_reserved(spec: &mut JSONSchemaProps) {
         rule: format!(
             "!has(self.reserved) || ({is_old}) || !({readable}) || self.reserved.all(r, {entry})"
         ),
-        // For very long lists the server may not evaluate the message expression, because that would cost too much.
-        // Then it shows this message.
+        // For very long lists the server may not evaluate the message expression, because the evaluation would cost too
+        // much. In this case, the server returns this message.
         message: Some(format!("an entry is {why}")),
         message_expression: Some(format!(
             "'%s: {why}'.format([self.reserved.filter(r, !{entry})])"
@@ -361,9 +361,9 @@ const HIGH: &str = "self.substring(self.indexOf('-') + 1)";
 /// lower and 1 in the upper end. Then the n-bit prefix of the lower end, as a CIDR, does not contain the upper end. But
 /// if all bits of the upper end from the n-th on are cleared, the CIDR contains the result.
 ///
-/// The expression uses only functions whose cost every server can estimate. Therefore it does not compare addresses by
-/// ==. It cuts the texts of the prefix lengths out of literals, because a text made from a number could have any
-/// length.
+/// The expression uses only functions whose cost every server can estimate. Therefore the expression does not compare
+/// addresses by ==. It cuts the texts of the prefix lengths out of literals, because the server estimates that a text
+/// made from a number can have any length.
 fn is_ordered() -> String {
     /// The tens of the numbers 0 to 128, two characters each.
     const TENS: &str = "   1 2 3 4 5 6 7 8 9101112";
@@ -384,8 +384,8 @@ fn is_ordered() -> String {
 }
 
 /// Returns the schema of an IPPool's selectors, with rules on labels. The selectors in NodeSubnets do not have these
-/// rules. There they would cost too much, because a NodeSubnet lists the selectors of many pools. They would also
-/// reject the selectors of pools that are older than the rules.
+/// rules for two reasons. The rules would cost too much, because a NodeSubnet lists the selectors of many pools. The
+/// rules would also reject the selectors of pools that are older than the rules.
 pub(super) fn pool_selector(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = selector(generator);
     let labels = schema.pointer_mut("/properties/matchLabels");

@@ -18,8 +18,8 @@ pub(crate) const LONGEST_TTL: u32 = i32::MAX.unsigned_abs();
 /// The maximum number of characters of a wrong annotation that an error quotes.
 const QUOTED: usize = 100;
 
-/// Returns a message for each wrong annotation about sticky addresses of a pod: what is wrong, and what to do. Wrong
-/// annotations are ignored.
+/// Returns a message for each wrong annotation about sticky addresses of a pod. The message says what is wrong, and
+/// what to do. Apart from these messages, wrong annotations are ignored.
 pub fn sticky_errors(
     annotations: &BTreeMap<String, String>,
     is_of_stateful_set: bool,
@@ -73,7 +73,7 @@ pub fn pools(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &st
     names.filter(|name| !name.is_empty())
 }
 
-/// Returns the StatefulSet that controls a pod, if one does.
+/// Returns the StatefulSet that controls a pod, if any.
 pub fn stateful_set(owners: &[OwnerReference]) -> Option<&OwnerReference> {
     let group = |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0 == "apps");
     owners.iter().find(|it| {

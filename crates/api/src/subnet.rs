@@ -1,41 +1,42 @@
-//! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with its name.
+//! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with the same name.
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
-//! with one exception: in `status.conditions` the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and the
+//! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and the
 //! controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node,
-//! because it must outlive the Node: `quarantined` is the durable record of podCIDRs in quarantine. So the object is
-//! deleted only when the last of these podCIDRs may be allocated again.
+//! because the NodeSubnet must outlive the Node: its field `quarantined` is the durable record of podCIDRs in
+//! quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
 //! - Assign addresses only from `spec.blocks` and `spec.podCIDRs`. Never assign reserved addresses or addresses of a
 //!   podCIDR that is `withheld`. Assign no new address from a block whose `recall` is Drain.
 //! - Assign the address of a block with a `claim` only to a pod of the claim's namespace that names the claim. If the
-//!   block has a `vmiUID`, the VirtualMachineInstance with this UID must control the pod. Otherwise no
-//!   VirtualMachineInstance may control it.
+//!   block has a `vmiUID`, the VirtualMachineInstance with this UID must control the pod. If the block has no `vmiUID`,
+//!   no VirtualMachineInstance may control the pod.
 //! - Report a block as `released` only if none of its addresses is in use or cooling. From then on, do not use the
 //!   block until it has disappeared from `spec.blocks` and has been listed again. If a block disappears although it was
-//!   not released, keep it while addresses of it are in use, but assign no new ones.
+//!   not released, keep the block while its addresses are in use, but assign no new addresses from it.
 //! - If a block is listed under a UID that was released since the agent's start, do not use the block but release it
-//!   again: the API was restored to an older state. If a block is listed under another UID, it is the same block, whose
-//!   object was lost and recreated: its assignments stay valid.
+//!   again, because the API server was restored to an older state. If a block is listed under another UID, its object
+//!   was lost and recreated, but the block is still the same. So its assignments stay valid.
 //! - Assign no new address in the ranges of `withdraw`. Report a range as `withdrawn` only if none of its addresses is
-//!   in use or cooling, and if the store has recorded the withdrawal. Then assign none of its addresses before
-//!   `returned` lists the range, even if `withdraw` no longer lists it.
-//! - Report every block with addresses in use, even if the block has disappeared from the spec. After the API was
-//!   restored to an older state, this report is the only record of the block.
+//!   in use or cooling, and if the store has recorded the withdrawal. After the report, assign no address of the range
+//!   before `returned` lists it, even if `withdraw` no longer lists it.
+//! - Report every block with addresses in use, even if the block has disappeared from the spec. After the API server
+//!   was restored to an older state, this report is the only record of the block.
 //! - Keep assignments when the UID of the agent's Node changes, because pods outlive a Node object that is deleted and
 //!   registered again. If the same block is listed for the new UID, continue with its assignments.
 //! - Write `status` with the resourceVersion of the object from which the status was computed. Otherwise a delayed
 //!   `released` could end a block that has been listed again meanwhile.
-//! - State `demand` as the total number of addresses wanted. Then an old report that is repeated does no harm, unlike a
-//!   number of missing addresses. Demand more than the addresses in use or cooling plus `warm.low` only while pods wait.
-//!   If the node has no block of a pool, demand addresses of that pool only while pods wait for them. Otherwise the
-//!   controller would recall empty blocks of other nodes for nothing.
-//! - Assign an address of a pool with `conflictProbe: BeforeUse` only after a probe since the address was last free, and
-//!   not while another host answers for it.
+//! - State `demand` as the total number of addresses wanted. A total that is reported twice does no harm. A number of
+//!   missing addresses would, because it would be added twice. Demand more than the addresses in use or cooling plus
+//!   `warm.low` only while pods wait. If the node has no block of a pool, demand addresses of that pool only while pods
+//!   wait for them. Otherwise the controller would recall empty blocks of other nodes for nothing.
+//! - Assign an address of a pool with `conflictProbe: BeforeUse` only after a probe that began since the address was
+//!   last in use, and not while another host answers for the address.
 //! - Report an address that CNI requests for a pod in `requestedAddresses` only if the pod's annotations name neither
-//!   this address nor a claim, and no range of the node has it. The controller ignores requests for pods of other nodes.
+//!   this address nor a claim, and no range of the node has the address. The controller ignores requests for pods of
+//!   other nodes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::{CustomResource, KubeSchema};
@@ -47,10 +48,10 @@ use super::pool::{AllocationMode, AssignmentMode, FirstBlock};
 use super::rules;
 use super::terms::AddressTerms;
 
-/// The maximum number of blocks of a node. The list of blocks, and the agent's report on each, must fit into one object
-/// of etcd (1.5 MiB).
+/// The maximum number of blocks of a node. The list of blocks, together with the agent's report on each block, must fit
+/// into one object of etcd (1.5 MiB).
 pub const MOST_BLOCKS: usize = 4_096;
-/// The maximum number of addresses without a pod that an agent reports.
+/// The maximum number of orphans (addresses without a pod) that an agent reports.
 pub const MOST_ORPHANS: usize = 256;
 /// The maximum number of addresses in conflict that an agent reports.
 pub const MOST_CONFLICTS: usize = 64;
@@ -60,22 +61,22 @@ pub const MOST_POOLS: usize = 1_024;
 pub const MOST_RESERVED: usize = 1_024;
 /// The maximum number of withdrawals that a NodeSubnet lists and that an agent records.
 pub const MOST_WITHDRAWALS: usize = 1_024;
-/// The maximum number of pods for whose requested addresses an agent asks at a time.
+/// The maximum number of pods in `requestedAddresses`, in which an agent reports the addresses that CNI requests.
 pub const MOST_ADDRESS_REQUESTS: usize = 64;
-/// The highest count of free addresses that an agent reports; it stands for any higher count, too. It is the largest
-/// number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody needs to
-/// know how many of those are left.
+/// The highest count of free addresses that an agent reports. The number stands for any higher count, too, and is the
+/// largest number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody
+/// needs the exact count.
 pub const MOST_COUNT: i64 = 1 << 53;
 /// The maximum number of entries of `podRanges`.
 pub const MOST_POD_RANGES: usize = 1_024;
 
-/// Type of the condition that the agent writes: whether another CNI configuration provides the network of the node's
-/// new pods.
+/// Type of the condition that says whether another CNI configuration provides the network of the node's new pods. The
+/// agent writes this condition.
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 /// The type of the condition that says whether other hosts answer for addresses of the node.
 pub const ADDRESS_CONFLICT: &str = "AddressConflict";
 
-/// The ranges of a node and the quarantined ranges of earlier nodes with its name, written by the controller.
+/// The ranges of a node, and the quarantined ranges of earlier nodes with the same name. Written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -104,7 +105,7 @@ pub struct NodeSubnetSpec {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the Node. If there is no providerID, this is compared instead.
+    /// status.nodeInfo.machineID of the Node. If the Node has no providerID, the machineID is compared instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 
@@ -133,25 +134,26 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ranges: Vec<String>,
 
-    /// Addresses in use although, according to the API, their pods no longer exist or have finished. The agent releases
-    /// such an address if the node's container runtime confirms that the pod's sandbox is gone.
+    /// Addresses that are in use although, according to the API, their pods no longer exist or have finished. The agent
+    /// releases such an address if the node's container runtime confirms that the pod's sandbox is gone.
     #[schemars(length(max = 256))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
 
     /// Ranges inside of the node's blocks that the controller takes back, down to single addresses. The agent assigns
-    /// no new address in such a range. It reports the range in status.withdrawn once none of its addresses is in use or
-    /// cooling.
+    /// no new address in such a range. The agent reports the range in status.withdrawn once no address of the range is
+    /// in use or cooling.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<String>,
 
-    /// Withdrawn addresses that IPClaims have. Another node may use them, or this node for a pod of the claim.
+    /// Withdrawn addresses that belong to IPClaims. Another node may use such an address, or this node may use it for a
+    /// pod of the claim.
     #[schemars(length(max = MOST_WITHDRAWALS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<ClaimedAddress>,
 
-    /// Withdrawn ranges that other nodes have borrowed. Each of them is an IPAMBlock of the other node.
+    /// Withdrawn ranges that other nodes have borrowed. Each range is an IPAMBlock of the other node.
     #[schemars(length(max = MOST_WITHDRAWALS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lent: Vec<LentRange>,
@@ -194,7 +196,7 @@ pub struct LentRange {
     /// Name of the node that has borrowed the range.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// UID of the IPAMBlock. The other node gets the block only if this list names it.
+    /// UID of the IPAMBlock that the range has become. The other node gets the block only if this list names the block.
     #[serde(rename = "blockUID")]
     #[schemars(length(max = 63))]
     pub block_uid: String,
@@ -214,7 +216,7 @@ pub struct NodePool {
     pub allocation_mode: AllocationMode,
 
     /// If true, the pool allocates no more blocks to this node. The pool is listed because the node still has ranges of
-    /// it. Their addresses are assigned and cool down according to the pool's settings.
+    /// it. The addresses of these ranges are assigned and cool down according to the pool's settings.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub retained: bool,
 
@@ -264,7 +266,7 @@ impl NodePool {
 /// The ranges of one family of a pool, with the settings that a node needs.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePoolRanges {
-    /// All CIDRs of the pool.
+    /// All CIDRs of the pool in this family.
     #[schemars(length(max = 256), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
 
@@ -282,11 +284,11 @@ pub struct AllocatedRange {
     #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
-    /// Name of the pool that contains the range. Absent if no pool does.
+    /// Name of the pool that contains the range. Absent if no pool contains the range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// If true, another node uses addresses of this range. Then the agent must not assign any address of it.
+    /// If true, another node uses addresses of this range, and the agent must not assign any address of the range.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub withheld: bool,
 }
@@ -299,8 +301,8 @@ pub struct AllocatedBlock {
     #[schemars(schema_with = "rules::allocated_cidr")]
     pub cidr: String,
 
-    /// UID of the block's IPAMBlock. If the same CIDR is allocated again, it has a new IPAMBlock with another UID. If
-    /// the node was added to the standby of the block, a plus sign and the node's number follow.
+    /// UID of the block's IPAMBlock. If the same CIDR is allocated again, the block has a new IPAMBlock with another
+    /// UID. If the node was added to the standby of the block, a plus sign and the node's number follow the UID.
     #[schemars(length(max = 128))]
     pub uid: String,
 
@@ -308,26 +310,27 @@ pub struct AllocatedBlock {
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// The IPClaim whose address the block is, as NAMESPACE/NAME. The address is assigned only to a pod that names the
-    /// claim. Absent: the block is no claim's.
+    /// The IPClaim of whose address the block consists, as NAMESPACE/NAME. The address is assigned only to a pod that
+    /// names the claim. Absent: the block belongs to no claim.
     #[schemars(length(max = 317))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
 
     /// UID of the VirtualMachineInstance for which the claim's address was allocated. The address is assigned only to a
-    /// pod that this VirtualMachineInstance controls. Absent: the address is assigned to no pod of a
+    /// pod that this VirtualMachineInstance controls. If absent, the address of a claim is assigned to no pod of a
     /// VirtualMachineInstance.
     #[schemars(length(max = 128))]
     #[serde(default, rename = "vmiUID", skip_serializing_if = "Option::is_none")]
     pub vmi_uid: Option<String>,
 
-    /// If true, another node is the owner of the block, and traffic for the address goes to that node. This node assigns
-    /// the address all the same, to a pod of the virtual machine.
+    /// If true, another node is the owner of the block, and traffic for the address goes to that node. This node may
+    /// assign the address, too, to a pod of the virtual machine.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub standby: bool,
 
-    /// The block of another node of which this block is a part, if this node has borrowed it. Its network address,
-    /// gateway and broadcast address are those of the pool's CIDR, not those of the part.
+    /// Present if this node has borrowed the block: the block of another node of which this block is a part. The
+    /// network address, gateway and broadcast address of a borrowed block are those of the pool's CIDR, not those of
+    /// the part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentBlock>,
 
@@ -368,7 +371,7 @@ pub struct LeakCandidate {
     #[schemars(length(max = 39))]
     pub address: String,
 
-    /// UID of the pod that used the address. Another pod may use the address by now.
+    /// UID of the pod that used the address. Another pod may use the address now.
     #[schemars(length(max = 128))]
     #[serde(rename = "podUID")]
     pub pod_uid: String,
@@ -378,8 +381,8 @@ pub struct LeakCandidate {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetStatus {
-    /// UID of the Node on which the agent runs. The controller ignores the status if this is not the UID of the present
-    /// Node.
+    /// UID of the Node on which the agent runs. The controller ignores the status if the current Node has a different
+    /// UID.
     #[serde(default, rename = "nodeUID", skip_serializing_if = "Option::is_none")]
     pub node_uid: Option<String>,
 
@@ -399,7 +402,7 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
 
-    /// Ranges that the agent has withdrawn. The agent assigns none of their addresses until spec.returned lists the
+    /// Ranges that the agent has withdrawn. The agent assigns no address of such a range until spec.returned lists the
     /// range.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -410,25 +413,26 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<String>,
 
-    /// Addresses for which ADDs wait: the CNI configuration or the runtime requests them for pods of this node, and no
-    /// range of the node has them. The controller creates an IPClaim for each of these pods.
+    /// Addresses for which ADDs wait, because the CNI configuration or the runtime requests the addresses for pods of
+    /// this node, and no range of the node has them. The controller creates an IPClaim for each of these pods.
     #[schemars(length(max = MOST_ADDRESS_REQUESTS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested_addresses: Vec<AddressRequest>,
 
-    /// Addresses that the node does not assign because another host answers for them. This list has a maximum length.
+    /// Addresses that the node does not assign because another host answers for them. The list has at most 64 entries.
     #[schemars(length(max = MOST_CONFLICTS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conflicts: Vec<AddressConflict>,
 
-    /// Addresses in use whose pods have finished, or have not been seen by the agent for a while. This list has a
-    /// maximum length; the NodeAddresses with the same name lists all addresses in use.
+    /// Addresses in use whose pods have finished, or have not been seen by the agent for a while. The list has at most
+    /// 256 entries; the NodeAddresses with the same name lists all addresses in use.
     #[schemars(length(max = MOST_ORPHANS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// The controller's answer to this status. The agent writes two conditions. ServedByOthers: whether another network
-    /// serves the node's new pods. AddressConflict: whether other hosts answer for addresses of the node.
+    /// Conditions of the node. The agent writes two of them. ServedByOthers says whether another network serves the
+    /// node's new pods. AddressConflict says whether other hosts answer for addresses of the node. The controller
+    /// writes the other conditions as its answer to this status.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -450,7 +454,7 @@ pub struct AddressConflict {
     #[schemars(length(max = 64))]
     pub by: String,
 
-    /// When this host answered first, in milliseconds of Unix time.
+    /// When the host that answered last answered for the first time, in milliseconds of Unix time.
     pub since_ms: i64,
 }
 
@@ -526,7 +530,7 @@ pub struct BlockStatus {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub cooling: i64,
 
-    /// Number of addresses that can be assigned now. 9007199254740992 means: that many or more.
+    /// Number of addresses that can be assigned now. The number 9007199254740992 stands for any higher number, too.
     #[schemars(range(min = 0))]
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub free: i64,
@@ -558,7 +562,7 @@ pub struct QuarantinedNode {
     )]
     pub provider_id: Option<String>,
 
-    /// status.nodeInfo.machineID of the deleted Node. If there is no providerID, this is compared instead.
+    /// status.nodeInfo.machineID of the deleted Node. If the Node had no providerID, the machineID is compared instead.
     #[serde(default, rename = "machineID", skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
 

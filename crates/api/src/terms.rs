@@ -1,5 +1,5 @@
-//! The terms on which addresses of a pool are assigned to pods. They are set in the IPPool. The controller copies
-//! them to NodeSubnets, because agents do not read IPPools.
+//! The terms on which addresses of a pool are assigned to pods. Users set the terms in the IPPool. The controller
+//! copies the terms to NodeSubnets, because agents do not read IPPools.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -28,7 +28,7 @@ pub struct AddressTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
 
-    /// DNS settings in the CNI result. Kubernetes ignores them: the kubelet configures DNS for pods.
+    /// DNS settings in the CNI result. Kubernetes ignores these settings, because the kubelet configures DNS for pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<Box<Dns>>,
 
@@ -46,16 +46,16 @@ pub struct AddressTerms {
     pub unknown_pods: UnknownPods,
 
     /// Whether certain addresses of the pool can be asked for: by the annotation cadastre.dev/addresses, by
-    /// spec.addresses of an IPClaim, and by the CNI configuration or the runtime. Deny does not affect addresses that
-    /// pods and claims have already, and claims that name only the pool.
+    /// spec.addresses of an IPClaim, and by the CNI configuration or the runtime. Deny affects neither addresses that
+    /// pods and claims have already, nor claims that name only the pool.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub explicit_addresses: ExplicitAddresses,
 
-    /// Whether the node checks that no other host uses an address, before it assigns the address for the first time
-    /// since it was free. BeforeUse: the node's agent sends an ARP request or a neighbour solicitation, on the interface
-    /// that the main CNI plugin names as its master, else on that of the node's default route. If a host answers within
-    /// 200 ms, the address is set aside, and is not assigned before a later probe finds it free. While the agent cannot
-    /// probe, addresses that were not probed are not assigned.
+    /// Whether the node checks that no other host uses a free address, before it assigns the address. BeforeUse: the
+    /// node's agent sends an ARP request or a neighbour solicitation, on the interface that the main CNI plugin names
+    /// as its master, or else on the interface of the node's default route. If a host answers within 200 ms, the
+    /// address is set aside, and is not assigned until a later probe finds it free. While the agent cannot probe,
+    /// addresses that were not probed are not assigned.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub conflict_probe: ConflictProbe,
 }
@@ -79,12 +79,12 @@ impl Default for AddressTerms {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[x_kube(validation = rules::warm_in_order())]
 pub struct Warm {
-    /// If the node has fewer free addresses than this, it asks for another block.
+    /// If the node has fewer free addresses than this number, it asks for another block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_low")]
     pub low: u32,
 
-    /// If the node has more free addresses than this, it releases an empty block.
+    /// If the node has more free addresses than this number, it releases an empty block.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_high")]
     pub high: u32,
@@ -127,7 +127,7 @@ pub enum ExplicitAddresses {
     /// Whoever may create pods or claims can ask for any free address
     #[default]
     Allow,
-    /// Nobody can: pods and claims get any free address
+    /// Nobody can ask for a certain address; pods and claims get any free address
     Deny,
 }
 
@@ -137,7 +137,7 @@ pub enum ConflictProbe {
     /// Addresses are assigned without a probe
     #[default]
     Never,
-    /// An address is assigned for the first time since it was free only after a probe to which no other host answered
+    /// A free address is assigned only after a probe that no other host has answered
     BeforeUse,
 }
 

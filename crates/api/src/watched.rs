@@ -123,7 +123,8 @@ pub struct PodIpLite {
     pub ip: String,
 }
 
-/// Defines the type of a watched object of one of Cadastre's own kinds. Its spec and status are not parsed yet.
+/// Defines the type of a watched object of one of Cadastre's own kinds. The spec and status of the object are not
+/// parsed yet.
 macro_rules! unparsed {
     ($($(#[$doc:meta])* $lite:ident of $kind:ident;)*) => {$(
         $(#[$doc])*
@@ -136,7 +137,8 @@ macro_rules! unparsed {
             /// Not parsed, so that one invalid object does not make parsing of the whole list fail
             #[serde(default)]
             pub spec: Value,
-            /// Not parsed, for the same reason as `spec`; `Null` if the kind has no status
+            /// Not parsed, so that one invalid object does not make parsing of the whole list fail; `Null` if the kind
+            /// has no status
             #[serde(default)]
             pub status: Value,
         }

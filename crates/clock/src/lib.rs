@@ -1,5 +1,5 @@
-//! The clock for deadlines. The agent and the CNI plugin send each other times that they have read from this clock, so
-//! they share this code.
+//! The clock for deadlines. The agent and the CNI plugin send points in time to each other, so both read the clock
+//! through this crate.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ pub fn since_boot() -> Duration {
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Returns the time since the first call. Used only by command line tools on other systems, because daemons run on
-/// Linux.
+/// Returns the time since the first call. This variant is for systems other than Linux. Only command line tools run on
+/// such systems, because the daemons run on Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn since_boot() -> Duration {
     use std::sync::OnceLock;

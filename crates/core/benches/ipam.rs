@@ -2,13 +2,13 @@
 //!
 //! Each case has a number of holdings at random places of a pool. The pool starts at 10.0.0.0 or fd00:: and is just
 //! large enough for the wanted fill level. IPv6 blocks are /64. IPv4 blocks are /24 if 10.0.0.0/8 has enough of them
-//! (65,536); else they are as much smaller as necessary. A full pool has 0.1 % of its blocks free. That is less than
-//! one block of 100, so there is no full pool with 100 holdings.
+//! (65,536); otherwise the blocks are as much smaller as necessary. A full pool has 0.1 % of its blocks free. Of 100
+//! blocks, 0.1 % would be less than one block, so no case is a full pool with 100 holdings.
 //!
-//! The fill level stays constant during a measurement: after each timed batch of allocations, as many random holdings
-//! are released, and after each timed batch of releases, as many blocks are allocated. So free blocks stay at random
-//! places. `carve`, which allocates a block, should take less than 200 ns with 1,000,000 holdings, and about as long
-//! with 100.
+//! The fill level stays constant during a measurement. After each timed batch of allocations, as many random holdings
+//! are released. After each timed batch of releases, as many blocks are allocated. Because the released holdings are
+//! random, the free blocks stay at random places. `carve`, which allocates a block, should take less than 200 ns with
+//! 1,000,000 holdings, and about as long with 100 holdings.
 
 #![allow(missing_docs, reason = "the macros of criterion make public items")]
 
@@ -119,7 +119,7 @@ impl Case {
         }
     }
 
-    /// Moves `count` random holdings to the end of `self.holdings`, from where `release` takes them.
+    /// Moves `count` random holdings to the end of `self.holdings`, so that `release` can remove them from the end.
     fn draw(&mut self, count: usize) {
         let len = self.holdings.len();
         for n in 0..count {
@@ -141,8 +141,8 @@ impl Case {
 }
 
 fn measure(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, make: &dyn Fn() -> Case) {
-    // All three benchmarks use the same case. The first one that runs makes it, because a filter can exclude any of
-    // them.
+    // All three benchmarks use the same case. A filter on the command line can exclude any of the benchmarks, so the
+    // first benchmark that runs creates the case.
     let mut made = None;
     group.bench_function(BenchmarkId::new("carve", name), |bench| {
         let case = made.get_or_insert_with(make);
@@ -196,7 +196,7 @@ fn in_batches(
     elapsed
 }
 
-/// Prints the memory of a holding in bytes, and the time that its allocation takes.
+/// Prints how many bytes of memory a holding takes, and how long its allocation takes.
 #[expect(clippy::print_stdout, reason = "the figure is the purpose")]
 fn report_memory() {
     println!("1,000,000 ranges, each with a holder of its own:");
@@ -238,7 +238,7 @@ fn holder(n: u64) -> Holder {
     Holder(u32::try_from(n % 1_000_000).unwrap_or_default())
 }
 
-/// An xorshift generator with a fixed seed, so every run uses the same places.
+/// An xorshift generator with a fixed seed, so that every run uses the same random places.
 struct Random(u64);
 
 impl Random {

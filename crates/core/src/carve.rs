@@ -1,9 +1,10 @@
-//! Allocation of blocks: choosing the next free block of each family of a pool, and recording it as a holding.
+//! Allocation of blocks: choosing the next free block of each family of a pool, and recording each chosen block as a
+//! holding.
 //!
-//! The search alternates between two sorted structures. The space finds the next block that no holding covers. The pool
-//! says whether that block may be allocated and, if not, at which address to continue. The duration of a search does
-//! not depend on how full the pool is. The search takes one step for each free block that is excluded by the argument
-//! `avoid` or by a blocked span of the pool.
+//! The search alternates between two sorted structures. The space (`space.rs`) finds the next block that no holding
+//! covers. The pool says whether that block may be allocated and, if not, at which address the search continues. The
+//! duration of a search does not depend on how full the pool is. The search takes one step for each free block that is
+//! excluded by the argument `avoid` or by a blocked span of the pool.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -13,8 +14,8 @@ use super::ledger::RangeLedger;
 use super::pool::Pool;
 use crate::mutation::Mutation;
 
-/// The pool has no free block. All counts are in blocks of the pool's current block length. Blocks that a blocked span
-/// excludes are not counted.
+/// The pool has no free block. `capacity`, `covered` and `avoided` are counts of blocks of the pool's current block
+/// length. These counts leave out the blocks that a blocked span excludes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no free {family} block of /{block_len}: of {capacity} in the pool {covered} are taken and {avoided} contain addresses in use ({quarantined} ranges are in quarantine); add a CIDR to the pool, choose a longer blockSize, or release what is not needed"
@@ -45,12 +46,12 @@ pub struct BlockCounts {
 }
 
 impl RangeLedger {
-    /// Allocates one block of each of the pool's families: records the next free block as a holding of `holder` in
+    /// Allocates the next free block of each of the pool's families, and records each block as a holding of `holder` in
     /// state [`HoldingState::InFlight`]. If one family has no free block, nothing is allocated in the other family
     /// either. A pool without families yields neither a block nor an error.
     ///
-    /// `avoid` is called for each free block. If it returns an address, for example of a node or a pod, the address is
-    /// already in use and the block is skipped.
+    /// `avoid` is called for each free block. If it returns an address, for example of a node or a pod, `carve` skips
+    /// the block, because the address is already in use.
     pub fn carve(
         &mut self,
         pool: &mut Pool,
@@ -84,7 +85,7 @@ impl RangeLedger {
 
     /// Counts the blocks of one family of a pool. Both counts are zero if the pool has no ranges of that family.
     ///
-    /// Each call computes the counts from the holdings. This takes longer if the free space is fragmented.
+    /// Each call computes the counts from the holdings. The computation takes longer if the free space is fragmented.
     pub fn block_counts(&self, pool: &Pool, family: Family) -> BlockCounts {
         let space = self.spaces.get(family);
         let Some((part, order)) = blocks_of(pool, family) else {

@@ -1,8 +1,8 @@
 //! Addresses and CIDRs of both families in one code path.
 //!
 //! An address is a family and a number; an IPv4 address uses the low 32 bits of the number. So every rule about
-//! intervals is written once for both families. A [`Cidr`] is masked on construction: two CIDRs of the same addresses
-//! are equal values.
+//! intervals is written once for both families. The host bits of a [`Cidr`] are cleared on construction, so two CIDRs
+//! of the same addresses are equal values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -48,7 +48,7 @@ pub struct Addr {
 }
 
 impl From<IpAddr> for Addr {
-    /// The family stays the same: an IPv4-mapped IPv6 address stays IPv6.
+    /// Keeps the family: an IPv4-mapped IPv6 address becomes an [`Addr`] of IPv6, not of IPv4.
     fn from(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(v4) => Self {
@@ -103,7 +103,7 @@ impl Cidr {
         })
     }
 
-    /// The block that contains only this address (/32 or /128).
+    /// Returns the block (/32 or /128) that contains only `addr`.
     pub fn host(addr: Addr) -> Self {
         Self::of_order(addr.family, addr.value & ones(addr.family.bits()), 0)
     }
@@ -184,7 +184,7 @@ impl Cidr {
                 continue;
             }
             // If `next` and the last block are the two halves of a larger block, the larger block replaces both. The
-            // larger block may itself be the second half of a still larger one, so this repeats.
+            // larger block may itself be the second half of a still larger one, so the loop repeats.
             while let Some(last) = merged.last()
                 && let Some(parent) = next.parent()
                 && last.parent() == Some(parent)
@@ -199,7 +199,7 @@ impl Cidr {
 }
 
 impl fmt::Display for Cidr {
-    /// Writes the canonical text (RFC 5952), the only form that current API servers accept.
+    /// Writes the canonical text (RFC 5952), which is the only form that current API servers accept.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.first(), self.len)
     }

@@ -1,9 +1,9 @@
 //! One family of a pool: its CIDRs, its cursor, and the blocks that may be allocated.
 //!
-//! A blocked span (addresses that must not be allocated) *closes* the blocks in it. An *opening* is a run of
-//! consecutive blocks of a CIDR that no blocked span closes. The search works on openings, so its cost does not depend
-//! on how many blocks an opening contains. The *order* of a block is the number of its host bits: a block of order `n`
-//! has `2^n` addresses.
+//! A *blocked span* is a run of addresses that must not be allocated. A blocked span *closes* blocks, that is, excludes
+//! them from allocation ([`ReservedEffect`]). An *opening* is a run of consecutive blocks of a CIDR that no blocked
+//! span closes. The search works on openings, so its cost does not depend on how many blocks an opening contains. The
+//! *order* of a block is the number of its host bits: a block of order `n` has `2^n` addresses.
 
 use super::cidr::{Cidr, Family, ones};
 use super::ip_range::IpRange;
@@ -13,11 +13,11 @@ use crate::mutation::Mutation;
 /// Which blocks a blocked span *closes*, that is, excludes from allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ReservedEffect {
-    /// A span closes every block that it overlaps. For pools whose nodes use all addresses of a block.
+    /// A span closes every block that it overlaps. This effect suits pools whose nodes assign every address of a block.
     #[default]
     Touched,
-    /// A span closes only blocks that it covers entirely. For pools whose nodes skip the blocked addresses in their
-    /// blocks.
+    /// A span closes only blocks that it covers entirely. This effect suits pools whose nodes do not assign the blocked
+    /// addresses in their blocks.
     Covered,
 }
 
@@ -36,7 +36,8 @@ pub struct FamilyRanges {
 pub(super) struct FamilyPool {
     /// Sorted and disjoint.
     pub cidrs: Vec<Cidr>,
-    /// Whoever changes the length must call `open` afterwards, because the openings depend on it.
+    /// The prefix length of the blocks. Code that changes the length must call `open` afterwards, because the openings
+    /// depend on the length.
     pub block_len: u8,
     /// A search starts with the highest block that ends at or below this address. If there are CIDRs, the cursor lies
     /// in one of them.
@@ -55,7 +56,7 @@ impl FamilyPool {
         } = ranges;
         cidrs.retain(|cidr| cidr.family() == family);
         cidrs.sort_unstable();
-        // A CIDR sorts directly before the CIDRs inside it, so this removes the inner ones.
+        // A CIDR sorts directly before the CIDRs inside it, so `dedup_by` removes the inner CIDRs.
         cidrs.dedup_by(|next, kept| kept.contains(next));
         let mut part = Self {
             cidrs,
@@ -86,7 +87,8 @@ impl FamilyPool {
     }
 
     /// Returns the address at which a search starts: the last address of the highest block of `order` that ends at or
-    /// below the cursor. `None` if no such block ends there, because the cursor is too near to address 0.
+    /// below the cursor. Returns `None` if the cursor is so near to address 0 that no block of `order` ends at or below
+    /// the cursor.
     pub(crate) fn start(&self, order: u8) -> Option<u128> {
         if self.cursor & ones(order) == ones(order) {
             return Some(self.cursor);
@@ -98,8 +100,8 @@ impl FamilyPool {
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
-        // If `block` was the lowest of a CIDR, the cursor moves to the end of the next lower CIDR. From the lowest CIDR
-        // it moves to the top of the pool.
+        // If `block` was the lowest block of a CIDR, the cursor moves to the last address of the next lower CIDR. If
+        // there is no lower CIDR, the cursor moves to the top of the pool.
         self.cursor = cidr.map_or_else(|| self.top(), |(next, cidr)| next.min(cidr.last().value));
     }
 
@@ -115,8 +117,8 @@ impl FamilyPool {
         self.cidrs[..after].last()
     }
 
-    /// Recomputes the openings: the blocks of each CIDR except those that the blocked spans close. `blocked` must be
-    /// sorted and disjoint.
+    /// Recomputes the openings, which consist of the blocks of each CIDR except those that the spans in `blocked`
+    /// close. `blocked` must be sorted and disjoint.
     pub(crate) fn open(&mut self, blocked: &[IpRange], closing: ReservedEffect) {
         self.openings.clear();
         for cidr in &self.cidrs {
@@ -145,7 +147,7 @@ impl FamilyPool {
     }
 }
 
-/// The first and the last address of the blocks that a blocked span closes; `None` if it closes none.
+/// Returns the first and the last address of the blocks that a blocked span closes; `None` if the span closes no block.
 fn closed_by(span: IpRange, order: u8, closing: ReservedEffect) -> Option<(u128, u128)> {
     let start_of = |address: u128| address & !ones(order);
     let (first, last) = (span.first().value, span.last().value);

@@ -1,8 +1,8 @@
-//! The sizes of the free blocks in the four slots of a node of the trie (`space.rs`).
+//! The sizes of the largest free blocks in the four slots of a node of the trie (`space.rs`).
 //!
-//! The four numbers are packed into one integer, which stays in a register. With an array of four bytes, every level of
-//! an update would write one byte and then read all four. The processor would wait for each such write: a third of the
-//! time of an allocation.
+//! The four sizes are packed into one integer, which stays in a register. With an array of four bytes, every level of
+//! an update would write one byte and then read all four. The processor would wait for each such write, and the waiting
+//! would take a third of the time of an allocation.
 
 /// One number for each slot: 1 + the order of the largest free block in the slot, or 0 if nothing in the slot is free.
 /// A block of order n has `2^n` addresses.

@@ -3,14 +3,14 @@
 //! There is a holding for every range of every node, so the records take most of the ledger's memory. Therefore a
 //! record takes only 40 bytes, and contains the links of the list that it is in.
 //!
-//! An id contains a generation: the id of a released holding never becomes valid again, even if its record is reused.
-//! So a late response to an old write cannot change the holding of another holder.
+//! An id contains a generation, so the id of a released holding never becomes valid again, even if its record is
+//! reused. So a late response to an old write cannot change the holding of another holder.
 
 use super::cidr::{Cidr, Family};
 
 /// The holder of a range: a number that the caller chooses for a node or a quarantine.
 ///
-/// The numbers should be dense: the ledger uses four bytes for every number up to the highest one.
+/// The numbers should be dense, because the ledger uses four bytes for every number up to the highest one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder(pub u32);
 
@@ -46,7 +46,7 @@ pub struct Holding {
     pub state: HoldingState,
 }
 
-/// Holdings by number. Numbers start at 1; the number 0 means "no holding".
+/// The holdings, indexed by number. Numbers start at 1; the number 0 means "no holding".
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     records: Vec<Record>,
@@ -57,7 +57,7 @@ pub(super) struct Holdings {
     live: usize,
 }
 
-/// The first address is split in two halves because a `u128` would align the record to 48 bytes.
+/// The first address is stored as two halves, because the alignment of a `u128` would enlarge the record to 48 bytes.
 #[derive(Debug)]
 struct Record {
     first: [u64; 2],
@@ -241,7 +241,8 @@ impl HoldingId {
     }
 }
 
-/// Converts a count of records or nodes. The count always fits: 2^31 records or nodes would take tens of gigabytes.
+/// Converts a count of records or nodes. The count always fits, because 2^31 records or nodes would take tens of
+/// gigabytes.
 #[expect(clippy::cast_possible_truncation, reason = "memory runs out first")]
 pub(super) fn to_u32(count: usize) -> u32 {
     count as u32

@@ -1,4 +1,4 @@
-//! Intervals that need not be CIDRs: reserved addresses and service ranges.
+//! Intervals of addresses that need not be CIDRs, such as reserved addresses and service ranges.
 
 use std::fmt;
 
@@ -43,7 +43,8 @@ impl IpRange {
     }
 
     /// Parses a CIDR, an address, or `low-high`, with or without spaces around the dash. Only canonical text is
-    /// accepted, because users write it by hand: a lenient parser could misread a typo and reserve the wrong addresses.
+    /// accepted, because users write intervals by hand, and a lenient parser could misread a typo and reserve the wrong
+    /// addresses.
     pub fn parse(text: &str) -> Result<Self, IpRangeError> {
         if text.contains('/') {
             return Ok(Cidr::parse_strict(text)?.into());
@@ -73,7 +74,7 @@ impl IpRange {
         self.family() == cidr.family() && self.first <= cidr.last() && cidr.first() <= self.last
     }
 
-    /// The part of the interval that lies in `cidr`; `None` if they are disjoint.
+    /// The part of the interval that lies in `cidr`; `None` if the interval and `cidr` are disjoint.
     pub fn within(&self, cidr: &Cidr) -> Option<Self> {
         if !self.overlaps(cidr) {
             return None;

@@ -1,5 +1,5 @@
-//! The ledger: every holding, found by interval, by holder and by id. A holding is a range that is not free, with its
-//! holder.
+//! The ledger stores all holdings, and finds holdings by interval, by holder and by id. A holding is a range that is
+//! not free, with its holder.
 //!
 //! Holdings may overlap, because a cluster may already contain duplicate ranges, and an invalid object must not hide a
 //! valid one. An address is free only if no holding covers it; the state of the holding does not matter. Only
@@ -9,7 +9,8 @@
 //! outermost holdings, which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are
 //! stored in a separate sorted set, which is empty as long as no holdings overlap.
 //!
-//! The caller decides which state a holding has. The ledger is not persistent: it is rebuilt from the API objects.
+//! The caller decides which state a holding has. The ledger is not persistent; the caller rebuilds it from the API
+//! objects.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -19,7 +20,7 @@ use super::dual::Dual;
 use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
-/// All holdings of both families. They are only in memory: the caller rebuilds them from the API objects.
+/// All holdings of both families. The ledger exists only in memory, and the caller rebuilds it from the API objects.
 #[derive(Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,
@@ -115,7 +116,7 @@ impl RangeLedger {
         self.len() == 0
     }
 
-    /// The size of the allocated heap memory in bytes. The part of the nested holdings is an estimate: it assumes a
+    /// The size of the allocated heap memory in bytes. The part of the nested holdings is an estimate, which assumes a
     /// tree that is two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
@@ -150,8 +151,8 @@ impl RangeLedger {
     }
 
     /// The holdings that are nested in the outermost holding `outer` and overlap `cidr`: first those that contain
-    /// `cidr`, then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length. A walk
-    /// through all nested holdings would be slow if somebody recorded a holding on a whole family by mistake.
+    /// `cidr`, then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length, because
+    /// a walk through all nested holdings would be slow if somebody recorded a holding on a whole family by mistake.
     fn nested_in(
         &self,
         outer: Cidr,
@@ -170,8 +171,8 @@ impl RangeLedger {
             .map(|&(_, number)| self.holdings.numbered(number))
     }
 
-    /// Handles the release of the outermost holding `released`: moves the nested holdings that are outermost now into
-    /// the space.
+    /// Handles the release of the outermost holding `released`, by moving the nested holdings that are now outermost
+    /// into the space.
     fn surface(&mut self, released: Cidr) {
         let mut from = (released, 0);
         while let Some(&(cidr, number)) = self.nested.range(from..).next() {

@@ -1,7 +1,7 @@
 //! The core of Cadastre: address arithmetic, pools, and the ledger that records which range has which holder.
 //!
-//! In function names and comments, *to carve* means: choose the next free block of a pool, and record a holding on this
-//! block.
+//! In function names and comments, *to carve* means to choose the next free block of a pool, and to record a holding of
+//! this block.
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,13 +1,14 @@
-//! Mutations: deliberate bugs. The tests must find each of them, which proves that they would find such a bug.
+//! Mutations are deliberate bugs. The tests must find each mutation, which proves that the tests would also find the
+//! same bug made by mistake.
 //!
-//! Each bug is a short expression `Mutation::X.is_on()` at one place of the product. In release builds the expression
-//! is the constant `false`, so the compiler removes the bug. In builds with debug assertions, which tests use, a bug is
-//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). Bugs are not Cargo features, because then the
-//! crate would be built twice.
+//! Each bug is a short expression `Mutation::X.is_on()` at one place of the code. In release builds the expression is
+//! the constant `false`, so the compiler removes the bug. In builds with debug assertions, which tests use, a bug is
+//! enabled for a thread (`set`) or for a whole process ([`VARIABLE`]). Mutations are not Cargo features, because with a
+//! feature the crate would be built twice.
 //!
 //! `docs/mutations.md` lists which test finds which bug, and a test keeps the page up to date; `make mutants` tries all
-//! bugs. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line in
-//! `tests/sim/proofs.rs`.
+//! mutations. A new rule needs a new mutation: a name in this file, the expression in the code of the rule, and a line
+//! in `tests/sim/proofs.rs`.
 
 /// The environment variable whose value is the name of a mutation. The mutation is enabled in all threads of the
 /// process.
@@ -36,8 +37,8 @@ macro_rules! mutations {
 }
 
 mutations! {
-    // podCIDRs
-    /// An allocation of podCIDRs with an indeterminate outcome counts as failed: its ranges are free at once.
+    // Mutations of the code for podCIDRs
+    /// An allocation of podCIDRs with an indeterminate outcome counts as failed, so its ranges are free at once.
     IndeterminateAllocationFreed,
     /// Addresses of mirror pods are trusted like addresses of other pods.
     MirrorPodsBelieved,
@@ -57,56 +58,58 @@ mutations! {
     OverlapsNotReported,
     /// A pool keeps allocating although a foreign allocator writes podCIDRs in its ranges.
     ForeignAllocatorIgnored,
-    /// When a pool is deleted, its ranges count as kept by another pool whose own finalizer is being removed.
+    /// When a pool is deleted, its ranges count as covered by another pool, although that other pool's finalizer is
+    /// being removed.
     PoolThatGoesKeepsRanges,
     /// A podCIDR takes space from pools even if it is wider than any range that a node could have been allocated.
     WidePodCidrCounts,
     /// The agent may assign from a podCIDR although another node uses addresses in it.
     ContestedPodCidrAllocated,
 
-    // Leader election
+    // Mutations of leader election
     /// Every takeover counts as a clean handover.
     TakeOverCountsAsClean,
-    /// Nothing is listed after a clean handover.
+    /// A new leader lists no objects after a clean handover.
     HandOverNotListed,
     /// A new leader skips the list although its watches have not reached the versions that the Lease records.
     CacheBehindTrusted,
     /// A new leader trusts watch events from before the API server became unreachable.
     UnansweredTimeForgotten,
-    /// A Lease is handed over as settled while the outcome of an allocation is indeterminate.
+    /// A leader hands over the Lease without the mark for unsettled writes, although the outcome of an allocation is
+    /// indeterminate.
     HandOverWhileIndeterminate,
     /// A takeover does not touch nodes that are being deleted.
     DeletingNodesNotTouched,
-    /// A rejected touch counts as done.
+    /// A rejected touch counts as successful.
     RejectedTouchCounts,
     /// An allocation is sent before the Lease names it.
     AllocatedBeforeNamed,
-    /// The Lease stops naming an allocation although its outcome is indeterminate.
+    /// The Lease stops naming an allocation although the outcome of the allocation is indeterminate.
     NameRemovedWhileIndeterminate,
-    /// A Lease write with an indeterminate outcome counts as done for the requests that wait for it.
+    /// A Lease write with an indeterminate outcome counts as successful for the requests that wait for it.
     IndeterminateLeaseWriteCounts,
     /// A new leader ignores one of the allocations that the Lease names.
     OneNamedNodeIgnored,
-    /// A leader sends writes without waiting for a Lease write that began after it decided on them.
+    /// A leader sends a write without waiting for a Lease write that began after the leader decided on the write.
     LeaseNotAwaited,
-    /// Allocations that keep failing take up the space of others in the Lease.
+    /// Allocations that keep failing take up the space of other allocations in the Lease.
     FailingNamesTakeRoom,
     /// A leader whose lease has expired still decides.
     ExpiredLeaderDecides,
-    /// A renewal that met a conflict counts as done.
+    /// A renewal of the Lease that failed with a conflict counts as successful.
     RenewalConflictIgnored,
-    /// A renewal counts from its response instead of its start.
+    /// A renewal of the Lease counts from the arrival of its response instead of from the start of its request.
     RenewalCountsFromAnswer,
-    /// A term counts from the last attempt to acquire the Lease instead of the first.
+    /// A term counts from the last attempt to acquire the Lease instead of from the first attempt.
     TermCountsFromLastTry,
-    /// A holder that was cleared by hand counts as one that released the Lease.
+    /// A Lease whose holder a user has cleared by hand counts as released by its holder.
     ClearedHolderCountsAsReleased,
     /// A candidate trusts a watch event although it has seen a newer version of the Lease.
     OldNewsCounts,
-    /// A Lease known only from a watch is acquired without a read once it seems to have expired.
+    /// A Lease that is known only from a watch is acquired without a read once it seems to have expired.
     SilentWatchTrusted,
 
-    // Deleted nodes
+    // Mutations of the code for deleted nodes
     /// The ranges of a deleted node are free at once.
     NoQuarantine,
     /// A node that is being deleted counts as gone.
@@ -117,41 +120,42 @@ mutations! {
     UnrecordedDeathForgotten,
     /// The recorded end of a quarantine is used even if it is later than the pool's `quarantineSeconds` allow.
     RecordedQuarantineNotBounded,
-    /// A deleted node's ranges are quarantined for the shortest of their pools' times.
+    /// A deleted node's ranges are quarantined for the shortest of the quarantine times of their pools.
     ShortestQuarantineCounts,
-    /// Ranges of deleted nodes are freed without a look at the pods.
+    /// Ranges of deleted nodes are freed without a check for pods with addresses in the ranges.
     PodsNotLookedAt,
-    /// Ranges of deleted nodes are freed without a look at the index of all pods.
+    /// Ranges of deleted nodes are freed without a check of the index of all pods.
     PodIndexNotLookedAt,
     /// Ranges of deleted nodes are freed even if a consistent read of the node's pods shows an address in them.
     BoundPodsNotLookedAt,
     /// Ranges of deleted nodes are freed while a NodeSubnet still names the deleted node.
     FreedWhileNamed,
-    /// A range that a live node got back is still quarantined for an earlier node of that name.
+    /// A range that a live node got back is still quarantined for an earlier node with the same name.
     ReturnedRangeStillQuarantined,
 
-    // Blocks
-    /// A block counts as confirmed once its creation is answered, even if the watch has not shown it yet.
+    // Mutations of the code for blocks
+    /// A block counts as confirmed once the response to its creation arrives, even if the watch has not reported the
+    /// block yet.
     BlockConfirmedByAnswer,
     /// A new block does not yield to a podCIDR that existed before.
     BlockDoesNotYieldToPodCidr,
     /// The response to a request for an earlier block counts for the next block of the same CIDR.
     AnswerToEarlierBlockCounts,
-    /// While a list is running, it is already decided which of two overlapping blocks came first.
+    /// The leader decides which of two overlapping blocks came first while a list is still running.
     BlocksJudgedDuringList,
-    /// An IPAMBlock that was edited does not count as older than those that were never edited.
+    /// An IPAMBlock that was edited does not count as older than the IPAMBlocks that were never edited.
     EditedBlockKeepsItsAge,
     /// A new leader does not read which blocks NodeSubnets list.
     ListedBlocksNotRead,
-    /// Blocks that a late write of an earlier leader lists are ignored.
+    /// A new leader ignores blocks that an earlier leader adds to a NodeSubnet in a late write.
     LateListIgnored,
     /// The holding of a block is kept although its node was deleted before the creation of the block was requested.
     DroppedBlockKeepsItsHolding,
     /// A block that its agent released is deleted while its NodeSubnet still lists it.
     BlockEndsWhileListed,
-    /// Blocks of deleted nodes are freed without a look at the pods.
+    /// Blocks of deleted nodes are freed without a check for pods with addresses in the blocks.
     PodsOfBlockNotLookedAt,
-    /// The end of quarantine that an IPAMBlock records counts as reached already.
+    /// A quarantined block's quarantine counts as over although its IPAMBlock records a later end.
     RecordedBlockQuarantineIgnored,
     /// A block that an agent uses and the API has lost is not adopted.
     ForgottenBlockNotAdopted,
@@ -168,14 +172,14 @@ mutations! {
     /// Nodes waiting for blocks are not reconsidered when space becomes free.
     BlockWaitersNotWoken,
 
-    // Pools, addresses, NodeSubnets
+    // Mutations of the code for pools, addresses and NodeSubnets
     /// A pool's finalizer is removed while ranges of the pool are quarantined.
     FinalizerRemovedDuringQuarantine,
-    /// Reserved addresses, service ranges and node addresses are not excluded.
+    /// Reserved addresses, service ranges and node addresses are not excluded from allocation.
     ReservedNotLeftOut,
     /// An older pool's wider range does not count as an overlap.
     WiderOlderPoolIgnored,
-    /// The room of a pool of both families is compared with that of pools of one family.
+    /// The free space of a pool of both families is compared with that of pools of one family.
     RoomComparedAcrossFamilies,
     /// An unknown pod gets an address from a pool that does not say unknownPods: Serve.
     UnknownPodsServed,
@@ -185,7 +189,8 @@ mutations! {
     EmptySubnetDeleted,
     /// Conditions that others wrote to a NodeSubnet are overwritten.
     OthersConditionsWiped,
-    /// The next leader withdraws the report that the API server rejects writes for a node.
+    /// A new leader withdraws the condition that the API server rejects writes for a node, before any write of the new
+    /// leader for the node has been answered.
     RejectionsOfPredecessorForgotten,
     /// A lost store is rebuilt without the node's published list of addresses.
     AddressListIgnored,
@@ -196,20 +201,20 @@ mutations! {
     /// The range of the first family stays allocated when the second family is exhausted.
     FirstFamilyStaysHeld,
 
-    // The cache of objects
-    /// An older watch event restores an object that a response showed to be gone.
+    // Mutations of the cache of objects
+    /// An older watch event restores an object although a response has shown that the object is gone.
     GoneByAnswerComesBack,
-    /// An older watch event restores an object that was missing in a requested list.
+    /// An older watch event restores an object although the object was missing in a requested list.
     GoneByListComesBack,
-    /// A response to a request from before a relist is used.
+    /// The cache uses a response to a request that was sent before a relist.
     AnswerBeforeRelistTaken,
-    /// A response restores an object whose deletion the watch has shown.
+    /// A response restores an object whose deletion the watch has reported.
     GoneByWatchComesBack,
 
-    // Requests
-    /// An allocation does not test the node's UID.
+    // Mutations of requests
+    /// An allocation is written without a test of the node's UID.
     UidNotTested,
-    /// An allocation does not test the leader's term.
+    /// An allocation is written without a test of the leader's term.
     TermNotTested,
     /// A write that got a server error counts as rejected, although it may have taken effect.
     ServerErrorCountsAsRejection,
@@ -218,8 +223,8 @@ mutations! {
     /// A write is sent without a check that this process still leads.
     GateNotAsked,
 
-    // The agents, and the API server of the simulation
-    /// A touch is visible, but allocations that were decided before it still succeed.
+    // Mutations of the agent, and of the API server of the simulation
+    /// A touch is visible, but allocations that were decided before the touch still succeed.
     TouchWithoutEffect,
     /// An agent releases blocks that are in use.
     BlocksReleasedInUse,
@@ -231,35 +236,37 @@ mutations! {
     DrainingBlocksAssign,
     /// New addresses are assigned from a block that is no longer listed.
     UnlistedBlocksAssign,
-    /// A block is reported as released as soon as none of its addresses are in use.
+    /// A block is reported as released as soon as none of its addresses are in use, before the store has recorded the
+    /// release.
     ReleaseReportedBeforeStored,
-    /// The plugin gets its answer before the store has written it.
+    /// The plugin gets its response before the store has written the result.
     AnsweredBeforeStored,
     /// An operation is answered as done although the disk has rejected its writes.
     FailedWriteIgnored,
     /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
-    /// Pools that require a probe before an address is used assign addresses without it.
+    /// Pools that require a probe before an address is used assign addresses without a probe.
     ProbeSkipped,
     /// An address that another host uses is assigned.
     ConflictAssigned,
-    /// A probe counts again after the address was in use.
+    /// A probe from before the last use of an address still counts.
     ProbeOutlivesUse,
     /// A block is released while some of its addresses are cooling.
     CoolingBlocksReleased,
-    /// A released block that is listed again is used again, although the API server was restored to an older state.
+    /// A released block is used again if a NodeSubnet lists the block again because the API server was restored to an
+    /// older state.
     ReleasedBlocksForgotten,
     /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,
     /// A new store does not record that pods use addresses outside of the node's ranges.
     AddressesOutsideForgotten,
-    /// A lost store is rebuilt before the API server has reported anything.
+    /// A lost store is rebuilt before the API server has reported the node's objects.
     NewStoreAtOnce,
     /// Addresses that are proven to be leaked are not released.
     LeaksNotFreed,
     /// An ADD that finds no address waits, but the agent does not ask for a block.
     DemandNotReported,
-    /// A withdrawn range is assigned from like any other.
+    /// Addresses of a withdrawn range are assigned like any other addresses.
     WithdrawnAssigned,
     /// A range is withdrawn although addresses of it are in use.
     WithdrawnInUse,
@@ -267,12 +274,12 @@ mutations! {
     WithdrawalReportedBeforeStored,
     /// A withdrawal ends as soon as the NodeSubnet no longer lists it.
     UnlistedWithdrawalEnds,
-    /// The address of a claim becomes a block of a node before the claim's status records it.
+    /// The address of a claim becomes a block of a node before the claim's status records the address.
     ClaimPlacedBeforeStored,
     /// The address of a claim becomes a block of a node before the claim has its finalizer.
     ClaimPlacedBeforeFinalizer,
     /// The block of a claim is deleted as soon as the API shows no pod of the claim on the node, although the agent has
-    /// not released it.
+    /// not released the block.
     ClaimMovedOnOneProof,
     /// The addresses of claims count as free in the ledger.
     ClaimsNotInLedger,
@@ -290,25 +297,26 @@ mutations! {
     StandbyForgotten,
     /// A standby is dropped although its agent has not released the block.
     StandbyDroppedUnreleased,
-    /// A node that becomes a standby again gets the number that it had.
+    /// A node that becomes a standby again gets the same number as before.
     StandbyNumberReused,
     /// The address of a claim is taken from the block of a node before the agent has withdrawn it.
     ClaimedBeforeWithdrawn,
     /// The address of a claim is taken from the block of a node before the NodeSubnet records the claim.
     ClaimedBeforeRecorded,
-    /// A range is wanted back again although the agent has not seen yet that it was returned.
+    /// The controller wants a returned range back before the agent has seen the return.
     ReturnTakenBack,
     /// A withdrawn address is assigned from its wider block to a pod that asks for it.
     WithdrawnAddressAssignedOnRequest,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
-    /// A return ends before the agent has reported that it has seen it, because an address of the range is in use by now.
+    /// The return of a range ends before the agent has reported that it has seen the return, because an address of the
+    /// range is in use.
     ReturnEndsEarly,
     /// A part of a block is lent to another node before the agent of the lender has withdrawn it.
     LentBeforeWithdrawn,
     /// A borrowed block is confirmed before the NodeSubnet of the lender names the block as lent.
     LentBeforeRecorded,
-    /// A lent part is returned to its node as soon as the borrower is asked for it.
+    /// A lent part is returned to its node as soon as the borrower is asked to release the part.
     LentReturnedInUse,
     /// When a block ends, parts of it that other nodes have borrowed count as free.
     LentForgottenWithParent,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::mutation::Mutation;
 use crate::{Addr, Cidr, Family, IpRange};
 
-/// All ranges and pool terms of one node. The agent's store keeps a copy, so they survive a restart of the agent.
+/// All ranges and pool terms of one node. The agent's store keeps a copy, so the allocation survives a restart of the
+/// agent.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAllocation {
@@ -20,7 +21,7 @@ pub struct NodeAllocation {
     /// The terms of the pools, in order of preference. A pool can be listed although the node has no block of it. A
     /// block whose pool is not listed has the default terms.
     pub pools: Vec<PoolTerms>,
-    /// Parts of the blocks that the controller withdraws from the node: no new address is assigned in them
+    /// Parts of the blocks that the controller withdraws from the node. No new address is assigned in these parts
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<Cidr>,
     /// Parts that were withdrawn and that the node may use again
@@ -35,9 +36,10 @@ pub struct Block {
     /// The range as a CIDR; it includes the addresses that are never assigned
     pub cidr: Cidr,
     /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If only the UID changes and not the CIDR, the object
-    /// was recreated, and this is still the same block.
+    /// was recreated, and the block is still the same.
     pub uid: String,
-    /// Name of the pool; empty for a podCIDR that lies in no pool; see [`is_claim`] for the address of an IPClaim
+    /// Name of the pool, or empty for a podCIDR that lies in no pool. The address of an IPClaim has a pool of its own
+    /// ([`is_claim`])
     pub pool: String,
     /// Whether no new address may be assigned from this block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -62,8 +64,8 @@ pub struct PoolTerms {
     pub name: String,
     /// Whether a pod that names no pool may get addresses of this pool, regardless of the pod's labels
     pub automatic: bool,
-    /// Whether only pods of certain namespaces may get addresses, even if a pod names the pool or an address of it: the
-    /// pool has a `namespaceSelector`, or is the pool of a claim
+    /// Whether only pods of certain namespaces may get addresses, even if a pod names the pool or an address of the
+    /// pool. True for a pool with a `namespaceSelector`, and for the pool of a claim
     #[serde(default)]
     pub bound: bool,
     /// Whether pods that the agent does not know yet may get addresses
@@ -73,7 +75,7 @@ pub struct PoolTerms {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub denies_explicit: bool,
     /// Whether a free address must be probed before it is assigned (`conflictProbe: BeforeUse`). If another host
-    /// answers for the address, it is not assigned
+    /// answers for the address, the address is not assigned
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probes_conflicts: bool,
     /// How long a released address waits before it is assigned again
@@ -112,12 +114,12 @@ pub struct FamilyTerms {
 /// The gateway that CNI results name.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gateway {
-    /// The first usable address of each block; it is not assigned to pods
+    /// The first usable address of each block. The gateway is not assigned to pods
     #[default]
     FirstOfBlock,
     /// No gateway; every address of a block may be assigned
     None,
-    /// This address; it is not assigned to pods
+    /// The given address, which is not assigned to pods
     Address(Addr),
 }
 
@@ -167,15 +169,16 @@ impl Dns {
     }
 }
 
-/// Returns whether a pool consists of the addresses of one IPClaim ([`pool_of_claim`]). No IPPool has a slash in its
-/// name.
+/// Returns whether a pool is the pool of an IPClaim ([`pool_of_claim`]). The name of such a pool contains a slash, and
+/// the name of an IPPool never does.
 pub fn is_claim(pool: &str) -> bool {
     pool.contains('/')
 }
 
 /// Returns the name of the pool that consists of the addresses of an IPClaim. `claim` is the claim's `NAMESPACE/NAME`,
-/// and `vmi` the UID of the VirtualMachineInstance whose pods may use the addresses. So the pods of two virtual machines,
-/// and pods of no virtual machine, never share a pool.
+/// and `vmi` is the UID of the VirtualMachineInstance whose pods may use the addresses. The name contains the UID, so
+/// the pods of two virtual machines never share a pool, and no pod outside of a virtual machine shares a pool with a
+/// virtual machine.
 pub fn pool_of_claim(claim: &str, vmi: Option<&str>) -> String {
     match vmi {
         Some(vmi) if !Mutation::ClaimServesEveryVmi.is_on() => format!("{claim}/{vmi}"),
@@ -183,7 +186,7 @@ pub fn pool_of_claim(claim: &str, vmi: Option<&str>) -> String {
     }
 }
 
-/// Returns the `NAMESPACE/NAME` of the claim whose addresses are a pool.
+/// Returns the `NAMESPACE/NAME` of the claim to which the pool belongs.
 pub fn claim_of_pool(pool: &str) -> &str {
     let slashes = pool.match_indices('/');
     slashes.map(|it| it.0).nth(1).map_or(pool, |at| &pool[..at])
@@ -191,15 +194,16 @@ pub fn claim_of_pool(pool: &str) -> &str {
 
 impl PoolTerms {
     /// Returns the default terms of a pool of which only the name is known. The pool of a claim serves only pods that
-    /// name the claim. Its addresses do not cool, because every new pod of the claim is to have them at once.
+    /// name the claim. The addresses of a claim do not cool, because every new pod of the claim is to have them at
+    /// once.
     pub fn named(name: &str) -> Self {
         let is_claim = is_claim(name);
         Self {
             name: name.to_owned(),
             automatic: !is_claim,
             bound: is_claim && !Mutation::ClaimServesEveryPod.is_on(),
-            // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to it, so a pod
-            // that the agent has not seen yet gets an address at once.
+            // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to such a podCIDR, so a
+            // pod that the agent has not seen yet gets an address at once.
             serves_unknown: name.is_empty(),
             denies_explicit: false,
             probes_conflicts: false,

@@ -6,12 +6,13 @@
 //! **The search goes downward (next fit).** The first search in a pool starts at its highest address. Each further
 //! search starts just below the block that was allocated last, and wraps around at the bottom. So a freed block is
 //! reused as late as possible. Other allocators (kube-controller-manager, host-local) start with the lowest addresses.
-//! If another allocator runs at the same time by mistake, the two collide as late as possible. Each family has its own
-//! cursor.
+//! If another allocator runs at the same time by mistake, its ranges and those of Cadastre collide as late as possible.
+//! Each family has its own cursor.
 //!
 //! **Blocked spans** are addresses that must not be allocated: reserved addresses, service ranges, addresses of nodes.
-//! The pool stores them, not the ledger, so they may overlap holdings and each other. From the CIDRs and the blocked
-//! spans the pool computes its *openings*, the runs of consecutive blocks that may be allocated.
+//! The pool stores the blocked spans, and the ledger does not. So blocked spans may overlap holdings and each other.
+//! From the CIDRs and the blocked spans the pool computes its *openings*, the runs of consecutive blocks that may be
+//! allocated.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -28,7 +29,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool of these ranges without blocked spans; the first search starts at the highest address.
+    /// Makes a pool of `ranges` without blocked spans. The first search starts at the highest address.
     pub fn new(ranges: Dual<Option<FamilyRanges>>) -> Self {
         let mut pool = Self {
             parts: Dual::default(),
@@ -61,7 +62,7 @@ impl Pool {
         pool
     }
 
-    /// Replaces the blocked spans. They may be unsorted, overlap each other, and lie outside the pool.
+    /// Replaces the blocked spans. The spans may be unsorted, overlap each other, and lie outside the pool.
     pub fn set_blocked(&mut self, spans: Vec<IpRange>) {
         let mut blocked = Dual::<Vec<IpRange>>::default();
         for span in spans {

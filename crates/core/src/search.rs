@@ -10,8 +10,8 @@ use super::space::{CHILD, FREE, Slot, Space, slot_of};
 
 impl Space {
     /// Returns the first address of the highest free block of `order` that begins at or below `ceiling`. `ceiling` must
-    /// be the first address of a block of that order. `None` means that no block down to address 0 is free. Everything
-    /// outside the root is free.
+    /// be the first address of a block of that order. `None` means that no block down to address 0 is free. The space
+    /// outside the root is always free.
     pub(crate) fn last_free(&self, order: u8, ceiling: u128) -> Option<u128> {
         let root = &self.root;
         if root.entry == FREE || ceiling > root.last() || ceiling | ones(order) < root.base {

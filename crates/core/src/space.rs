@@ -1,9 +1,9 @@
 //! The covered and the free space of one family: a trie over address bits, two bits per level.
 //!
-//! Why a trie: blocks of all sizes are mixed. The search for the next free block of a size must take equally long in an
-//! almost empty and in an almost full space. Each slot records the size of the largest free block below it, so a search
-//! backtracks at most once. An index by block number would allow only one block size. A list of free intervals would be
-//! slow to walk when the space is fragmented.
+//! The space is a trie for two reasons. Blocks of all sizes are mixed, and the search for the next free block of a size
+//! must take equally long in an almost empty and in an almost full space. Each slot records the size of the largest
+//! free block below it, so a search backtracks at most once. An index by block number would allow only one block size.
+//! A list of free intervals would be slow to walk when the space is fragmented.
 //!
 //! Sizes are *orders*: a block of order `n` has `2^n` addresses and begins at a multiple of `2^n`. A node has
 //! four slots of the same even order; a block of odd order fills two of them. The space only stores disjoint
@@ -16,8 +16,8 @@ use super::cidr::ones;
 use super::fits::FreeOrders;
 use super::holdings::to_u32;
 
-/// The value of a slot is one of: `FREE`; the index of a child node with the bit [`CHILD`] set; the number of a
-/// holding.
+/// The value of a free slot. Any other slot contains either the index of a child node with the bit [`CHILD`] set, or
+/// the number of a holding.
 pub(super) const FREE: u32 = 0;
 pub(super) const CHILD: u32 = 1 << 31;
 
@@ -27,8 +27,8 @@ const LEVELS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) nodes: Vec<Node>,
-    /// The slot value that refers to the first vacant node; `FREE` if there is none. `slots[0]` of a vacant node refers
-    /// to the next vacant one.
+    /// The slot value that refers to the first vacant node; `FREE` if no node is vacant. `slots[0]` of a vacant node
+    /// refers to the next vacant one.
     vacant: u32,
     pub(super) root: Slot,
 }

@@ -2,8 +2,9 @@
 //!
 //! There is a strict and a lenient parser. The strict parser accepts only canonical text, which is also what Cadastre
 //! writes: since 1.36, API servers reject leading zeros, host bits and IPv4-mapped addresses. The lenient parser is for
-//! text that older API servers have stored, which may contain all three. Such a podCIDR stays for the life of its node,
-//! and its addresses are in use. So the lenient parser must read it exactly as those servers did.
+//! text that older API servers have stored, which may contain leading zeros, host bits and IPv4-mapped addresses. A
+//! podCIDR in such a form stays for the life of its node, and its addresses are in use. So the lenient parser must read
+//! the podCIDR exactly as the older API servers did.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -2,14 +2,15 @@
 //!
 //! | gateway of the pool | never assigned | gateway in the result |
 //! |---|---|---|
-//! | first of block | network address, the address after it, IPv4: broadcast address | the address after the network address |
+//! | first of block | network address, gateway, and (IPv4) broadcast address | the address after the network address |
 //! | none | nothing; with prefix `Pool` the network and the broadcast address of the pool's range | none |
-//! | an address | that address, and the network and the broadcast address of the prefix; with prefix `Host` that address alone | that address |
+//! | an address | that address; unless the prefix is `Host`, also network and broadcast address | that address |
 //!
-//! IPv6 has no broadcast address; its network address is the subnet-router anycast address (RFC 4291). A range of two
-//! addresses has no network address either (RFC 3021, RFC 6164): in a block of two the first address is the gateway and
-//! the second can be assigned. A block of one address has no gateway, and its address can be assigned. With prefix
-//! `Pool` the network and broadcast addresses of the pool's range are excluded, whichever gateway the pool has.
+//! IPv6 has no broadcast address; its network address is the subnet-router anycast address (RFC 4291). A range of one
+//! or two addresses has neither a network address nor a broadcast address (RFC 3021, RFC 6164). If the gateway is the
+//! first of the block, a block of two addresses has its first address as gateway, and the second can be assigned; a
+//! block of one address has no gateway, and its address can be assigned. With prefix `Pool` the network and broadcast
+//! addresses of the pool's range are excluded, whichever gateway the pool has.
 //!
 //! A range can be a part of a block: a borrowed block, or the address of an IPClaim. If the first address of each block
 //! is the gateway, the gateway of a part is the first usable address of the pool's range ([`PoolTerms::of_part`]).
@@ -88,8 +89,8 @@ impl FamilyTerms {
 }
 
 impl Prefix {
-    /// Returns the prefix for addresses that are only a part of a block. [`Prefix::Block`] becomes [`Prefix::Pool`]:
-    /// if pods had the prefix length of the part, the gateway would lie outside of their subnet.
+    /// Returns the prefix for addresses that are only a part of a block. [`Prefix::Block`] becomes [`Prefix::Pool`],
+    /// because if pods had the prefix length of the part, the gateway would lie outside of their subnet.
     #[must_use]
     pub fn of_part(self) -> Self {
         match self {
@@ -100,7 +101,8 @@ impl Prefix {
 }
 
 impl PoolTerms {
-    /// Returns the terms for addresses that are only a part of a block: the address of an IPClaim, or a borrowed block.
+    /// Returns the terms for addresses that are only a part of a block, such as the address of an IPClaim or a borrowed
+    /// block.
     #[must_use]
     pub fn of_part(&self, part: Cidr) -> Self {
         let of_part = |it: &FamilyTerms| it.of_part(part);
@@ -113,16 +115,16 @@ impl PoolTerms {
     }
 }
 
-/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block: a
-/// borrowed block, or the address of an IPClaim.
+/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block, as a
+/// borrowed block or the address of an IPClaim is.
 pub fn usable_in(range: Cidr, is_part: bool, pool: Option<&PoolTerms>) -> Usable {
     let of_part = pool.filter(|_| is_part).map(|it| it.of_part(range));
     usable(range, of_part.as_ref().or(pool))
 }
 
 impl Block {
-    /// Returns which addresses of the block can be assigned. `pool` has the terms of the block's pool; if it is `None`,
-    /// the default gateway and prefix apply.
+    /// Returns which addresses of the block can be assigned. `pool` has the terms of the block's pool; if `pool` is
+    /// `None`, the default gateway and prefix apply.
     pub fn usable(&self, pool: Option<&PoolTerms>) -> Usable {
         usable_in(self.cidr, self.borrowed, pool)
     }

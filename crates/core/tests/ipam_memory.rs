@@ -6,7 +6,7 @@ use cadastre_core::{Cidr, Dual, FamilyRanges, Holder, Pool, RangeLedger};
 
 const CARVED: u32 = 1_000_000;
 
-/// Allocates one block for each of a million holders, and returns the bytes per block.
+/// Allocates one block for each of a million holders, and returns how many bytes the ledger uses per block.
 fn bytes_each(cidr: &str, block_len: u8) -> usize {
     let cidr = Cidr::parse_strict(cidr).unwrap();
     let mut ranges = Dual::default();

@@ -39,7 +39,8 @@ pub struct Options {
     pub rate: Option<NonZeroU32>,
 }
 
-/// Returns a client that never repeats a request itself. Only the control loops know what to do about a lost response.
+/// Returns a client that never repeats a request itself, because only the control loops know what to do about a lost
+/// response.
 pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, ClientError> {
     let config = configure(options).await?;
     let host = config.cluster_url.authority().map(ToString::to_string);

@@ -1,8 +1,8 @@
 //! The monotonic clock and the wall clock.
 //!
 //! Deadlines use a monotonic clock that continues while the host is suspended (`CLOCK_BOOTTIME`). So a leader that was
-//! suspended until its lease expired notices this as soon as it continues. Wall time is used only for times that users
-//! or other processes read. For example, a new leader computes from such a time how much of a quarantine is left.
+//! suspended until its lease expired notices the expiry as soon as it continues. Wall time is used only for times that
+//! users or other processes read. For example, a new leader uses wall time to compute how much of a quarantine is left.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Lists the objects of a kind. Each object is parsed when it arrives.
 //!
-//! Neither a page nor its text is ever in memory as a whole. For example, the text of 5,000 NodeSubnets takes over 100
-//! MB, of which decisions need only a few percent.
+//! Neither the text of a page nor its objects are ever in memory all at once. For example, the text of 5,000
+//! NodeSubnets takes over 100 MB, and decisions need only a few percent of it.
 //!
 //! # Guarantees
 //! - All pages show the same state of the API server. If that is not possible, the list fails
@@ -31,7 +31,7 @@ pub enum ListError {
     /// The API server rejected the request, or the connection broke.
     #[error(transparent)]
     Api(#[from] kube::Error),
-    /// The API server has sent nothing for this time.
+    /// The API server has sent nothing for this long.
     #[error("the API server said nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The response is not a list in JSON.
@@ -43,7 +43,7 @@ pub enum ListError {
 }
 
 impl ListError {
-    /// Whether the listed state no longer exists. Then the list has to be started again.
+    /// Whether the listed state no longer exists. If so, the list has to be started again.
     pub(crate) fn is_expired(&self) -> bool {
         match self {
             ListError::Api(kube::Error::Api(status)) => status.code == 410,
@@ -56,8 +56,8 @@ impl ListError {
 /// The maximum number of attempts to read a list whose state expires before all its pages have arrived.
 const TRIES: u32 = 3;
 
-/// Lists all objects of a kind in pages of `page` objects. Keeps only the value that `read` returns for each object.
-/// Fails if the API server sends nothing for the time `patience`.
+/// Lists all objects of a kind in pages of `page` objects. Keeps only what `read` returns for each object. Fails if the
+/// API server sends nothing for the time `patience`.
 pub async fn all<K, T>(
     api: &Api<K>,
     page: u32,

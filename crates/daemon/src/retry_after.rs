@@ -21,7 +21,7 @@ pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>)
     PAUSE.scope(Cell::new(None), with_pause).await
 }
 
-/// Waits for the response to a request, and records the response's `Retry-After` header for [`heard`]. For use in
+/// Waits for the response to a request, and records the response's `Retry-After` header for [`heard`]. Used in a
 /// [`tower::util::MapFutureLayer`].
 pub(crate) async fn record<B, E>(
     answer: impl Future<Output = Result<Response<B>, E>>,

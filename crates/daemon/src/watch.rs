@@ -1,17 +1,17 @@
 //! Watches of the API server. For each kind, one task lists the objects, watches them, and sends each step in order.
 //!
 //! First all objects are listed. Then they are watched, beginning with the version of the list. The list is a
-//! consistent read (`resourceVersion` unset). So it is never older than what was seen before, unless the server itself
-//! was restored to an older state; for that case see [`WatchSource::doubtful`]. After an error the task retries with
-//! growing pauses. An error is logged unless it is the same as the last one. If a CRD is missing, the message says what
-//! to do.
+//! consistent read (`resourceVersion` unset). So the list is never older than what was seen before, unless the server
+//! itself was restored to an older state ([`WatchSource::doubtful`] is for that case). After an error the task retries
+//! with growing pauses. An error is logged unless it is the same as the last one. If a CRD is missing, the message says
+//! what to do.
 //!
 //! # Guarantees
-//! Silence of the API server is always detected: [`SilenceTimeouts`] limits every wait for it. A watch requests
-//! bookmarks, which API servers send about once a minute even if nothing changes. So if a watch delivers nothing for
-//! much longer than a minute, it does not work, even if its connection looks intact. The task then starts a new watch
-//! at the same version. If the new watch delivers nothing either, or if the source is [`WatchSource::doubtful`], the
-//! task lists everything again.
+//! Silence of the API server is always detected, because [`SilenceTimeouts`] limits every wait for the API server. A
+//! watch requests bookmarks, which API servers send about once a minute even if nothing changes. So a watch that
+//! delivers nothing for much longer than a minute does not work, even if its connection looks intact. The task then
+//! starts a new watch at the same version. If the new watch delivers nothing either, or if the source is
+//! [`WatchSource::doubtful`], the task lists everything again.
 
 mod event;
 mod heard;
@@ -39,11 +39,12 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have. From such an API server the answer 404 is normal, and shows that the API
-/// server responds.
+/// A kind that older API servers do not have. If such an API server answers 404, the answer is normal, and shows that
+/// the API server responds.
 const OPTIONAL: &str = "servicecidrs";
 
-/// The kind of the Lease of leader election. Its watch only saves requests, so a process also works without the watch.
+/// The kind of the Lease of leader election. The watch of the Lease only saves requests, so a process also works
+/// without the watch.
 pub const LEASES: &str = "leases";
 
 /// If a watch ends sooner than this, there is a pause before the next watch.
@@ -61,8 +62,8 @@ pub struct WatchSource<K> {
     pub page: Option<u32>,
     /// How long to pause after an error
     pub pauses: Pauses,
-    /// Whether to list everything again after the server could not be reached at all. The server may have been restored
-    /// to an older state meanwhile, and a watch that continues at the last version would never show that
+    /// Whether to list everything again after the server could not be reached at all. Meanwhile, the server may have
+    /// been restored to an older state. A watch that continues at the last version would never report such a change
     pub doubtful: bool,
     /// How long the API server may be silent
     pub patience: SilenceTimeouts,
@@ -70,7 +71,7 @@ pub struct WatchSource<K> {
     pub heard: LastHeard,
 }
 
-/// How long an API server may be silent. After that, the request is repeated on another connection.
+/// How long an API server may be silent. After this time, the request is repeated on another connection.
 #[derive(Clone, Copy, Debug)]
 pub struct SilenceTimeouts {
     /// Maximum silence after a request for a list or a watch, and between the parts of a list
@@ -94,14 +95,14 @@ impl Default for SilenceTimeouts {
 pub enum WatchStep<T> {
     /// A watch event, or progress of a list
     Change(ObjectEvent<T>),
-    /// The watch does not work. What was seen so far may be outdated
+    /// The watch does not work. The objects that the watch has reported so far may be outdated
     Trouble,
     /// The watch works again
     Recovered,
 }
 
 /// Lists and watches a source until the receiver of `out` is dropped. `read` extracts from an object the fields that
-/// matter. `wrap` converts a step to an event; it returns `None` if the step does not matter.
+/// matter. `wrap` converts a step to an event, or returns `None` if the step does not matter.
 pub async fn follow<K, T, E>(
     source: WatchSource<K>,
     out: mpsc::Sender<E>,
@@ -293,7 +294,7 @@ where
                     let next = list_or_watch(status.code == 410, version);
                     return Ok(Ended::failed(next, rejection(kind, &status)));
                 }
-                // Only this object cannot be parsed. So the watch continues with the next ones.
+                // Only this object cannot be parsed. So the watch continues with the next event.
                 Err(error @ kube::Error::SerdeError(_)) => {
                     self.trouble(watch_failure(kind, &error)).await?;
                     continue;

@@ -1,8 +1,8 @@
-//! Benchmarks the ledger of a node on the disk of this host: an ADD and its DEL at different numbers of addresses in
-//! use, a hundred operations at once, and a process that opens the file for one operation.
+//! Benchmarks the ledger of a node on the disk of this host. The cases are an ADD and its DEL at different numbers of
+//! addresses in use, a hundred operations at once, and a process that opens the file for one operation.
 //!
 //! Each ADD and each DEL waits for the disk once; a group of a hundred operations waits for the disk once in all. The
-//! benchmark `floor` measures this wait alone: it overwrites 4 KiB and syncs them.
+//! benchmark `floor` measures only such a wait, by overwriting 4 KiB and syncing them.
 
 #![allow(
     missing_docs,

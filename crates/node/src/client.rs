@@ -1,4 +1,5 @@
-//! How the CNI plugin does an operation: it asks the agent, or works on the store directly if no agent answers.
+//! Performs an operation for the CNI plugin: sends the operation to the agent, or performs it on the store directly if
+//! no agent answers.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,18 +17,18 @@ use super::wire::{self, Greeting, Request, Response};
 
 /// If the agent has not sent its greeting within this time, the CNI plugin regards the agent as hung.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the CNI plugin waits for a locked store before it asks the agent again.
+/// How long the CNI plugin waits for a locked store before it tries the agent again.
 const TURN: Duration = Duration::from_millis(500);
 /// Interval between attempts to connect while the queue of connections to the agent is full.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Asks the agent to do an operation, or does it on the store directly if the agent is absent or hangs. Returns
-/// within `timeout` plus the time that the disk takes.
+/// Sends an operation to the agent, or performs the operation on the store directly if the agent is absent or hangs.
+/// Returns within `timeout` plus the time that the disk takes.
 pub fn ask(socket: &Path, store: &Path, op: &Op, timeout: Duration) -> Result<OpOutcome, OpError> {
     let asked = clock::since_boot();
     let end = asked + timeout;
-    // The agent does not begin the operation after this time. So the last quarter of the timeout is left for doing the
-    // operation on the store.
+    // The agent does not begin the operation after `agent_end`. So the last quarter of the timeout is left for
+    // performing the operation on the store.
     let agent_end = end.saturating_sub(timeout / 4);
     let mut other_version = None;
     loop {
@@ -87,7 +88,7 @@ fn on_store(
 /// CNI plugin may do the operation on the store.
 enum NoAnswer {
     Absent,
-    /// The agent has this other version of the protocol, so the plugin sent it no request
+    /// The agent has a different version of the protocol, given here, so the plugin sent no request
     OtherVersion(u32),
 }
 
@@ -119,8 +120,8 @@ fn ask_agent(
     Ok(wire::receive(&mut until)?)
 }
 
-/// Connects to the agent's socket. The queue of connections is full if the agent does not accept any. Then this
-/// function retries until `end` instead of blocking.
+/// Connects to the agent's socket. If the agent accepts no connections, the queue of connections fills up. In this
+/// case, the function retries until `end` instead of blocking.
 fn connected(path: &Path, end: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

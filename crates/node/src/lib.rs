@@ -11,7 +11,7 @@
 //! | `ledger` | the assignments, read and written in the tables of a transaction: [`AddressLedger`] |
 //! | `store` | the file that contains the ledger: [`Store`] |
 //! | `store_thread` | the thread of the agent that owns the store: [`store_thread::StoreThread`] |
-//! | `wire`, `client` | how the CNI plugin asks the agent, or uses the store itself: [`client::ask`] |
+//! | `wire`, `client` | how the CNI plugin reaches the agent, or uses the store directly: [`client::ask`] |
 //! | `clock` | reads the clocks for [`Now`] |
 //! | [`cni`] | the CNI protocol, the CNI plugin, and its host-local mode |
 

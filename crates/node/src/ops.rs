@@ -18,9 +18,9 @@ pub struct Now {
     pub wall_ms: i64,
 }
 
-/// An interface of a container on a network, to which addresses are assigned. CNI spec 1.1.0 defines these three
-/// fields as the identity of an attachment. So an ADD with the same fields is a repeated ADD, and a DEL names an
-/// attachment by them.
+/// An interface of a container on a network, to which addresses are assigned. CNI spec 1.1.0 defines these three fields
+/// as the identity of an attachment. So an ADD with the same three fields is a repeated ADD, and a DEL names an
+/// attachment by the same fields.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
@@ -77,11 +77,12 @@ pub struct Add {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<String>,
     /// If not empty, exactly these addresses are assigned, at most one of each family, whichever pools they belong to.
-    /// If `pools` names an IPClaim, they must be addresses of the claim
+    /// If `pools` names an IPClaim, the requested addresses must belong to the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
-    /// Name of the interface that connects the network to the link, such as the `master` of macvlan. Pools that require
-    /// probes probe addresses there. If empty, the interface of the node's default route
+    /// Name of the interface that connects the network to the link, such as the `master` of macvlan. For pools that
+    /// require probes, addresses are probed on this interface. If empty, they are probed on the interface of the node's
+    /// default route
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub parent: String,
     /// Whether `pools` and `addresses` already reflect the pod's labels and annotations. If not, they reflect only
@@ -97,7 +98,7 @@ pub struct Add {
 /// A request to check that an attachment has the addresses that the container runtime remembers.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The attachment to check; without an address it fails the check
+    /// The attachment to check. The check fails if the attachment has no address
     pub attachment: Attachment,
     /// All addresses of the previous result. Addresses outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
@@ -119,7 +120,7 @@ pub enum OpOutcome {
     /// The result of an ADD, or of a repeated ADD
     #[serde(rename = "given")]
     Assigned(AddressAssignment),
-    /// The result of the other operations: the operation was done, or it found no problem
+    /// The result of every other operation. The operation was done, or the check found no problem
     Done,
 }
 
@@ -146,7 +147,7 @@ impl AddressAssignment {
 /// An assigned address, with the data that the main CNI plugin needs to configure it.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AssignedAddress {
-    /// The address alone; `prefix` has the length of its prefix
+    /// The address without its prefix length, which is in `prefix`
     pub address: Addr,
     /// Prefix length with which the interface is configured
     pub prefix: u8,
@@ -159,7 +160,7 @@ pub struct AssignedAddress {
     pub block: Cidr,
 }
 
-/// Why an operation was rejected. A rejected operation has changed nothing.
+/// Why an operation was rejected. A rejected operation changes nothing.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct OpError {
@@ -175,8 +176,8 @@ pub struct OpError {
 pub enum OpErrorKind {
     /// Every address that could be assigned is in use or cooling
     Exhausted,
-    /// The node has no block from which it could assign an address; or it has no block of the requested pools; or no
-    /// pool serves the pod
+    /// The node has no block from which it could assign an address, or no block of the requested pools, or no pool
+    /// serves the pod
     #[serde(rename = "nothingHeld")]
     NoBlock,
     /// The requested pools are unknown on this node or not open to the pod's namespace. Or a requested address belongs
@@ -197,8 +198,8 @@ pub enum OpErrorKind {
     PodUnknown,
     /// The attachment does not have the addresses that were requested or checked
     Mismatch,
-    /// The deadline has passed; a DEL of this attachment was requested after the ADD; the store is locked or missing;
-    /// or the agent is starting. A later retry can succeed
+    /// Another attempt can succeed later. The reason is one of these: the deadline has passed; a DEL of this attachment
+    /// was requested after the ADD; the store is locked or missing; the agent is starting
     Busy,
     /// The store cannot be read or written
     Store,

@@ -1,8 +1,8 @@
 //! Notes on which pools and addresses the pods of a node may have, by their labels and annotations. The agent writes
 //! the notes.
 //!
-//! The notes are in the store, so that they are available while the agent or the API server is not. Without a note, a
-//! pod could get any address although it asks for another pool or for a certain address.
+//! The notes are in the store, so that they are available while the agent or the API server is unavailable. Without a
+//! note, a pod could get any address although it asks for another pool or for a certain address.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub struct PodNote {
 pub struct PodChoice {
     /// The pools to try, in order
     pub pools: PoolOrder,
-    /// The addresses that the pod asks for and must get; if empty, the pod may get any address
+    /// The addresses that the pod requests and must get; if empty, the pod may get any address
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Names of the pools whose namespace selector matches the pod's namespace. Also the pod's IPClaim, as
@@ -41,7 +41,7 @@ pub struct PodChoice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or
-    /// addresses. It is true for a pod that names an IPClaim
+    /// addresses. This field is true for a pod that names an IPClaim
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strict: bool,
 }
@@ -62,7 +62,7 @@ pub enum PoolOrder {
 }
 
 impl PodNote {
-    /// Returns whether the note is about this pod, and not about an earlier pod with the same name.
+    /// Returns whether the note is about `pod`, and not about an earlier pod with the same name.
     pub fn is_of(&self, pod: &PodRef) -> bool {
         let (uid, own) = (pod.uid.as_str(), self.pod.uid.as_str());
         uid.is_empty() || uid == own || uid == self.mirrors
@@ -79,8 +79,9 @@ impl PodNote {
 }
 
 impl Add {
-    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD asks for. `selects`:
-    /// any pool on the node is restricted to some pods. `binds`: any pool is restricted to some namespaces.
+    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD requests. `selects`
+    /// says whether any pool on the node is restricted to some pods. `binds` says whether any pool is restricted to
+    /// some namespaces.
     pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
         let is_own = self.attachment.ifname == OWN_INTERFACE;
         let by_labels = selects && self.pools.is_empty();
@@ -88,8 +89,8 @@ impl Add {
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Returns the IPClaim by which the pod may get the addresses that it asks for, if the node has them in no other
-    /// block.
+    /// Returns the IPClaim through which the pod may get the addresses that it requests, if no other block of the node
+    /// has these addresses.
     pub fn claim_of_addresses(&self) -> Option<&str> {
         let mut claims = self.bound.iter().filter(|it| is_claim(it));
         let claim = claims.find(|it| !self.pools.contains(it));
@@ -99,8 +100,8 @@ impl Add {
     }
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
-    /// the pools in the network's configuration. If pools are chosen by their selectors, they are used only if the
-    /// configuration names no pools. Fails if no pool serves the pod, or if the request asks for other addresses than the
+    /// the pools in the network's configuration. Pools that are chosen by their selectors are used only if the
+    /// configuration names no pools. Fails if no pool serves the pod, or if the request names other addresses than the
     /// pod.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), OpError> {
         self.decided = true;

@@ -1,15 +1,16 @@
 //! The store thread: the only thread of an agent that uses the store.
 //!
 //! Requests come from many threads or tasks. All waiting requests, up to [`StoreSettings::group`], are done in one
-//! transaction, so together they wait for the disk once. They are answered after the transaction is durable.
+//! transaction, so that all of them together wait for the disk once. The requests are answered after the transaction is
+//! durable.
 //!
 //! The store thread closes the file after some time without work. So if the agent hangs, a CNI plugin can use the file
-//! directly. This is safe for three reasons:
+//! directly. The use by two processes is safe for three reasons:
 //!
 //! - The store thread keeps nothing of the ledger in memory.
-//! - A request carries its caller's deadline, and is rejected if its turn comes later. So if a caller no longer waits
-//!   and uses the store directly, its own request is not done in addition. A request whose caller is gone is rejected,
-//!   too; the store thread checks this while it has the file open.
+//! - A request carries its caller's deadline, and is rejected if its turn comes later. So if a caller stops waiting and
+//!   uses the store directly, the store thread does not perform the caller's request in addition. A request whose
+//!   caller is gone is rejected, too; the store thread checks this while it has the file open.
 //! - The ledger rejects an ADD if another process has done a DEL that was requested after the ADD.
 
 use std::io;
@@ -127,7 +128,8 @@ pub struct StoreHandle {
 }
 
 impl StoreThread {
-    /// Starts the thread. The thread opens the file at the first request, so the file must exist by then.
+    /// Starts the thread. The thread opens the file at the first request, so the file must exist before the first
+    /// request.
     pub fn start(path: &Path, settings: StoreSettings) -> io::Result<(Self, StoreHandle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
@@ -141,14 +143,15 @@ impl StoreThread {
         Ok((Self { thread }, StoreHandle { sender }))
     }
 
-    /// Waits until every [`StoreHandle`] is dropped and all requests are done.
+    /// Waits until every [`StoreHandle`] is dropped and all requests are answered.
     pub fn join(self) {
         _ = self.thread.join();
     }
 }
 
 impl StoreHandle {
-    /// Requests an operation. When its turn comes, it is skipped if the caller no longer waits. Never blocks.
+    /// Requests an operation. When the turn of the operation comes, it is skipped if the caller no longer waits. Never
+    /// blocks.
     pub fn ask(&self, op: Op, call: CallTimes, reply: OpReply) {
         self.send(StoreRequest::op(op, call, reply));
     }
@@ -173,7 +176,7 @@ impl StoreHandle {
     }
 }
 
-/// Work to do on the store, with the function that receives the result.
+/// Work to do on the store, together with the function that receives the result.
 pub struct StoreRequest {
     /// `None` if the work is done whether or not a caller still waits
     call: Option<CallTimes>,
@@ -181,7 +184,8 @@ pub struct StoreRequest {
 }
 
 impl StoreRequest {
-    /// Returns a request for an operation. When its turn comes, it is skipped if the caller no longer waits.
+    /// Returns a request for an operation. When the turn of the operation comes, it is skipped if the caller no longer
+    /// waits.
     pub fn op(op: Op, call: CallTimes, reply: OpReply) -> Self {
         let asked = call.asked;
         let work = move |ledger: &mut AddressLedger<'_>| ledger.run_asked(&op, asked);
@@ -279,14 +283,15 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// Does the work of the store thread, on whichever thread calls it. Reads no clock, and waits only for the file.
+/// Does the work of the store thread, on whichever thread calls the methods. Reads no clock, and waits only for the
+/// file.
 pub struct StoreWorker {
     open: Open,
     store: Option<Store>,
 }
 
 impl StoreWorker {
-    /// Returns a worker that has no file open. It calls `open` each time when it needs the file.
+    /// Returns a worker that has no file open. The worker calls `open` each time that it has to open the file.
     pub fn new(open: impl FnMut() -> Result<Store, StoreError> + Send + 'static) -> Self {
         Self {
             open: Box::new(open),
@@ -304,7 +309,7 @@ impl StoreWorker {
         self.store = None;
     }
 
-    /// Opens the file if necessary. Does all requests whose callers still wait, in one transaction, and then answers
+    /// Opens the file if necessary. Performs all requests whose callers still wait in one transaction, and then answers
     /// all requests.
     pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl FnOnce() -> Now) {
         let mut store = match self.store.take() {

@@ -8,9 +8,10 @@
 //! agent   {"answer":...} or {"refusal":{...}}
 //! ```
 //!
-//! The agent sends its greeting as soon as it accepts the connection. So a CNI plugin can distinguish a working agent
-//! from one that hangs: the kernel accepts connections even for an agent that hangs. If no greeting comes, the CNI
-//! plugin sends no request and uses the store directly. So when the agent recovers, no request of this plugin waits.
+//! The agent sends its greeting as soon as it accepts the connection. The greeting shows the CNI plugin that the agent
+//! works. A connection alone does not show this, because the kernel accepts connections even for an agent that hangs.
+//! If no greeting comes, the CNI plugin uses the store directly and sends no request, so that no old request awaits the
+//! agent when it recovers.
 //!
 //! `deadlineMs` is a time since boot (`CLOCK_BOOTTIME`) after which the agent must not begin the operation. `askedUs`
 //! is the time since boot at which the operation was requested: an ADD is rejected if a DEL of the same attachment was
@@ -44,7 +45,7 @@ pub struct Request {
     pub version: u32,
     /// Time until which the CNI plugin waits for the agent, in milliseconds since boot
     pub deadline_ms: u64,
-    /// Time at which the operation was requested, in microseconds since boot. Older CNI plugins do not send it
+    /// Time at which the operation was requested, in microseconds since boot. Older CNI plugins do not send this field
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_us: Option<u64>,
     /// The operation to do
@@ -78,7 +79,7 @@ impl Request {
     }
 
     /// Returns the time since boot at which the operation was requested; `None` if the CNI plugin is too old to send
-    /// it.
+    /// this time.
     pub fn asked(&self) -> Option<Duration> {
         self.asked_us.map(Duration::from_micros)
     }
@@ -118,7 +119,8 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Decodes the head of a frame and returns the number of bytes that follow. Fails if it exceeds [`MOST_BYTES`].
+/// Decodes the head of a frame, and returns the number of bytes that follow the head. Fails if the number exceeds
+/// [`MOST_BYTES`].
 pub fn body_len(head: [u8; 4]) -> io::Result<usize> {
     let len = usize::try_from(u32::from_be_bytes(head)).map_err(io::Error::other)?;
     check(len)?;

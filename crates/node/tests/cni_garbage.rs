@@ -1,5 +1,5 @@
-//! Runs the CNI plugin with arbitrary environments and arbitrary standard input. It must not panic, it must answer
-//! with a result or an error object, and an invalid request must not change anything.
+//! Runs the CNI plugin with arbitrary environments and arbitrary standard input. The plugin must not panic, and must
+//! answer with a result or an error object. An invalid request must not change anything.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

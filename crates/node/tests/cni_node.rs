@@ -57,8 +57,8 @@ impl Node {
         self.folder.path().join("node.redb")
     }
 
-    /// Calls the CNI plugin with a configuration of version 1.1.0 and the fields in `more`. Returns whether it
-    /// succeeded, and its answer.
+    /// Calls the CNI plugin with a configuration of version 1.1.0 and the fields in `more`. Returns whether the call
+    /// succeeded, and the plugin's answer.
     fn call(&self, command: &str, id: &str, args: &str, more: &Value) -> (bool, Value) {
         let mut config =
             json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {}});
@@ -80,7 +80,7 @@ impl Node {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // If the environment is invalid, the CNI plugin exits before it reads the configuration. Then this write can
+        // If the environment is invalid, the CNI plugin exits before it reads the configuration, and this write can
         // fail.
         if let Err(error) = stdin.write_all(config.to_string().as_bytes()) {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);

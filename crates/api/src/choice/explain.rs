@@ -119,8 +119,9 @@ fn line(
 }
 
 impl PassOverReason<'_> {
-    /// Returns how far the pool is from being chosen. Users ask most about a pool that was requested by name or selects
-    /// the requester but cannot serve. So such a pool has the lowest number.
+    /// Returns how far the pool is from being chosen. Users ask most about a requested name that no pool has, and about
+    /// a pool that cannot serve although its selectors match or it was requested by name. So these reasons have the
+    /// lowest numbers.
     fn distance(&self) -> u8 {
         match self {
             PassOverReason::Unknown => 0,

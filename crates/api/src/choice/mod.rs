@@ -2,14 +2,15 @@
 //! of the pool. A pool serves a pod if the pod may get addresses of the pool. The controller, the agent and the kubectl
 //! plugin use this module.
 //!
-//! If a requester (a node or pod) names no pools, the pools whose selectors match it serve it. The first of them with
-//! room is used. Room is how much a pool can still allocate. The order of the pools is decided by priority, then by the
-//! number of requirements in all three selectors, then by families, then by room, then by name.
+//! A requester (a node or pod) that names no pools is served by the pools whose selectors match the requester. The
+//! first of these pools with room is used. Room is how much a pool can still allocate. The order of the pools is
+//! decided by priority, then by the number of requirements in all three selectors, then by families, then by room, then
+//! by name.
 //!
-//! Families: among the pools that are best by priority and requirements, the oldest pool determines which families are
-//! assigned. A pool of the same priority and requirements that lacks one of these families serves only requesters that
-//! ask for it by name. So neither adding a pool nor exhausting one changes the families that a node or pod gets. Room
-//! is compared only among pools of the same families, because an IPv6 pool always has more.
+//! Among the pools that are best by priority and requirements, the oldest pool determines which families are assigned.
+//! A pool of the same priority and requirements that lacks one of these families serves only requesters that ask for it
+//! by name. So neither adding a pool nor exhausting one changes the families that a node or pod gets. Room is compared
+//! only among pools of the same families, because an IPv6 pool always has more room than an IPv4 pool.
 //!
 //! If a requester asks for pools by name, the pools are used in the requested order. Their selectors do not matter, and
 //! `Manual` pools are used, too.
@@ -52,7 +53,7 @@ pub struct PoolCandidate<'a> {
     pub pod: &'a Selector,
     /// `priority` of the pool; the pool with the highest value is tried first
     pub priority: i32,
-    /// For each family, whether the pool has ranges of it
+    /// For each family, whether the pool has ranges of the family
     pub families: Dual<bool>,
     /// Creation time, in seconds since 1970; among the best pools, the oldest decides which families are assigned
     pub created: i64,
@@ -83,7 +84,7 @@ impl fmt::Debug for PoolStanding<'_> {
 /// The node or pod for which pools are chosen. The labels are sorted by key.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester<'a> {
-    /// The labels of the node; for a pod, those of the pod's node
+    /// The labels of the node; for a pod, the labels of the pod's node
     pub node: &'a [Label],
     /// The labels of the pod; `None` to choose pools for the node as a whole
     pub pod: Option<PodLabels<'a>>,
@@ -105,7 +106,7 @@ pub struct PodLabels<'a> {
 pub struct PoolChoice<'a> {
     /// The pools to try, best first
     pub chosen: Vec<ChosenPool<'a>>,
-    /// The other pools, in the order of the candidates; then the requested names that no candidate has
+    /// The other pools, in the order of the candidates. After them come the requested names that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
@@ -116,11 +117,11 @@ pub struct ChosenPool<'a> {
     pub at: usize,
     /// Name of the pool
     pub name: &'a str,
-    /// Whether the choice is for a node as a whole and the pool serves only some of its pods. If so, the node should
-    /// get a block of the pool only when one of these pods asks for an address.
+    /// Whether the choice is for a node as a whole and the pool serves only some of the node's pods. If so, the node
+    /// should get a block of the pool only when one of these pods asks for an address.
     pub some_pods_only: bool,
-    /// A family that the pool lacks although a pool of the same priority and requirements has it. If set, the pool
-    /// serves only requesters that ask for it by name.
+    /// A family that the pool lacks although a pool of the same priority and requirements has it. If this field is set,
+    /// the pool serves only requesters that ask for it by name.
     pub lacks: Option<Family>,
     /// What determined the place of the pool in the order
     pub place: PoolRank,
@@ -131,7 +132,7 @@ pub struct ChosenPool<'a> {
 pub enum PoolRank {
     /// The requester asked for the pool by name.
     Asked,
-    /// The requester asked for no pool by name, so the pools were compared by these values.
+    /// The requester asked for no pool by name, so the pools were compared by the following values.
     Ranked {
         /// `priority` of the pool; the highest comes first
         priority: i32,
@@ -192,7 +193,8 @@ pub enum SelectorSubject {
     Pod,
 }
 
-/// Returns the pools that may serve `requester`, best first, and the reasons why the other pools may not.
+/// Returns the pools that may serve `requester`, best first, and the reasons why the other pools may not serve the
+/// requester.
 ///
 /// `room` returns how much a pool can still allocate, in a unit that is the same for all candidates.
 pub fn choose<'a>(

@@ -49,7 +49,7 @@ impl Requirement {
 impl fmt::Display for Requirement {
     /// Writes the operator as it is written in selectors, followed by at most the first five values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// The maximum number of values: a longer list would not fit into an event.
+        /// The maximum number of values. A longer list would not fit into an event.
         const NAMED: usize = 5;
         let (operator, values) = match self {
             Requirement::In(_, values) => ("In", values),

@@ -5,8 +5,9 @@
 //! windows at both ends and in the middle of a family, so blocks collide all the time. Results are compared after
 //! each operation; after every 64 operations the results of all queries are compared.
 //!
-//! A failure prints its seed and the shortest failing sequence that was found. To repeat it: `PROPTEST_RNG_SEED=<seed>
-//! cargo test -p cadastre-core --test ipam_model`. More cases: `PROPTEST_CASES=<number>`.
+//! A failure prints its seed and the shortest failing sequence that was found. To repeat the failure, run
+//! `PROPTEST_RNG_SEED=<seed> cargo test -p cadastre-core --test ipam_model`. The variable `PROPTEST_CASES=<number>`
+//! sets the number of cases.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -23,11 +24,11 @@ use proptest::test_runner::{Config, RngAlgorithm, RngSeed, TestRunner};
 use crate::model::Universe;
 use crate::ops::{Pair, op};
 
-/// The maximum number of operations in a case; the average is half of that.
+/// The maximum number of operations in a case. The average number is half of the maximum.
 const LONGEST: usize = 1000;
 /// The minimum number of operations in one test. The five tests together apply a million.
 const OPERATIONS: usize = 200_000;
-/// The number of cases: on average they apply 15 % more than `OPERATIONS`.
+/// The number of cases. On average, all cases together apply 15 % more operations than `OPERATIONS`.
 const CASES: u32 = 460;
 
 /// Runs random cases. `v4` and `v6` are the prefix lengths of a unit, the usual size of a block in a case.
@@ -38,7 +39,7 @@ fn compare(v4: u8, v6: u8) {
     let mut config = Config {
         failure_persistence: None,
         max_shrink_iters: 20_000,
-        // The default random generator would take half of the time of a debug build.
+        // The default random generator would take half of the running time of a debug build.
         rng_algorithm: RngAlgorithm::XorShift,
         ..Config::default()
     };

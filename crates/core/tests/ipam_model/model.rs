@@ -1,11 +1,11 @@
-//! The model of the ledger: lists that are searched from end to end.
+//! The model of the ledger. The model consists of lists that are searched from end to end.
 
 use cadastre_core::{
     Addr, BlockCounts, Cidr, Dual, Family, FamilyRanges, Holding, HoldingId, HoldingState, IpRange,
 };
 
 /// The addresses of a case: four windows in each family, each of 32 units (see `unit`). The first and the last window
-/// lie at the two ends of the family, the other two near each other in the middle.
+/// lie at the two ends of the family, the other two windows lie near each other in the middle.
 #[derive(Clone, Copy, Debug)]
 pub struct Universe {
     /// Prefix length of a unit, the usual size of a block.
@@ -160,7 +160,7 @@ impl Pool {
         blocks
     }
 
-    /// The free blocks, in the order in which they must be allocated.
+    /// The free blocks, in the order in which the ledger must allocate them.
     pub fn free(&self, holdings: &Holdings, family: Family) -> Vec<Cidr> {
         let cursor = *self.cursors.get(family);
         let blocks = self.blocks(family);

@@ -13,14 +13,15 @@ use crate::model::{self, Place, Universe};
 const POOLS: usize = 2;
 const HOLDERS: u32 = 6;
 
-/// The CIDRs of a pool in one family, and the size of its blocks as a number of doublings of half a unit.
+/// The CIDRs of a pool in one family, and the size of the pool's blocks. The size is the number of times that half a
+/// unit is doubled.
 type Ranges = (Vec<Place>, u8);
 
 /// An operation. Each `usize` selects a pool, a holding or an id by its index.
 #[derive(Clone, Debug)]
 pub enum Op {
     Record(Place, Holder, HoldingState),
-    /// Allocates from a pool, but no block that contains the first address of one of the places.
+    /// Allocates a block from a pool. Skips every block that contains the first address of one of the places.
     Carve(usize, Holder, Vec<Place>),
     /// Releases the holding of a random id out of all ids that were ever returned. Most of these holdings no longer
     /// exist.
@@ -32,7 +33,7 @@ pub enum Op {
     /// Moves a live holding to another holder.
     SetHolder(usize, Holder),
     SetBlocked(usize, Vec<(Place, Place)>),
-    /// Sets the ranges of a pool, first IPv4, then IPv6.
+    /// Sets the ranges of a pool. The first `Option` is for IPv4, the second for IPv6.
     SetRanges(usize, Option<Ranges>, Option<Ranges>),
     Query(Place),
 }

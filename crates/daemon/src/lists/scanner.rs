@@ -5,7 +5,7 @@ use serde_json::Deserializer;
 
 use super::ListError;
 
-/// The maximum size of an object in bytes. It is over ten times as large as any object that API servers store.
+/// The maximum size of an object in bytes. The limit is over ten times the size of any object that API servers store.
 const LONGEST: usize = 32 << 20;
 
 /// A part of a list that has arrived completely.
@@ -17,30 +17,31 @@ pub(super) enum Part<K, M> {
 
 #[derive(Debug, Default)]
 enum State {
-    /// Before the list
+    /// The scanner has not reached the list yet
     #[default]
     Start,
-    /// Between the fields of the list
+    /// The scanner is between two fields of the list
     Fields,
-    /// After the name of a field
+    /// The scanner has read this name of a field
     Name(String),
-    /// Before the value of the field with this name
+    /// The scanner has reached the value of the field with this name
     Value(String),
-    /// Between objects
+    /// The scanner is between two objects of the list
     Items,
-    /// After the list
+    /// The scanner has read the whole list
     End,
 }
 
-/// Parses the objects and the metadata of a list, in any order. Keeps only the text that is not parsed yet.
+/// Parses the objects and the metadata of a list, in any order. Keeps only the text that has not been parsed yet.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     state: State,
     text: Vec<u8>,
     /// How many bytes at the beginning of `text` have been parsed
     parsed: usize,
-    /// If a value was incomplete, parsing is tried again only when this many bytes of text are there. The number
-    /// doubles each time. So the cost of a large object does not depend on how small the pieces are in which it arrives
+    /// After an incomplete value, the scanner tries to parse again only when `text` has this many bytes. The number
+    /// doubles with each attempt. So the cost of a large object does not depend on the size of the pieces in which the
+    /// object arrives
     needed: usize,
 }
 

@@ -1,8 +1,8 @@
 //! The admin port (metrics, health, readiness, log level), and a second port for probes only.
 //!
-//! No page contains secrets. Only the log level can be changed, only from this host, and not by web pages in a browser.
-//! Access to metrics can be restricted. Probes are always allowed. They have a second port, so that other clients
-//! cannot keep probes waiting.
+//! No page contains secrets. The only setting that can be changed is the log level. It can be changed only from this
+//! host, and not by web pages in a browser. Access to metrics can be restricted. Probes are always allowed. Probes have
+//! a second port, so that other clients cannot keep probes waiting.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -26,9 +26,9 @@ use super::tls::TlsFiles;
 /// The sources of the admin port's pages.
 #[derive(Clone)]
 pub struct AdminPages {
-    /// The registry whose metrics `/metrics` shows
+    /// The registry whose metrics `/metrics` returns
     pub registry: Registry,
-    /// The state that `/readyz` shows
+    /// The state that `/readyz` reports
     pub readiness: Readiness,
     /// The level that `/loglevel` sets; `None` in tests
     pub level: Option<Level>,

@@ -1,7 +1,7 @@
 //! Lists every metric with its type, labels and meaning, for docs/metrics.md.
 //!
-//! A registry shows a metric only once the metric has a series. Therefore metrics are recorded when they are
-//! registered.
+//! A registry reports a metric only once the metric has a series. Therefore the catalog is not made from a registry:
+//! metrics are recorded when they are registered.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

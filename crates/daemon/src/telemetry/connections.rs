@@ -1,11 +1,12 @@
-//! Limits the connections to a port. Decides which connection is closed for a new one, so that no client can lock out
-//! others.
+//! Limits the connections to a port, and decides which connection is closed when a new one arrives. No client can lock
+//! out others.
 //!
 //! # Guarantees
-//! - A new connection is always accepted; if necessary an older connection is closed for it.
-//! - A peer never has more connections than its share. If the port has the maximum number of connections, the peer with
-//!   the most connections loses its oldest one.
-//! - Therefore a peer that opens many connections loses some of its own. A peer with few connections keeps them.
+//! - A new connection is always accepted. If necessary, an older connection is closed for it.
+//! - A peer never has more connections than its share. If the port exceeds its maximum number of connections, the peer
+//!   with the most connections loses its oldest connection.
+//! - Therefore a peer that opens many connections loses some of its own. A peer with few connections keeps its
+//!   connections.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
@@ -41,9 +42,9 @@ impl OpenConnections {
         self.open.push_back((peer, task));
     }
 
-    /// Returns the position of the connection to close, if any. If `peer` already has its share, its oldest connection
-    /// is closed. Otherwise, if there are too many connections, the oldest connection of the peer with the most
-    /// connections is closed.
+    /// Returns the position of the connection to close, if any. If `peer` already has its share, the oldest connection
+    /// of `peer` is closed. Otherwise, if there are too many connections, the oldest connection of the peer with the
+    /// most connections is closed.
     fn eviction_index(&self, peer: IpAddr) -> Option<usize> {
         let count = |peer| self.open.iter().filter(|it| it.0 == peer).count();
         let evicted = if count(peer) >= self.share {

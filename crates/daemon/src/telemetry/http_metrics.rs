@@ -1,7 +1,7 @@
 //! Counts and times the client's requests to the API server.
 //!
-//! If the caller gives a request up, for example after a timeout, it counts as a request without a response. For
-//! watches only the time until the response begins is measured.
+//! If the caller gives up a request, for example after a timeout, the request counts as one without a response. For
+//! watches, only the time until the response begins is measured.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -72,7 +72,7 @@ pub struct HttpMetricsService<S> {
     host: Arc<str>,
 }
 
-/// A request in flight. It is counted when this value is dropped, however the request ends.
+/// A request in flight. The request is counted when this value is dropped, however the request ends.
 struct Flight {
     metrics: HttpMetrics,
     host: Arc<str>,
@@ -82,8 +82,9 @@ struct Flight {
 }
 
 impl Flight {
-    /// Sets the status. This is a method so that the async block captures the whole value. If the block assigned to the
-    /// field, it would capture only a copy of the field, and the rest would be dropped before the response.
+    /// Sets the status. The assignment is in a method so that the async block captures the whole value. If the async
+    /// block assigned to the field, it would capture only a copy of the field, and the rest would be dropped before the
+    /// response.
     fn land(&mut self, status: Option<StatusCode>) {
         self.status = status;
     }

@@ -42,7 +42,7 @@ pub enum LevelError {
 }
 
 /// Turns off the log of the Kubernetes client, which logs each failed request as an error. Cadastre itself logs once
-/// what is wrong and what this means. A directive that names `kube_client` overrides this.
+/// what is wrong and what this means. A directive that names `kube_client` overrides this default.
 const QUIET: &str = "kube_client=off";
 
 fn parse(directives: &str) -> Result<EnvFilter, LevelError> {
@@ -107,7 +107,8 @@ impl<'w> FormatFields<'w> for OneLine {
 }
 
 impl Level {
-    /// Returns a level that belongs to no process, for tests. The level can be set as long as the second value exists.
+    /// Returns a level for tests, which does not affect the logging of the process. The level can be set as long as the
+    /// second value exists.
     #[cfg(test)]
     pub(super) fn detached() -> (Self, impl Sized) {
         let (filter, handle) = reload::Layer::new(EnvFilter::new("info"));

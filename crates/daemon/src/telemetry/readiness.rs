@@ -10,8 +10,8 @@ use prometheus::{Error, GaugeVec, Opts, PullingGauge, Registry};
 use super::catalog::register;
 use crate::watch::LastHeard;
 
-/// If the API server has sent nothing about a kind for this time, the kind does not count as watched. By then, a watch
-/// that was silent for two minutes has been restarted, and a working API server has answered the new request.
+/// If the API server has sent nothing about a kind for this time, the kind does not count as watched. The time is long
+/// enough to restart a watch that was silent for two minutes, and for a working API server to answer the new request.
 const SILENT: Duration = Duration::from_secs(180);
 
 /// The readiness of a process. Clones share their state, so each part of the process can report readiness.
@@ -23,7 +23,7 @@ pub struct Readiness(Arc<Mutex<Report>>, LastHeard);
 struct Report {
     ready: bool,
     text: String,
-    /// Whether the report also applies while the API server is silent
+    /// Whether the report stays valid while the API server is silent
     without_api: bool,
 }
 
@@ -37,7 +37,7 @@ impl Default for Report {
     }
 }
 
-/// A metric: for how long the API server has sent nothing about each kind.
+/// A metric that says for how long the API server has sent nothing about each kind.
 #[derive(Clone)]
 struct Silence {
     heard: LastHeard,
@@ -90,7 +90,8 @@ impl Readiness {
         self.report(ready, text, false);
     }
 
-    /// Reports whether this process is ready, and why, if the process also works while the API server is silent.
+    /// Reports whether this process is ready, and why. Unlike a report by [`Self::set`], the report stays valid while
+    /// the API server is silent.
     pub fn set_without_api(&self, ready: bool, text: &str) {
         self.report(ready, text, true);
     }

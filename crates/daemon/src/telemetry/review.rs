@@ -1,6 +1,6 @@
-//! Restricts who may read the admin port: the API server decides.
+//! Restricts who may read the admin port. The API server decides who may.
 //!
-//! A request carries a bearer token. A TokenReview says which user the token belongs to. A SubjectAccessReview says
+//! A request carries a bearer token. A TokenReview says to which user the token belongs. A SubjectAccessReview says
 //! whether this user may `get` the path as a non-resource URL.
 //!
 //! # Guarantees
@@ -78,12 +78,13 @@ impl Default for AccessReview {
 }
 
 impl AccessReview {
-    /// Sets the client by which to ask the API server. Only the first call has an effect.
+    /// Sets the client for requests to the API server. Only the first call has an effect.
     pub fn set_client(&self, client: Client) {
         let _ = self.0.client.set(client);
     }
 
-    /// Returns whether the owner of the token may read the path. If that is not known, the error says why.
+    /// Returns whether the owner of the token may read the path. If the decision of the API server is not known, the
+    /// error says why.
     async fn may(&self, token: &str, path: &str) -> Result<Access, String> {
         let key = (token.to_owned(), path.to_owned());
         let (cache, now) = (|| lock(&self.0.cache), Instant::now());
@@ -201,10 +202,10 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// Token and path.
+/// A token and a path.
 type Key = (String, String);
 
-/// The cached answers, each with the time at which it came.
+/// The cached answers, each with the time at which it arrived.
 #[derive(Default)]
 struct AnswerCache(HashMap<Key, (Access, Instant)>);
 
@@ -227,7 +228,7 @@ impl AnswerCache {
     }
 
     /// Adds an answer. If the cache is full, negative and old answers are removed first, so that clients without access
-    /// do not displace clients with access. If the cache is still full then, all answers are removed.
+    /// do not displace clients with access. If the cache is still full after that, all answers are removed.
     fn remember(&mut self, key: Key, access: Access, now: Instant) {
         if self.0.len() >= MOST {
             self.0.retain(|_, it| is_usable(it, now));

@@ -1,8 +1,8 @@
 //! Handles the connections of a port. Each connection is limited in time and memory.
 //!
 //! The admin port can be reached from the whole cluster network. A client that sends nothing, sends or reads slowly, or
-//! opens many connections costs only a bounded amount of memory for a bounded time. It cannot lock out other clients
-//! ([`OpenConnections`]).
+//! opens many connections costs only a bounded amount of memory for a bounded time. Such a client cannot lock out other
+//! clients ([`OpenConnections`]).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -36,15 +36,16 @@ pub struct Limits {
     /// Maximum time until the head of a request has arrived, from the start of the connection or from the previous
     /// answer. Also the maximum time for the TLS handshake
     pub head: Duration,
-    /// Maximum time from the head of a request until its answer begins. It includes the time for the request's body
+    /// Maximum time from the head of a request until its answer begins. This time includes the arrival of the request's
+    /// body
     pub answer: Duration,
     /// Maximum age of a connection. A request in progress may take up to [`Limits::head`] longer
     pub life: Duration,
 }
 
 impl Limits {
-    /// The limits of the admin port. They leave time for requests that wait for the API server, and for large answers
-    /// over a slow network.
+    /// The limits of the admin port. The limits leave time for requests that wait for the API server, and for large
+    /// answers over a slow network.
     pub(super) const ADMIN: Self = Self {
         connections: 128,
         share: 16,
@@ -53,8 +54,8 @@ impl Limits {
         life: Duration::from_secs(60),
     };
 
-    /// The limits of the port for probes. They can be tight, because all requests come from this host, and each answer
-    /// is one line.
+    /// The limits of the port for probes. The limits can be tight, because all requests come from this host, and each
+    /// answer is one line.
     pub(super) const PROBES: Self = Self {
         connections: 64,
         share: 64,
@@ -89,7 +90,7 @@ pub async fn serve(
     }
 }
 
-/// Handles one connection. It uses TLS if there is an acceptor.
+/// Handles one connection, with TLS if `acceptor` is set.
 async fn receive(
     stream: TcpStream,
     peer: SocketAddr,
@@ -106,7 +107,8 @@ async fn receive(
     }
 }
 
-/// Answers the requests of one connection. Errors of the connection are ignored, because they affect only its client.
+/// Answers the requests of one connection. Errors of the connection are ignored, because they affect only the client of
+/// this connection.
 async fn answer_requests<S>(stream: S, routes: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin,

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 pub struct LastHeard(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
 
 impl LastHeard {
-    /// Records that the API server has sent something about this kind. A watch also calls this once when it starts.
+    /// Records that the API server has sent something about this kind. A watch also calls this method once when it
+    /// starts.
     pub fn heard(&self, kind: &'static str) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(kind, Instant::now());

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// Pauses that double, with jitter, so that clients that lost the API server at the same moment do not all return at
-/// the same moment. The first pause is used again only after a time without errors. A restart of a stream does not
-/// count as success, because a stream that always fails is restarted, too.
+/// the same moment. The pauses start again with the first one only after a time without errors. A restart of a stream
+/// does not count as success, because a stream that always fails is restarted, too.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,

@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 use super::*;
 use cadastre_api::NodeLite;
 
-/// Longer than the test server takes to answer. So these limits are reached only if the server stays silent.
+/// Limits that are longer than the test server takes to answer. So these limits are reached only if the server stays
+/// silent.
 const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
 };
-/// Longer than any of these tests takes.
+/// A time limit that is longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What the test server does with a request.

@@ -30,7 +30,7 @@ pub(super) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Addr
     parse_ip(&text).map(Some).ok_or_else(wrong)
 }
 
-/// An address with a prefix length. Unlike a CIDR, it keeps the host bits of the address.
+/// An address with a prefix length. Unlike a `Cidr`, an `IpNet` keeps the host bits of the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IpNet {
     pub(super) ip: Addr,

@@ -1,6 +1,6 @@
 //! Parses `CNI_ARGS`, which consists of `KEY=value` pairs with `;` between them.
 
-/// The pairs of `CNI_ARGS`, in their order.
+/// The pairs of `CNI_ARGS`, in the order in which `CNI_ARGS` lists them.
 #[derive(Debug)]
 pub(super) struct CniArgs<'a>(Vec<(&'a str, &'a str)>);
 

@@ -2,8 +2,8 @@
 //!
 //! Every CNI plugin of a chain reads the same config, and other plugins are written in Go. Therefore this module reads
 //! a config as Go does: keys are compared without regard to case, unknown keys are ignored, `null` counts as absent,
-//! and of a repeated key the last value counts. In one point it differs from Go: if two keys of an object differ only
-//! in case, it reports an error.
+//! and of a repeated key the last value counts. This module differs from Go in one point: if two keys of an object
+//! differ only in case, this module reports an error.
 
 use std::io::Read;
 
@@ -19,7 +19,7 @@ use super::request::{NAME_RULE, is_name};
 /// Maximum size of a config in bytes. A config with 8,000 valid attachments has 1,000,000 bytes.
 const MAX_CONFIG: usize = 1024 * 1024;
 
-/// A network config. Its name has been checked.
+/// A network config whose name has been checked.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) name: String,
@@ -122,8 +122,8 @@ impl Config {
         ips.into_iter().flatten().filter_map(address).collect()
     }
 
-    /// Returns the attachments that the container runtime lists as valid. Fails if the list is missing or unreadable:
-    /// without a complete list, GC must not release any address.
+    /// Returns the attachments that the container runtime lists as valid. Fails if the list is missing or unreadable,
+    /// because GC must not release any address without a complete list.
     pub(super) fn valid(&self) -> Result<Vec<ValidAttachment>, CniError> {
         // An early version of the specification uses the second key, `cni.dev/attachments`. libcni sends both keys.
         let list = self.get(&["cni.dev/valid-attachments"]).transpose();

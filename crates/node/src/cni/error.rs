@@ -14,7 +14,7 @@ pub(super) const IO_FAILURE: u32 = 5;
 pub(super) const DECODING_FAILURE: u32 = 6;
 /// The config has an invalid value.
 pub(super) const INVALID_CONFIG: u32 = 7;
-/// The network namespace is the one in which the CNI plugin runs.
+/// The network namespace in the request is the one in which the CNI plugin itself runs.
 pub(super) const INVALID_NETNS: u32 = 8;
 /// The same call can succeed if it is repeated later.
 pub(super) const TRY_AGAIN_LATER: u32 = 11;
@@ -31,7 +31,7 @@ pub struct CniError {
     pub version: Option<String>,
     /// The CNI error code: below 100, a code of the CNI specification; from 100 on, a code of Cadastre or host-local
     pub code: u32,
-    /// Says what is wrong, what is concerned, and what to do
+    /// Says what is wrong, which object is concerned, and what to do
     pub msg: String,
 }
 
@@ -50,8 +50,8 @@ impl CniError {
     }
 }
 
-/// Returns the CNI error code of a rejection. If the rejection means that no ADD can be served, STATUS returns a code
-/// of its own.
+/// Returns the CNI error code of a rejection. If the rejection means that no ADD can be served, the code for STATUS is
+/// [`NOT_AVAILABLE`].
 fn code(why: OpErrorKind, status: bool) -> u32 {
     match why {
         OpErrorKind::NoBlock | OpErrorKind::Store if status => NOT_AVAILABLE,

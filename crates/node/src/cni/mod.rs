@@ -15,10 +15,10 @@
 //! | `plugin` | addresses from the blocks of the node |
 //! | `host_local` | addresses from ranges in the config, as a replacement of the CNI plugin host-local |
 //!
-//! Each call is a process of its own: it reads the request, does one thing and answers. It has no threads and leaves
-//! nothing running in the background. It changes nothing until it has checked all parts of the request that the command
-//! needs. There is one exception: a DEL of `host_local` checks the network namespace after it has released the
-//! addresses.
+//! Each call is a process of its own. The process reads the request, runs one command and answers. The process has no
+//! threads and leaves nothing running in the background. Nothing is changed until all parts of the request that the
+//! command needs are checked. There is one exception: a DEL of `host_local` checks the network namespace after it has
+//! released the addresses.
 
 mod address;
 mod args;
@@ -65,8 +65,8 @@ impl From<Result<String, CniError>> for Output {
     }
 }
 
-/// A function that does an operation on the node's addresses. Its arguments are the path of the agent's socket, the
-/// path of the store, the operation and a timeout. It is [`client::ask`], or a replacement in tests.
+/// A function that performs an operation on the node's addresses. Its arguments are the path of the agent's socket, the
+/// path of the store, the operation and a timeout. The function is [`client::ask`], or a replacement in tests.
 pub type AddressService<'a> = &'a dyn Fn(&Path, &Path, &Op, Duration) -> Result<OpOutcome, OpError>;
 
 /// Runs the CNI plugin on the environment and the standard streams of this process. Returns its exit status.
@@ -100,7 +100,8 @@ pub fn run(env: &Env, as_host_local: bool, stdin: impl Read, ask: AddressService
         ("cadastre-ipam", version::OWN)
     };
     match env.command.as_str() {
-        // Without a command, the program was started by hand, so it prints a description of itself.
+        // A call without a command means that a user has started the program by hand. So the program prints a
+        // description of itself.
         "" => Output {
             stderr: about(name, supported),
             ..Output::default()
@@ -131,7 +132,7 @@ fn about(name: &str, supported: &[&str]) -> String {
     )
 }
 
-/// Does one of the commands that need a config, and returns the text for standard output.
+/// Runs one of the commands that need a config, and returns the text for standard output.
 fn answer(
     env: &Env,
     as_host_local: bool,

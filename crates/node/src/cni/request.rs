@@ -48,8 +48,8 @@ impl Env {
         self.netns_override.eq_ignore_ascii_case("true") || self.netns_override == "1"
     }
 
-    /// Checks the variables that the command needs. If `strict` is true, `CNI_PATH` is required, too: the Go library
-    /// requires it, although an IPAM plugin does not use it.
+    /// Checks the variables that the command needs. If `strict` is true, `CNI_PATH` is required, too, because the Go
+    /// library for CNI plugins requires it, although an IPAM plugin does not use it.
     pub(super) fn check(&self, strict: bool) -> Result<(), CniError> {
         let command = self.command.as_str();
         let attachment = matches!(command, "ADD" | "CHECK" | "DEL");

@@ -11,7 +11,7 @@ use super::record::{
 use super::tables::{Read, Write};
 use cadastre_core::{Addr, Cidr};
 
-/// An assignment that another component remembers, for example the container runtime.
+/// An assignment that another component, such as the container runtime, remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RememberedAttachment {
     /// The attachment that has the addresses
@@ -83,8 +83,8 @@ pub(crate) fn adopt(
     Ok(lost)
 }
 
-/// Returns the block that contains an address. If there is none, creates a block of this one address, which assigns no
-/// other address.
+/// Returns the block that contains an address. If no block contains the address, creates a block of this one address,
+/// which assigns no other address.
 fn block_of(kv: &mut dyn KvMut, addr: Addr) -> Result<(Cidr, BlockRecord), StorageFault> {
     if let Some(found) = kv.block_around(addr)? {
         return Ok(found);

@@ -15,8 +15,8 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
 /// In a block with more addresses than this, the record of a released address is deleted once the address has cooled.
-/// Otherwise the table would grow with every pod that ever existed. Without these records, such a block does not reuse
-/// the oldest release first: its search moves upward (`Cursor`) and restarts at the lowest address.
+/// Otherwise the table would grow with every pod that ever existed. Without the records it is not known which address
+/// was released first. So the search in such a block moves upward (`Cursor`) and restarts at the lowest address.
 const REMEMBERED: u128 = 4096;
 
 /// Writes the record and the new addresses of an ADD. Removes the blocks in `spent`, which have no unused address left,

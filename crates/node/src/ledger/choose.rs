@@ -41,7 +41,7 @@ pub(crate) struct Search<'a> {
     pub now: BootTime,
     /// The parent interface of the ADD's network
     pub parent: &'a str,
-    /// How long the probe of an address counts
+    /// How long the probe of an address is valid
     pub clean_for: Duration,
     /// Whether the search assigns nothing, and only collects addresses to probe
     pub is_probing_ahead: bool,
@@ -109,9 +109,9 @@ pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> 
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// Selects the next address of a pool and family. If there is none, the error is a clause that completes the error
-/// message. Blocks that have no unused address left are added to `search.spent`. They are not searched again before one
-/// of their addresses is released.
+/// Selects the next address of a pool and family. If there is no such address, the text of the error is a clause for
+/// the error message. Blocks that have no unused address left are added to `search.spent`. These blocks are not
+/// searched again before one of their addresses is released.
 pub(crate) fn next(
     kv: &dyn Kv,
     pool: &PoolTerms,
@@ -139,7 +139,8 @@ pub(crate) fn next(
                     soonest = Some(soonest.map_or(left, |it| it.min(left)));
                     continue;
                 }
-                // Addresses without a release may wait for a probe, or be in conflict.
+                // The block may have unused addresses that wait for a probe or are in conflict. So the block is not
+                // spent.
                 Cooled::NoneReleased if pool.probes_conflicts => continue,
                 Cooled::NoneReleased => {
                     search.spent.push((pool.name.clone(), cidr));
@@ -186,7 +187,7 @@ fn unused(
     let mut cursor = kv.cursor(block)?;
     loop {
         let mut at = cursor.next;
-        // The next search must find again an address that is passed over because of its probe.
+        // An address that is passed over because of its probe must be found again by the next search.
         let mut passed = None;
         while let Some(addr) = at {
             if let Some(span) = covering(out, addr) {
@@ -221,7 +222,7 @@ enum Cooled {
 }
 
 /// Returns the released address with the oldest release, if its cooldown is over. Addresses that were released later
-/// cool for longer, so they are not examined. Addresses that may not be assigned because of their probe are passed over.
+/// cool for longer, so they are not examined. An address that may not be assigned because of its probe is passed over.
 fn cooled(
     kv: &dyn Kv,
     block: Cidr,
@@ -275,8 +276,8 @@ pub(crate) fn requested(
     all_or_unprobed(addresses.iter().map(choose).collect())
 }
 
-/// Returns all choices, or an error. A probe is of no use if another choice fails for another reason, so this reason
-/// comes first.
+/// Returns all choices, or an error. An error for another reason takes precedence over a missing probe, because the
+/// probe is of no use if another choice fails anyway.
 pub(crate) fn all_or_unprobed(
     mut choices: Vec<Result<AddressChoice, Stop>>,
 ) -> Result<Vec<AddressChoice>, Stop> {

@@ -12,14 +12,14 @@ use super::tables::Read;
 use cadastre_core::Addr;
 use cadastre_core::node_allocation::{claim_of_pool, is_claim};
 
-/// Returns the pool of the claim that the ADD names. Its addresses are the only ones that the pod may get.
+/// Returns the pool of the claim that the ADD names. The pod may get addresses of this pool only.
 pub(crate) fn named(add: &Add) -> Option<&str> {
     let mut pools = add.pools.iter().map(String::as_str);
     pools.find(|it| is_claim(it))
 }
 
-/// Returns the addresses of a claim. If the ADD asks for some of these addresses, returns only those. Fails unless the
-/// node has all addresses of the claim.
+/// Returns the addresses of a claim. If the ADD requests some of the claim's addresses, returns only the requested
+/// ones. Fails unless the node has all addresses of the claim.
 pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<Addr>, Stop> {
     let families = match kv.pool(claim)? {
         Some(terms) => families(kv, &terms)?,
@@ -50,7 +50,8 @@ pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<
     })
 }
 
-/// Returns the refusal of an address that no block of the node assigns. The pod may get it by an IPClaim of its own.
+/// Returns the rejection of an ADD for an address that lies in no block of the node. If the pod may get the address
+/// through an IPClaim of its own, the rejection names this IPClaim.
 pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
     let (Some(claim), Stop::Refused(refusal)) = (add.claim_of_addresses(), &refusal) else {
         return refusal;

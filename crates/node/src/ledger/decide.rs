@@ -54,8 +54,8 @@ pub(crate) fn add(kv: &dyn Kv, add: &Add, now: &Now, stamp: BootTime) -> Result<
     })
 }
 
-/// Selects the addresses of an ADD whose attachment has none. Writes to the ADD which pools and addresses the pod may
-/// have.
+/// Selects the addresses for an ADD whose attachment has no addresses yet. Updates `add` with the pools and addresses
+/// that the pod may have.
 pub(crate) fn choices(
     kv: &dyn Kv,
     add: &mut Add,
@@ -72,15 +72,17 @@ pub(crate) fn choices(
 }
 
 /// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note (`PodNote`) on
-/// the pod. Returns false if a note is needed and there is none.
+/// the pod. Returns false if a note is needed and the store has none.
 fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     let Some(pod) = add.pod.as_ref().filter(|_| !add.decided) else {
         return Ok(true);
     };
-    // A note counts even if the ADD does not need it: if the pod names a claim, an ADD for any other address must fail.
+    // A note counts even if the ADD does not need one, because if the pod names a claim, an ADD for any other address
+    // must fail.
     let Some(note) = kv.pod_note(pod)? else {
         let mut pools = kv.pools()?;
-        // The pool of a claim serves only pods that name the claim, so it is no reason to need a note on another pod.
+        // The pool of a claim serves only pods that name the claim. So the pool of a claim is no reason to require a
+        // note on another pod.
         pools.retain(|pool| !is_claim(&pool.name));
         let selects = pools.iter().any(|pool| !pool.automatic);
         let binds = pools.iter().any(|pool| pool.bound);
@@ -92,7 +94,7 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
 }
 
 /// Decides a repeated ADD, which gets the addresses of the first ADD. After a reboot a container may be started again
-/// with the same ID. Then the record gets the new boot and network namespace.
+/// with the same ID. In this case, the record gets the new boot and network namespace.
 fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecision, Stop> {
     let has: Vec<Addr> = record.given.addrs().collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
@@ -124,8 +126,9 @@ fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecisi
     })
 }
 
-/// Selects one address of each family, all from the first pool that has them. If `is_known` is false, the store has no
-/// note on the pod. Then only pools that serve unknown pods (`serves_unknown`) are considered.
+/// Selects one address of each family, all from the first pool that has free addresses of each of its families. If
+/// `is_known` is false, the store has no note on the pod, and only pools that serve unknown pods (`serves_unknown`) are
+/// considered.
 fn from_pools(
     kv: &dyn Kv,
     add: &Add,
@@ -166,7 +169,7 @@ fn from_pools(
             continue;
         }
         match from_pool(kv, &pool, search) {
-            // The pool has free addresses, so the ADD does not get one of a worse pool only because of a probe.
+            // The pool has free addresses. A missing probe alone must not make the ADD use a pool of lower preference.
             Err(Stop::Refused(reason)) if reason.why != OpErrorKind::Unprobed => {
                 reasons.push(reason);
             }
@@ -193,7 +196,8 @@ fn from_pool(
     choose::all_or_unprobed(families.into_iter().map(next).collect())
 }
 
-/// Returns all pools: first those whose settings are known, best first, then those of which only blocks are known.
+/// Returns all pools. Pools whose settings are known come first, in order of preference. Pools of which only blocks are
+/// known come last.
 fn all_pools(kv: &dyn Kv) -> Result<Vec<PoolTerms>, StorageFault> {
     let mut pools = kv.pools()?;
     let others = kv.pools_without_terms()?;
@@ -298,8 +302,8 @@ fn assignment(kv: &dyn Kv, choices: &[AddressChoice]) -> Result<AddressAssignmen
     Ok(given)
 }
 
-/// Succeeds if some pool has a block of each of its families, which means that an ADD can be served. Claims do not count,
-/// because they serve single pods.
+/// Succeeds if some pool has a block of each of its families, which means that an ADD can be served. The pools of
+/// claims do not count, because they serve single pods.
 pub(crate) fn status(kv: &dyn Kv) -> Result<(), Stop> {
     let mut reasons = Vec::new();
     let mut pools = all_pools(kv)?;

@@ -4,38 +4,40 @@ use std::ops::Bound;
 
 use super::super::storage_fault::StorageFault;
 
-/// The tables. Each comment has the form: key -> value.
+/// The tables. The comment of each table says what its keys and values are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KvTable {
-    /// Name of a value -> the value
+    /// Maps the name of a single value, such as the UID of the Node, to the value
     Meta,
-    /// Rank of a pool -> settings of the pool; rank 0 is the best
+    /// Maps the rank of a pool to the settings of the pool. Rank 0 is the best
     Pools,
-    /// Name of a pool -> rank of the pool
+    /// Maps the name of a pool to the rank of the pool
     Ranks,
-    /// CIDR of a block -> record of the block
+    /// Maps the CIDR of a block to the record of the block
     Blocks,
-    /// Pool, CIDR of a block -> empty: an index of the blocks from which addresses can be assigned
+    /// An index of the blocks from which addresses can be assigned. The keys are the pool and the CIDR of a block; the
+    /// values are empty
     Assigning,
-    /// Pool, CIDR of a block -> empty: an index of the blocks in `Assigning` that may have a free address
+    /// An index of the blocks in `Assigning` that may have a free address. The keys are the pool and the CIDR of a
+    /// block; the values are empty
     Open,
-    /// CIDR of a block -> where the search for a never-assigned address continues
+    /// Maps the CIDR of a block to the place where the search for a never-assigned address continues
     Cursors,
-    /// Address -> the attachment that uses it, or the record of its release
+    /// Maps an address to the attachment that uses the address, or to the record of its release
     Addresses,
-    /// CIDR of a block, sequence number -> a released address
+    /// Maps the CIDR of a block and a sequence number to a released address
     Freed,
-    /// Network, container, interface -> record of the assignment
+    /// Maps an attachment (network, container, interface) to the record of its addresses
     Attachments,
-    /// Network, container, interface -> when the latest DEL of this attachment was requested
+    /// Maps an attachment (network, container, interface) to the time at which its latest DEL was requested
     Deletions,
-    /// CIDR and UID of a block -> sequence number: the blocks that were released recently
+    /// The blocks that were released recently. Maps the CIDR and UID of a block to a sequence number
     ReleasedBlocks,
-    /// Namespace/name of a pod -> note on which pools and addresses the pod may have
+    /// Maps the `namespace/name` of a pod to the note on which pools and addresses the pod may have
     Pods,
-    /// CIDR -> state of its withdrawal
+    /// Maps a CIDR to the state of its withdrawal
     Withdrawals,
-    /// Address -> what its last probe has shown
+    /// Maps an address to what its last probe has shown
     Probes,
 }
 

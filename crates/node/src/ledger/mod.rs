@@ -1,7 +1,8 @@
 //! The assignments of a node: which address is assigned to which attachment.
 //!
 //! All data is in the tables of a transaction; nothing is kept in memory. An operation reads and writes only the few
-//! entries that it concerns. It makes all decisions before its first write, so it is done as a whole or not at all.
+//! entries that it concerns. An operation makes all decisions before its first write, so it takes effect as a whole or
+//! not at all.
 //!
 //! | file | subject |
 //! |---|---|
@@ -22,8 +23,8 @@
 //! Pools are tried in their order of preference, and the blocks of a pool in the order of their CIDRs, so that later
 //! blocks become empty and can be released. A block first assigns addresses that were never assigned, in ascending
 //! order. Then it assigns released addresses, the oldest release first, but never an address that is still cooling. A
-//! block of more than 4,096 addresses deletes the records of addresses that have cooled. When its search reaches the
-//! end of the block, it restarts at the lowest address.
+//! block of more than 4,096 addresses deletes the records of addresses that have cooled. When the search in such a
+//! block reaches the end of the block, it restarts at the lowest address.
 
 mod adopt;
 mod apply;
@@ -64,7 +65,7 @@ pub struct AddressLedger<'a> {
     now: &'a Now,
 }
 
-/// Why an operation is not done.
+/// Why an operation is rejected or fails.
 #[derive(Debug)]
 enum Stop {
     Refused(OpError),
@@ -93,14 +94,14 @@ impl<'a> AddressLedger<'a> {
         self.now
     }
 
-    /// Does an operation that is requested now. An inner error is a rejection: nothing has changed. After an outer
-    /// error the transaction must be discarded.
+    /// Performs an operation that is requested now. An inner error is a rejection, after which nothing has changed.
+    /// After an outer error the transaction must be discarded.
     pub fn run(&mut self, op: &Op) -> Result<Result<OpOutcome, OpError>, StorageFault> {
         self.run_asked(op, self.now.since_boot)
     }
 
-    /// Does an operation that was requested at the time `asked` since boot, and returns what [`Self::run`] returns. An
-    /// ADD that was requested before a DEL of the same attachment is rejected, even if the DEL was done first.
+    /// Performs an operation that was requested at `asked`, a time since boot, and returns what [`Self::run`] returns.
+    /// An ADD is rejected if a DEL of the same attachment was requested after the ADD and has already been performed.
     pub fn run_asked(
         &mut self,
         op: &Op,
@@ -118,7 +119,7 @@ impl<'a> AddressLedger<'a> {
     /// A block that is listed with another UID is the same block, so its assignments stay valid. A block that is no
     /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
     /// UID of the Node changes, the same holds for all blocks that are not listed for the new UID. A released block
-    /// stays released, even if it disappears and is listed again. For this the last 1,024 released blocks are
+    /// stays released, even if it disappears and is listed again. For this purpose, the last 1,024 released blocks are
     /// remembered.
     pub fn set_allocation(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
         set_allocation::set_allocation(self.kv, allocation, self.now)
@@ -139,13 +140,14 @@ impl<'a> AddressLedger<'a> {
         withdrawals::withdraw_empty(self.kv, stamp)
     }
 
-    /// Returns the addresses that have to be probed before the ADD can be served; none if a probe does not help.
+    /// Returns the addresses that have to be probed before the ADD can be served. The result is empty if a probe does
+    /// not help.
     pub fn to_probe(&self, add: &Add) -> Result<ProbeTargets, StorageFault> {
         let stamp = self.kv.stamp(self.now)?;
         probes::targets(self.kv, add, stamp)
     }
 
-    /// Records the answers to probes. Ignores answers about addresses that were in use at any time since the probe
+    /// Records the answers to probes. Ignores the answer about an address that was in use at any time since the probe
     /// began.
     pub fn record_probes(&mut self, round: &ProbeRound) -> Result<(), StorageFault> {
         let stamp = self.kv.stamp(self.now)?;
@@ -153,14 +155,15 @@ impl<'a> AddressLedger<'a> {
         probes::record(self.kv, round, stamp, self.now.wall_ms)
     }
 
-    /// Ends conflicts, each with the time at which it began (`Conflict::since_ms`). Their addresses are probed again
-    /// before they are assigned. Returns whether any conflict has ended.
+    /// Ends conflicts. Each conflict is given by its address and the time at which it began (`Conflict::since_ms`). The
+    /// addresses are probed again before they are assigned. Returns whether any conflict has ended.
     pub fn end_conflicts(&mut self, ended: &[(Addr, i64)]) -> Result<bool, StorageFault> {
         probes::end_conflicts(self.kv, ended)
     }
 
-    /// Records assignments that another component knows, after the ledger was lost. Skips addresses that, according to
-    /// the ledger, another attachment uses or that were released. Returns the skipped addresses with their attachments.
+    /// Records assignments that another component knows, after the ledger was lost. An address is skipped if the ledger
+    /// records that another attachment uses it, or that it was released. Returns the skipped addresses with their
+    /// attachments.
     pub fn adopt(
         &mut self,
         remembered: &[RememberedAttachment],
@@ -168,7 +171,7 @@ impl<'a> AddressLedger<'a> {
         adopt::adopt(self.kv, remembered, self.now)
     }
 
-    /// Records the node's ranges and then the remembered assignments: see [`Self::set_allocation`] and [`Self::adopt`].
+    /// Records the node's ranges and then the remembered assignments. See [`Self::set_allocation`] and [`Self::adopt`].
     pub fn take_over(
         &mut self,
         allocation: &NodeAllocation,
@@ -178,9 +181,9 @@ impl<'a> AddressLedger<'a> {
         self.adopt(remembered)
     }
 
-    /// Fills a new ledger, in place of one that was lost: see [`Self::take_over`]. `has_addresses_outside` says whether
-    /// pods use addresses outside of these ranges, which the node may get as a block later: see
-    /// [`Snapshot::has_addresses_outside`].
+    /// Fills a new ledger, in place of one that was lost, as [`Self::take_over`] does. `has_addresses_outside` says
+    /// whether pods use addresses outside of the node's ranges (see [`Snapshot::has_addresses_outside`]). The node may
+    /// get such addresses in a block later.
     pub fn rebuild(
         &mut self,
         allocation: &NodeAllocation,

@@ -1,18 +1,21 @@
-//! Probes: whether another host uses a free address, for pools that require a probe before an address is used
-//! (`PoolTerms::probes_conflicts`).
+//! Probes, which find out whether another host uses a free address. They are for pools that require a probe before an
+//! address is used (`PoolTerms::probes_conflicts`).
 //!
 //! | record | begins when | means |
 //! |---|---|---|
 //! | none | the address is assigned, or a probe is too old | the address must be probed before it is assigned |
-//! | [`Clean`](ProbeRecord::Clean) | nobody answered a probe | for [`CLEAN_FOR`], the address can be assigned to an interface of the network that was probed |
-//! | [`Conflict`](ProbeRecord::Conflict) | another host answered a probe | the address is not assigned |
+//! | [`Clean`] | nobody answered a probe | for [`CLEAN_FOR`], the address can be assigned in the probed network |
+//! | [`Conflict`] | another host answered a probe | the address is not assigned |
+//!
+//! [`Clean`]: ProbeRecord::Clean
+//! [`Conflict`]: ProbeRecord::Conflict
 //!
 //! # Guarantees
-//! - A conflict ends when a probe finds the address clean that began at least [`CONFLICT_FOR`] after the last answer,
-//!   when an operator ends it, or with the block.
-//! - An assignment ends the record of its addresses. So each assignment needs a probe that began after the address was
-//!   last released.
-//! - The answer to a probe of an address in use changes nothing, because the answer may be that of the pod itself.
+//! - A conflict ends in three cases: a probe that began at least [`CONFLICT_FOR`] after the last answer gets no answer;
+//!   an operator ends the conflict; or the block is removed.
+//! - The assignment of an address deletes the record of its probe. So each assignment needs a probe that began after
+//!   the address was last released.
+//! - The answer to a probe of an address in use changes nothing, because the pod itself may have answered.
 
 use std::time::Duration;
 
@@ -32,14 +35,15 @@ use cadastre_core::{Addr, Cidr, Family};
 
 /// At most this many addresses of each family are probed at once.
 pub const MOST_PROBES: usize = 16;
-/// How long after a probe an address can be assigned. Hosts that come later than the probe are not noticed.
+/// How long after a probe without an answer an address can be assigned. A host that begins to use the address after the
+/// probe is not noticed.
 pub(crate) const CLEAN_FOR: Duration = Duration::from_secs(300);
-/// After this time an address that is probed ahead of its use is probed again, so that it stays assignable.
+/// An address that is probed ahead of its use is probed again after this time, so that the address stays assignable.
 const RENEWED_AFTER: Duration = Duration::from_secs(150);
 /// An address in conflict is probed again this long after the last answer.
 const CONFLICT_FOR: Duration = Duration::from_secs(600);
-/// The ledger remembers at most this many conflicts. It forgets those with the oldest answers first; their addresses
-/// have to be probed again.
+/// The maximum number of conflicts that the ledger remembers. The ledger forgets the conflicts with the oldest answers
+/// first, and their addresses have to be probed again.
 const MOST_CONFLICTS: usize = 1_024;
 
 /// Addresses to probe.
@@ -47,14 +51,14 @@ const MOST_CONFLICTS: usize = 1_024;
 pub struct ProbeTargets {
     /// Name of the interface on which to probe; empty for the interface of the node's default route
     pub interface: String,
-    /// The addresses; none is in use
+    /// The addresses to probe, none of which is in use
     pub addresses: Vec<Addr>,
 }
 
 /// The answers to the probes of some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeRound {
-    /// The interface in the [`ProbeTargets`]
+    /// The interface on which the probes were sent, from the [`ProbeTargets`]
     pub interface: String,
     /// Time since boot at which the probes began
     pub begun: Duration,
@@ -65,7 +69,7 @@ pub struct ProbeRound {
 /// An address that is not assigned because another host uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The address
+    /// The address in conflict
     pub address: Addr,
     /// Name of the address's pool
     pub pool: String,
@@ -73,7 +77,7 @@ pub struct Conflict {
     pub by: String,
     /// The interface on which the host answered; empty for the interface of the node's default route
     pub interface: String,
-    /// When this host answered first, in milliseconds of Unix time
+    /// When the host with the link-layer address `by` answered first, in milliseconds of Unix time
     pub since_ms: i64,
     /// Whether the address is due to be probed again
     pub is_due: bool,
@@ -115,7 +119,7 @@ pub(crate) enum ProbeState {
     Clean,
     /// The address has to be probed first
     Unprobed,
-    /// This host uses the address
+    /// Another host, with this link-layer address, uses the address
     Conflict(String),
 }
 
@@ -132,15 +136,15 @@ impl ProbeRecord {
         }
     }
 
-    /// Returns whether the probe was longer ago than this, or in an earlier boot.
+    /// Returns whether the probe was more than `than` ago, or in an earlier boot.
     fn is_older(&self, than: Duration, now: BootTime) -> bool {
         let at = self.at();
         at.boot != now.boot || u128::from(now.ms) >= u128::from(at.ms) + than.as_millis()
     }
 }
 
-/// Returns whether an address may be assigned to an interface whose network has this parent interface. A probe counts
-/// for at most `clean_for`.
+/// Returns whether an address may be assigned to an interface of a network whose parent interface is `parent`. A probe
+/// without an answer is valid for at most `clean_for`.
 pub(crate) fn state(
     kv: &dyn Kv,
     addr: Addr,
@@ -165,7 +169,8 @@ pub(crate) fn state(
     })
 }
 
-/// Returns the addresses that have to be probed before the ADD can be served; none if a probe does not help.
+/// Returns the addresses that have to be probed before the ADD can be served. The result is empty if a probe does not
+/// help.
 pub(crate) fn targets(kv: &dyn Kv, add: &Add, now: BootTime) -> Result<ProbeTargets, StorageFault> {
     let mut search = Search::new(&add.parent, now);
     let decided = match kv.record(&add.attachment)? {
@@ -239,7 +244,7 @@ fn probing_pool(kv: &dyn Kv, addr: Addr) -> Result<Option<String>, StorageFault>
     Ok(is_probing.then_some(block.pool))
 }
 
-/// Deletes records that have no effect any more, and surplus conflicts.
+/// Deletes the records that have no effect any more, and the records of surplus conflicts.
 fn forget_old(kv: &mut dyn KvMut, now: BootTime) -> Result<(), StorageFault> {
     let mut conflicts = Vec::new();
     for (addr, record) in kv.probes()? {
@@ -257,12 +262,13 @@ fn forget_old(kv: &mut dyn KvMut, now: BootTime) -> Result<(), StorageFault> {
     Ok(())
 }
 
-/// Deletes the record of an address, which then has to be probed again.
+/// Deletes the probe record of an address, so that the address has to be probed again.
 pub(crate) fn end(kv: &mut dyn KvMut, addr: Addr) -> Result<(), StorageFault> {
     kv.drop_key(KvTable::Probes, &address_key(addr))
 }
 
-/// Ends conflicts, each with the time at which it began. Returns whether any conflict has ended.
+/// Ends conflicts. Each conflict is given by its address and the time at which it began. Returns whether any conflict
+/// has ended.
 pub(crate) fn end_conflicts(
     kv: &mut dyn KvMut,
     ended: &[(Addr, i64)],
@@ -279,7 +285,7 @@ pub(crate) fn end_conflicts(
     Ok(any)
 }
 
-/// Deletes the records of all addresses of a block.
+/// Deletes the probe records of all addresses of a block.
 pub(crate) fn end_block(kv: &mut dyn KvMut, block: Cidr) -> Result<(), StorageFault> {
     for (addr, _) in kv.probes()? {
         if block.contains_addr(addr) {
@@ -289,7 +295,7 @@ pub(crate) fn end_block(kv: &mut dyn KvMut, block: Cidr) -> Result<(), StorageFa
     Ok(())
 }
 
-/// Returns all conflicts of addresses that this node could assign otherwise, in the order of the addresses.
+/// Returns all conflicts of addresses that this node could otherwise assign, in the order of the addresses.
 pub(crate) fn conflicts(kv: &dyn Kv, now: BootTime) -> Result<Vec<Conflict>, StorageFault> {
     let mut conflicts = Vec::new();
     for (address, record) in kv.probes()? {
@@ -315,8 +321,8 @@ pub(crate) fn conflicts(kv: &dyn Kv, now: BootTime) -> Result<Vec<Conflict>, Sto
     Ok(conflicts)
 }
 
-/// Returns the probed addresses of each pool that requires probes and has blocks. Claims are left out: their addresses
-/// are probed when a pod comes.
+/// Returns the probed addresses of each pool that requires probes and has blocks. Leaves out claims, because their
+/// addresses are probed only when a pod comes.
 pub(crate) fn of_pools(
     kv: &dyn Kv,
     pools: &[PoolTerms],
@@ -375,7 +381,7 @@ fn of_pool(
     })
 }
 
-/// Returns the refusal of an ADD whose address has to be probed first.
+/// Returns the rejection of an ADD whose address has to be probed first.
 pub(crate) fn unprobed(text: &str) -> Stop {
     refuse(
         OpErrorKind::Unprobed,

@@ -7,8 +7,8 @@ use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::usable::{Usable, union, usable_in};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// An attachment that has addresses. The value in the table of attachments has this form, too; there, `attachment` is
-/// not part of the value because it is the key.
+/// An attachment that has addresses. The values in the table of attachments have the same form, but without
+/// `attachment`, which is the key.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentRecord {
     /// Network, container and interface
@@ -26,21 +26,21 @@ pub struct AttachmentRecord {
     pub since_ms: i64,
     /// ID of the boot in which the attachment was set up
     pub boot: String,
-    /// Place in the order of assignments: higher is newer. Adopted attachments come before all others. The order among
-    /// adopted attachments is unknown, except that superseded ones come first
+    /// Place in the order of assignments; a higher number is newer. Adopted attachments come before all others. The
+    /// order among adopted attachments is unknown, except that superseded ones come first
     #[serde(default = "adopted")]
     pub order: u64,
 }
 
-/// The value of `order` for adopted attachments. All have the same value, because it is not known which of them is
-/// older.
+/// The value of `order` for adopted attachments. All adopted attachments have the same value, because it is not known
+/// which of them is older.
 pub(crate) const ADOPTED: u64 = 1;
 
 /// The value of `order` for an attachment that was adopted although a newer attachment had already replaced it
 /// (superseded).
 pub(crate) const ADOPTED_OLD: u64 = 0;
 
-/// Returns the `order` of records that were written by versions without this field.
+/// Returns the `order` of records that were written by versions of Cadastre without the field `order`.
 fn adopted() -> u64 {
     ADOPTED
 }
@@ -56,7 +56,7 @@ pub(crate) enum AddressRecord {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReleaseRecord {
     pub block: Cidr,
-    /// Place in the order of all releases: higher is later
+    /// Place in the order of all releases; a higher number is later
     pub sequence: u64,
     pub at: BootTime,
     /// UID of the pod that had the address; empty if unknown
@@ -68,8 +68,8 @@ pub(crate) struct ReleaseRecord {
 }
 
 impl ReleaseRecord {
-    /// Returns whether this pod had the address, or has the name of the pod that had it. A pod of a StatefulSet has the
-    /// name of the pod that it replaces.
+    /// Returns whether `pod` had the address, or has the same name as the pod that had the address. A pod of a
+    /// StatefulSet has the name of the pod that it replaces.
     pub(crate) fn was_of(&self, pod: &PodRef) -> bool {
         let same = |one: &str, other: &str| !one.is_empty() && one == other;
         same(&self.pod, &pod.uid) || same(&self.name, &full_name(pod))
@@ -87,7 +87,7 @@ pub(crate) fn full_name(pod: &PodRef) -> String {
     format!("{namespace}/{name}")
 }
 
-/// A moment: the number of the boot, and the milliseconds since the boot began.
+/// A moment, given by the number of the boot and the milliseconds since the boot began.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BootTime {
     pub boot: u64,
@@ -95,9 +95,9 @@ pub(crate) struct BootTime {
 }
 
 impl BootTime {
-    /// Returns how many milliseconds of cooldown are left at `now` for an address that was released at this moment;
-    /// `None` if the cooldown is over. For a release in an earlier boot, the cooldown starts at the beginning of the
-    /// running boot, because it is not known how long the host was off.
+    /// Returns how many milliseconds of cooldown are left at `now` for an address that was released at `self`; `None`
+    /// if the cooldown is over. For a release in an earlier boot, the cooldown starts at the beginning of the running
+    /// boot, because it is not known how long the host was off.
     pub(super) fn cooldown_left(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
@@ -105,14 +105,14 @@ impl BootTime {
     }
 }
 
-/// When a DEL was requested: the number of the boot, and the microseconds since the boot began.
+/// The time at which a DEL was requested, given by the number of the boot and the microseconds since the boot began.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deletion {
     pub boot: u64,
     pub asked_us: u64,
 }
 
-/// What the store has about a block or podCIDR. The CIDR is the key.
+/// What the store records about a block or podCIDR. The key of the record is the CIDR.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRecord {
     pub uid: String,
@@ -130,13 +130,13 @@ pub(crate) struct BlockRecord {
 }
 
 impl BlockRecord {
-    /// Returns which addresses of the block the terms of its pool allow to assign.
+    /// Returns which addresses of the block can be assigned according to the terms of its pool.
     pub(super) fn usable(&self, block: Cidr, pool: Option<&PoolTerms>) -> Usable {
         usable_in(block, self.borrowed, pool)
     }
 
-    /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` are the
-    /// addresses that the settings of the block's pool or withdrawals exclude.
+    /// Returns the addresses of the block that are not assigned automatically, sorted and disjoint. `never` contains
+    /// the addresses that are excluded by the settings of the block's pool or by withdrawals.
     pub(super) fn left_out(&self, block: Cidr, never: &[IpRange]) -> Vec<IpRange> {
         union(block, &[never, &self.reserved, &self.on_request].concat())
     }
@@ -146,16 +146,16 @@ impl BlockRecord {
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockState {
-    /// The NodeSubnet lists the block; addresses are assigned from it
+    /// The NodeSubnet lists the block, and addresses are assigned from the block
     #[serde(rename = "held")]
     Active,
-    /// The NodeSubnet lists the block as draining; no new address is assigned from it
+    /// The NodeSubnet lists the block as draining, so no new address is assigned from the block
     Draining,
-    /// The NodeSubnet no longer lists the block, but some of its addresses are in use or cooling; no new address is
-    /// assigned from it
+    /// The NodeSubnet no longer lists the block, but some of the block's addresses are in use or cooling. No new
+    /// address is assigned from the block
     Unlisted,
-    /// The node has released the block. The NodeSubnet still lists it, or lists it again; no address is assigned from
-    /// it
+    /// The node has released the block. The NodeSubnet still lists the block, or lists it again. No address is assigned
+    /// from the block
     Released,
 }
 
@@ -169,10 +169,10 @@ impl BlockState {
 /// Where the search for a never-assigned address of a block continues.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// The address at which the search continues; `None` if it has reached the end of the block
+    /// The address at which the search continues; `None` if the search has reached the end of the block
     pub next: Option<Addr>,
-    /// Whether records of addresses before `next` were deleted after the search had passed them. If so, the search
-    /// restarts at the lowest address once it has reached the end
+    /// Whether records of addresses before `next` were deleted after the search had passed these addresses. If so, the
+    /// search restarts at the lowest address once it has reached the end of the block
     pub again: bool,
 }
 

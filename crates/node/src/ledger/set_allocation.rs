@@ -27,8 +27,8 @@ pub(crate) fn set_allocation(
 ) -> Result<(), StorageFault> {
     let stamp = kv.stamp(now)?;
     let before = kv.blocks()?;
-    // For each block, the addresses that its search for a free address excludes. If they change, the search has to
-    // restart at the beginning of the block.
+    // For each block, the addresses that the search for a free address excludes. If these addresses change, the search
+    // has to restart at the beginning of the block.
     let mut searched = BTreeMap::new();
     for (cidr, block) in &before {
         searched.insert(*cidr, left_out(kv, *cidr, block)?);
@@ -72,8 +72,8 @@ pub(crate) fn set_allocation(
 }
 
 /// Returns the state of a listed block. A block that was released stays released, even if it was not listed for a
-/// while. If a released block is listed again, the API was restored to an older state. Then another node may have the
-/// range by now.
+/// while. If a released block is listed again, the API server was restored to an older state, and another node may have
+/// the range.
 fn state(
     kv: &dyn Kv,
     block: &Block,
@@ -94,7 +94,7 @@ fn state(
     }
     // The agent has released the block `uid`, but now the block is listed again. Since the release, this node may have
     // got the same range again as a block with another UID. So if an address of the range is in use or cooling, the
-    // block drains. Otherwise it stays released.
+    // block `uid` drains. Otherwise the block stays released.
     let pool = old.map_or(&block.pool, |it| &it.pool);
     if is_empty(kv, *cidr, pool, now)? {
         return Ok(BlockState::Released);
@@ -261,8 +261,8 @@ fn remove(kv: &mut dyn KvMut, cidr: Cidr, block: &BlockRecord) -> Result<(), Sto
     kv.index(KvTable::Open, &block.pool, cidr, false)?;
     kv.drop_key(KvTable::Cursors, &cidr_key(cidr))?;
     kv.drop_key(KvTable::Blocks, &cidr_key(cidr))?;
-    // Another block can overlap the removed one, and some records of its addresses were just removed. These addresses
-    // now count as never assigned, so the search in that block has to restart.
+    // Another block can overlap the removed block. Some records of addresses of that other block were just removed.
+    // These addresses now count as never assigned, so the search in the other block has to restart.
     for other in kv.cidrs_over(KvTable::Blocks, cidr)? {
         restart_search(kv, other)?;
     }

@@ -24,13 +24,14 @@ pub struct Snapshot {
     pub attachments: Vec<AttachmentRecord>,
     /// The blocks, in the order of their CIDRs
     pub blocks: Vec<BlockCount>,
-    /// The pools: first those whose settings are known, best first, then those of which only blocks are known
+    /// The pools of the node. Pools whose settings are known come first, in order of preference. Pools of which only
+    /// blocks are known come last
     pub pools: Vec<PoolCount>,
-    /// The withdrawn ranges, which the controller may allocate elsewhere
+    /// The withdrawn ranges, which the controller may allocate to other nodes or to claims
     pub withdrawn: Vec<Cidr>,
     /// The ranges that the controller wants to withdraw and that are not withdrawn yet
     pub pending_withdrawals: Vec<PendingWithdrawal>,
-    /// Whether the ledger was created in this boot while pods used addresses outside of the node's ranges. Then a new
+    /// Whether the ledger was created in this boot while pods used addresses outside of the node's ranges. If so, a new
     /// block may contain addresses in use that the ledger does not know
     pub has_addresses_outside: bool,
     /// The addresses that are not assigned because another host uses them
@@ -66,7 +67,7 @@ pub struct AddressCounts {
 /// A block or podCIDR of the node, with its usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCount {
-    /// The CIDR, which no other block of the node has
+    /// The CIDR of the block. No other block of the node has the same CIDR
     pub cidr: Cidr,
     /// UID of the block's IPAMBlock; for a podCIDR, UID of the Node
     pub uid: String,
@@ -78,8 +79,8 @@ pub struct BlockCount {
     pub state: BlockState,
     /// Numbers of the block's addresses by state
     pub counts: AddressCounts,
-    /// How many of the block's addresses can be assigned to an ADD that requests no certain address. Addresses in use
-    /// are counted, too
+    /// How many of the block's addresses can be assigned to ADDs that request no certain address. Addresses that are in
+    /// use already are included
     pub room: u64,
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn take(kv: &dyn Kv, now: &Now) -> Result<Snapshot, StorageFault> {
     for (cidr, block) in &records {
         cooldowns.insert(*cidr, cooldown_ms(&terms(kv, &block.pool)?));
     }
-    // For each address in use or cooling: its block, and whether it is in use.
+    // Maps each address that is in use or cooling to its block and to whether the address is in use.
     let mut busy: BTreeMap<Addr, (Cidr, bool)> = BTreeMap::new();
     for (addr, freed) in kv.releases()? {
         let cooldown = cooldowns.get(&freed.block).copied().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Typed access to the ledger's tables.
 //!
-//! Values are stored as JSON: it is small, and administrators who examine a store can read it.
+//! Values are stored as JSON, because JSON is small, and because administrators who examine a store can read JSON.
 
 use std::ops::Bound::{Excluded, Included};
 
@@ -26,7 +26,7 @@ const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
 const OUTSIDE: &[u8] = b"outside";
 
-/// The latest boot that was recorded, with the store's number for it.
+/// The latest boot that was recorded, with the number that the store has given to the boot.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Boot {
     id: String,
@@ -78,8 +78,8 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Meta, NODE)
     }
 
-    /// Returns whether pods use addresses outside of the ranges with which this ledger was created, in the boot of
-    /// `now`.
+    /// Returns whether, in the boot of `now`, pods use addresses outside of the ranges with which this ledger was
+    /// created.
     fn has_addresses_outside(&self, now: &Now) -> Result<bool, StorageFault> {
         let boot: Option<String> = self.json(KvTable::Meta, OUTSIDE)?;
         Ok(boot.is_some_and(|boot| boot == now.boot))
@@ -219,7 +219,7 @@ pub(crate) trait Read: Kv {
                 over.push(wider);
             }
         }
-        // The keys of CIDRs inside the range begin here.
+        // The keys of the CIDRs inside the range begin at this key.
         let mut from = Included(cidr_key(range));
         while let Some((key, _)) = self.seek(table, from.as_ref().map(<[u8; 18]>::as_slice))? {
             let cidr = readable(table, cidr_of(&key))?;
@@ -232,8 +232,8 @@ pub(crate) trait Read: Kv {
         Ok(over)
     }
 
-    /// Returns the block that contains the address. If several blocks do, returns the narrowest one that assigns
-    /// addresses. If none of them assigns addresses, returns the narrowest one.
+    /// Returns the block that contains the address. If several blocks contain the address, returns the narrowest of
+    /// those blocks that assign addresses. If none of these blocks assigns addresses, returns the narrowest one.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, StorageFault> {
         let mut found = None;
         for len in (0..=addr.family.bits()).rev() {
@@ -370,7 +370,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(KvTable::Meta, NODE, &uid)
     }
 
-    /// Records what [`Read::has_addresses_outside`] returns in this boot. A reboot ends all pods.
+    /// Makes [`Read::has_addresses_outside`] return true until the next reboot, which ends all pods.
     fn put_addresses_outside(&mut self, now: &Now) -> Result<(), StorageFault> {
         self.put_json(KvTable::Meta, OUTSIDE, &now.boot)
     }

@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// Does an ADD. Returns the assigned addresses as text.
+    /// Performs an ADD, and returns the assigned addresses as text.
     fn add(&mut self, add: &Add) -> String {
         let given = self.try_add(add).unwrap();
         let addresses = given.addrs().map(|addr| addr.to_string());
@@ -373,7 +373,7 @@ fn addresses_on_request_are_assigned_to_pods_that_ask_for_them() {
         node.add(&ask_for(3, &["fd00::5", "10.0.0.5"])),
         "10.0.0.5 fd00::5"
     );
-    // A new sandbox of the same pod gets the address at once, another pod only after the cooldown.
+    // A new sandbox of the same pod gets the address at once. Another pod gets the address only after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
     node.assert_refused(&other, OpErrorKind::NotFree, "cools for another 30 s");
@@ -429,8 +429,8 @@ fn an_add_requested_before_a_del_is_rejected_even_if_nothing_was_assigned() {
     assert_eq!(run(&mut node, &del, 999_500), Ok(OpOutcome::Done));
     assert_eq!(run(&mut node, &del, 1_000), Ok(OpOutcome::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
-    // After a minute the caller of the ADD no longer waits. So the ADD is rejected even if the DEL is forgotten by
-    // then.
+    // After a minute the caller of the ADD no longer waits. So the ADD is rejected even if the ledger has forgotten the
+    // DEL.
     node.now = now("one", 1_060);
     let refused = run(&mut node, &add, 999_400).unwrap_err();
     assert!(refused.text.contains("more than 60"), "{refused}");
@@ -488,7 +488,7 @@ fn attachments_are_in_the_order_of_their_assignment() {
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
-        // The wall clock goes back each time. So if the order came from the wall clock, the test would fail.
+        // The wall clock goes back each time. So the test would fail if the order came from the wall clock.
         node.now.wall_ms -= 1_000_000;
         node.add_one(n);
     }
@@ -825,7 +825,7 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     assert_eq!(node.add(&undecided(ask(1))), "10.0.1.0");
     assert_eq!(node.add(&undecided(ask(4))), "10.0.0.6");
     node.assert_refused(&undecided(ask(5)), OpErrorKind::NoBlock, "its labels");
-    // The note does not apply to another pod with the same name. So the store has no note on that pod.
+    // The note does not apply to another pod with the same name. So the store has no note on the other pod.
     let mut anew = undecided(ask(6));
     anew.pod.as_mut().unwrap().name = "pod-4".to_owned();
     node.assert_refused(&anew, OpErrorKind::PodUnknown, "");
@@ -941,8 +941,8 @@ fn a_pod_that_names_a_claim_gets_no_other_address() {
     }
     let says = "the address of IPClaim `shop/db` is not at this node yet";
     let advice = "kubectl describe ipclaims.cadastre.dev db -n shop";
-    // First, one of the two addresses drains. Then it is not listed any more. At last, no address of the claim is
-    // listed.
+    // First, one of the two addresses drains. Next, the NodeSubnet no longer lists this address. At last, it lists no
+    // address of the claim.
     node.allocation.blocks[2].draining = true;
     node.update();
     node.assert_refused(&claiming(ask(1)), OpErrorKind::NoBlock, says);
@@ -978,8 +978,8 @@ fn without_the_agent_the_note_says_which_pod_names_the_claim() {
     node.del(1);
     let elsewhere = undecided(ask_for(1, &["10.0.0.5"]));
     node.assert_refused(&elsewhere, OpErrorKind::NotInBlocks, "IPClaim `shop/db`");
-    // The pod's annotation names no claim. So the pod gets no address, whatever pools or addresses its CNI config
-    // names.
+    // The pod's annotation is not the name of a claim. So the pod gets no address, whatever pools or addresses its CNI
+    // config names.
     for add in [ask(3), ask_from(3, &["a"]), ask_for(3, &["10.0.0.5"])] {
         let says = "no name of an IPClaim";
         node.assert_refused(&undecided(add), OpErrorKind::NoBlock, says);
@@ -1027,7 +1027,8 @@ fn a_pool_with_a_namespace_selector_serves_no_other_namespaces() {
     node.add(&of_team(ask_for(2, &["10.0.0.5"])));
 }
 
-/// Returns the ADD of a pod that asks for these addresses and may get them by claim `shop/db`, as the agent decides it.
+/// Returns the ADD of a pod that requests these addresses and may get them through claim `shop/db`, in the form in
+/// which the agent passes the ADD on.
 fn asking(n: u32, addresses: &[&str]) -> Add {
     Add {
         bound: vec!["shop/db".to_owned()],
@@ -1056,7 +1057,7 @@ fn an_address_that_a_pod_asks_for_comes_from_the_node_s_own_block_or_from_its_cl
 #[test]
 fn an_address_of_a_claim_inside_of_the_node_s_own_block_has_one_holder() {
     let mut node = node_with_claim();
-    // The pod gets the address from the wide block. Then the controller wants it for a claim.
+    // The pod gets the address from the wide block. After that, the controller wants the address for a claim.
     assert_eq!(node.add(&asking(1, &["10.0.0.5"])), "10.0.0.5");
     node.allocation.withdraw = vec![cidr("10.0.0.5/32"), cidr("10.0.0.6/32")];
     node.update();
@@ -1064,7 +1065,7 @@ fn an_address_of_a_claim_inside_of_the_node_s_own_block_has_one_holder() {
     let awaited = asking(2, &["10.0.0.6"]);
     let says = "creates IPClaim `shop/db` for it";
     node.assert_refused(&awaited, OpErrorKind::NotInBlocks, says);
-    // Even if a block of the claim were listed too early, the address has one holder.
+    // Even if a block of the claim were listed too early, each address has only one holder.
     for (nth, address) in [(1, "10.0.0.5/32"), (2, "10.0.0.6/32")] {
         node.allocation.blocks[nth].cidr = cidr(address);
     }

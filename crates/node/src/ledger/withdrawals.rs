@@ -2,17 +2,21 @@
 //!
 //! | state | begins when | means |
 //! |---|---|---|
-//! | [`Requested`](WithdrawalState::Requested) | the NodeSubnet lists the range in `withdraw` | no new address of the range is assigned |
-//! | [`Withdrawn`](WithdrawalState::Withdrawn) | no address of the range is in use or cooling, and the agent calls `withdraw_empty` | the controller may allocate the range elsewhere |
-//! | none | the NodeSubnet lists the range in `returned`, or no longer requests a range that is not withdrawn yet | addresses are assigned as before |
+//! | [`Requested`] | the NodeSubnet lists the range in `withdraw` | no new address of the range is assigned |
+//! | [`Withdrawn`] | `withdraw_empty` finds no address in use or cooling | the range may be allocated elsewhere |
+//! | none | `returned` lists the range, or the request ends before the withdrawal | addresses are assigned as before |
+//!
+//! [`Requested`]: WithdrawalState::Requested
+//! [`Withdrawn`]: WithdrawalState::Withdrawn
 //!
 //! # Guarantees
 //! - A withdrawn range stays withdrawn until the NodeSubnet lists it in `returned`. It does not suffice that `withdraw`
-//!   no longer lists the range: after a restore of the API server the NodeSubnet may be older than the withdrawal.
-//! - A withdrawal does not depend on the block around it: the range stays withdrawn if the block disappears and is
-//!   listed again.
-//! - A withdrawal does not concern the block of a claim: an address can be withdrawn from a wide block and be listed
-//!   for a claim of this node's pod.
+//!   no longer lists the range, because after a restore of the API server the NodeSubnet may be older than the
+//!   withdrawal.
+//! - A withdrawal does not depend on the block that contains the range: the range stays withdrawn if the block
+//!   disappears and is listed again.
+//! - A withdrawal does not affect the block of a claim. So an address can be withdrawn from a wide block, and at the
+//!   same time be the block of a claim that a pod of this node uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +111,8 @@ pub(crate) fn withdrawn_in(kv: &dyn Kv, block: Cidr, pool: &str) -> Result<u128,
     Ok(union(block, &ranges).iter().map(IpRange::size).sum())
 }
 
-/// Returns the range that contains the address and is withdrawn or to be withdrawn; `None` if there is none.
+/// Returns the range that contains the address and that is withdrawn or to be withdrawn; `None` if no such range
+/// contains it.
 pub(crate) fn covering(kv: &dyn Kv, addr: Addr) -> Result<Option<Cidr>, StorageFault> {
     let ranges = kv.cidrs_over(KvTable::Withdrawals, Cidr::host(addr))?;
     Ok(ranges.into_iter().next())

@@ -1,17 +1,18 @@
 //! A redb file that is verified each time it is opened, and that records which of its commits are durable.
 //!
 //! redb verifies checksums only after a crash, and trusts a file that says that it was closed cleanly. If redb cannot
-//! read the last commit, it falls back to the commit before. After a crash that is right, because the operations of the
-//! last commit were never answered. But it is wrong if the disk has corrupted the last commit: an address in use would
-//! be free again. Also, closing a file cleanly takes redb three waits for the disk. Therefore this module is a layer
-//! between redb and the disk:
+//! read the last commit, it falls back to the commit before. After a crash this fallback is right, because the
+//! operations of the last commit were never answered. But if the disk has corrupted the last commit, the fallback is
+//! wrong, because an address in use would be free again. Moreover, redb has to wait for the disk three times to close a
+//! file cleanly. Therefore this module is a layer between redb and the disk, with these rules:
 //!
 //! - A file is always opened as if after a crash: before the content is used, redb reads every page, starting at the
 //!   roots, and compares checksums. For a file of the size of a node's ledger this is faster than one wait for the
 //!   disk.
 //! - Once a commit has reached the disk, this module writes a mark into the header, and does not wait for that write.
-//!   The mark says that the newest commit is durable; redb uses it for its two-phase commits. redb clears the mark with
-//!   its next write. If the newest commit of a marked file cannot be read, the file is damaged and is left unchanged.
+//!   The mark, which redb itself uses for two-phase commits, says that the newest commit is durable. redb clears the
+//!   mark with its next write. If the newest commit of a marked file cannot be read, the file is damaged and is left
+//!   unchanged.
 //! - Opening changes only the header, and only in memory. The next commit writes the header.
 //! - Closing writes nothing.
 //! - The file never shrinks, so its disk space cannot be used for other files.
@@ -63,7 +64,7 @@ impl Checked {
         Self::of(shared)
     }
 
-    /// Opens the database on a disk. This reads the whole disk.
+    /// Opens the database on a disk. The function reads the whole disk.
     pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
@@ -167,7 +168,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Returns which of the two slots has the newest commit, as the flag of the header.
+/// Returns which of the two slots has the newest commit, in the form of the flag in the header.
 fn newest(header: &[u8; HEADER]) -> u8 {
     header[FLAGS] & SECOND_SLOT_IS_NEWEST
 }
@@ -182,7 +183,7 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// The header as redb last wrote it. While the file is being opened, it differs from the header on the disk
+    /// The header as redb last wrote it. While the file is being opened, this header differs from the one on the disk
     header: [u8; HEADER],
 }
 

@@ -55,7 +55,7 @@ impl LockedFile {
         }
     }
 
-    /// Creates and locks a file. Fails if the file exists. Only its owner can read and write it.
+    /// Creates and locks a file. Fails if the file exists. Only the owner of the file can read and write it.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).mode(0o600);
@@ -81,8 +81,8 @@ impl Disk for LockedFile {
         self.0.write_all_at(data, at)
     }
 
-    /// Writes zeros instead of setting the length. So the disk space is allocated now, and later changes to these pages
-    /// do not fail because the disk is full.
+    /// Writes zeros instead of setting the length. The zeros allocate the disk space now, so that later changes to
+    /// these pages do not fail because the disk is full.
     fn grow(&self, size: u64) -> io::Result<()> {
         static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let mut at = self.size()?;
@@ -106,7 +106,7 @@ pub(super) fn id(path: &Path) -> Option<(u64, u64)> {
     Some((there.dev(), there.ino()))
 }
 
-/// Creates the directory of a file if it does not exist. Only its owner can use it.
+/// Creates the directory of a file if the directory does not exist. Only the owner of the directory can use it.
 pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
@@ -116,7 +116,7 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes changes of file names durable, in the directory that contains the file.
+/// Makes changes of file names durable in the directory that contains the file.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

@@ -2,8 +2,8 @@
 //!
 //! Nothing of the ledger is kept in memory. So a process that opens the file continues where the last process stopped,
 //! for whatever reason that process stopped. Only one process at a time has the file open. An operation is answered
-//! only after it is durable. A transaction is done as a whole or not at all, even if the process is killed or the power
-//! fails.
+//! only after its changes are durable. A transaction takes effect as a whole or not at all, even if the process is
+//! killed or the power fails.
 //!
 //! After a disk error the store closes the file, rejects the current request, and opens the file again for the next
 //! request. So the store works again as soon as the disk works, for example once there is free space.
@@ -35,11 +35,11 @@ pub use error::StoreError;
 /// Version of the format of the tables.
 const FORMAT: u32 = 1;
 const FORMAT_KEY: &[u8] = b"format";
-/// How long the store waits for the file when it opens it again after a disk error.
+/// How long the store waits for the file when the store opens the file again after a disk error.
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// Number of temporary files that this process has created. The number is in the name of each file, so that all names
-/// differ.
+/// The number of temporary files that this process has created. Each temporary file's name contains the number, so that
+/// all names differ.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// The file that contains the ledger of a node. No other process can use the file while the store has it open.
@@ -139,8 +139,8 @@ impl Store {
 
     /// Creates a new file in place of a file that was set aside. The new file contains the node's ranges and the
     /// assignments that other components know. If several attachments claim an address, the first one in `remembered`
-    /// keeps it. Returns each such address with an attachment that does not get it. `has_addresses_outside` says whether
-    /// pods use addresses outside of the ranges, see [`Snapshot::has_addresses_outside`].
+    /// keeps the address. Returns each such address with each attachment that does not get it. `has_addresses_outside`
+    /// says whether pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]).
     pub fn rebuild(
         path: &Path,
         allocation: &NodeAllocation,
@@ -161,8 +161,8 @@ impl Store {
         }
     }
 
-    /// Creates a file under a temporary name, fills it, and then gives it its name. So no process ever sees an
-    /// incomplete file. Returns `None` if a file with this name exists already.
+    /// Creates a file under a temporary name, fills the file, and then gives it its final name, so that no process ever
+    /// finds an incomplete file. Returns `None` if a file with the final name exists already.
     fn make<T>(
         path: &Path,
         fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
@@ -188,7 +188,7 @@ impl Store {
         linked
     }
 
-    /// Does `work` on the ledger in one transaction. After an error nothing has changed, with one exception (see
+    /// Runs `work` on the ledger in one transaction. After an error nothing has changed, with one exception (see
     /// [`StoreError`]).
     pub fn transact<T>(
         &mut self,
@@ -198,13 +198,13 @@ impl Store {
         self.transact_tables(|tables| work(&mut AddressLedger::new(tables, now)))
     }
 
-    /// Does operations in one transaction. Each operation is done as a whole or not at all.
+    /// Performs operations in one transaction. Each operation takes effect as a whole or not at all.
     pub fn run(&mut self, ops: &[Op], now: &Now) -> Vec<Result<OpOutcome, OpError>> {
         let all = self.transact(now, |ledger| ops.iter().map(|op| ledger.run(op)).collect());
         all.unwrap_or_else(|error| ops.iter().map(|_| Err(error.refusal())).collect())
     }
 
-    /// Records the ranges of the node: see [`AddressLedger::set_allocation`].
+    /// Records the ranges of the node. See [`AddressLedger::set_allocation`].
     pub fn set_allocation(
         &mut self,
         allocation: &NodeAllocation,
@@ -213,7 +213,7 @@ impl Store {
         self.transact(now, |ledger| ledger.set_allocation(allocation))
     }
 
-    /// Releases an empty block: see [`AddressLedger::release`].
+    /// Releases an empty block. See [`AddressLedger::release`].
     pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> Result<bool, StoreError> {
         self.transact(now, |ledger| ledger.release(cidr, uid))
     }
@@ -234,7 +234,8 @@ impl Store {
             self.file = disk::id(&self.path);
             checked
         };
-        // After an error the database is dropped, because redb's copy of the disk's content may be wrong.
+        // After an error the database is dropped, because the copy of the disk's content that redb has in memory may be
+        // wrong.
         let result = transact(&checked.database, work)
             .map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         if !self.is_in_place() {
@@ -246,8 +247,8 @@ impl Store {
         Ok(result)
     }
 
-    /// Returns whether the file still has its name. If not, it was removed or replaced, and everything written to it is
-    /// lost.
+    /// Returns whether the file still has its name. If it does not, the file was removed or replaced, and everything
+    /// that is written to it is lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file
     }

@@ -1,5 +1,5 @@
-//! Tests how the CNI plugin reaches the ledger: through the agent if the agent answers, else directly through the
-//! store.
+//! Tests how the CNI plugin reaches the ledger. The plugin sends its operation to the agent if the agent answers, and
+//! otherwise uses the store directly.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,7 +27,7 @@ impl NodeDir {
         client::ask(&self.socket(), &self.store(), op, timeout)
     }
 
-    /// Does an ADD as the CNI plugin does. Returns the addresses as text.
+    /// Performs an ADD as the CNI plugin does. Returns the addresses as text.
     fn add(&self, n: u64) -> String {
         addresses(&self.ask(&Op::Add(add(n)), WAIT))
     }
@@ -58,7 +58,7 @@ fn greet(stream: &mut UnixStream) -> Request {
     wire::receive(stream).unwrap()
 }
 
-/// Passes a request that an agent has read to the store thread. Returns the store thread's answer.
+/// Passes to the store thread a request that an agent has read. Returns the store thread's answer.
 fn pass(handle: &StoreHandle, request: Request) -> Result<OpOutcome, OpError> {
     let call = CallTimes::until(request.deadline()).asked(request.asked());
     send(handle, request.op, call)
@@ -163,7 +163,7 @@ fn an_agent_of_another_protocol_version_is_bypassed_or_reported() {
 
 #[test]
 fn fields_of_a_newer_version_are_ignored() {
-    // A message of this version, to which an additional field is added at each level.
+    // A message of this version, but with an additional field at each level.
     let known = Request::new(
         Op::Del(attachment(1)),
         Duration::ZERO,
@@ -257,8 +257,8 @@ fn an_agent_that_stalled_rejects_an_add_that_was_deleted_meanwhile() {
 fn a_request_whose_caller_is_gone_is_not_done() {
     let node = NodeDir::with_store();
     let (store_thread, handle) = node.store_thread();
-    // Another process has the file open, so the request waits. Meanwhile its caller goes away, so the request must not
-    // be done.
+    // Another process has the file open, so the request waits. Meanwhile the caller of the request goes away, so the
+    // request must not be performed.
     let store = node.open();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);

@@ -1,9 +1,12 @@
-//! Simulates crashes: for each change of the disk, one after the other, the process is killed or the power fails at
-//! this change.
+//! Simulates a crash at each change of the disk, one after the other. In a crash, the process is killed or the power
+//! fails.
 //!
-//! After each crash, the test checks that the store can be opened and works; that it contains every answered operation;
-//! that the operation that was not answered was done as a whole or not at all; and that no address belongs to two
-//! attachments.
+//! After each crash, the test checks the following:
+//!
+//! - The store can be opened and works.
+//! - The store contains every answered operation.
+//! - The operation that was not answered took effect as a whole or not at all.
+//! - No address belongs to two attachments.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +18,7 @@ use crate::helpers::{assigned, attachments, run, seeded};
 use crate::rng::Rng;
 use crate::world::{add, allocation, at, attachment};
 
-/// Number of operations that [`live`] does if the disk does not fail.
+/// The number of operations that [`live`] performs if the disk does not fail.
 const LIFE: u64 = 60;
 
 /// The addresses that each attachment has, according to the answers that its callers got.
@@ -49,8 +52,8 @@ fn stored(store: &mut Store, now: &Now) -> Answered {
     stored
 }
 
-/// Opens the store. Checks that it contains what the callers know, either with or without the operation that was not
-/// answered. Then repeats that operation. Returns the open store.
+/// Opens the store. Checks that the store contains what the callers know, either with or without the effect of the
+/// unanswered operation. Then repeats the unanswered operation. Returns the open store.
 fn check(disk: &MemoryDisk, answered: &Answered, unanswered: Option<&Op>, what: &str) -> Store {
     let mut store = disk
         .open()
@@ -80,7 +83,7 @@ fn check(disk: &MemoryDisk, answered: &Answered, unanswered: Option<&Op>, what: 
     store
 }
 
-/// Does random operations until the disk fails. Returns the operation that was not answered, or `None` if the disk
+/// Performs random operations until the disk fails. Returns the operation that was not answered, or `None` if the disk
 /// did not fail.
 fn live(store: &mut Store, answered: &mut Answered, rng: &mut Rng, ms: &mut u64) -> Option<Op> {
     for _ in 0..LIFE {
@@ -264,8 +267,8 @@ fn a_full_disk_refuses_and_goes_on_when_there_is_space() {
             assert!(n > 100, "the disk was written {n} times only");
             break;
         };
-        // The disk is still full. So the operation is rejected again, with advice. Operations that write nothing
-        // succeed.
+        // The disk is still full. So the operation is rejected again, and the error has advice. Operations that write
+        // nothing succeed.
         let now = at(0, ms);
         let again = store.run(&[refused.clone(), Op::Status], &now);
         let text = &again[0].as_ref().unwrap_err().text;

@@ -61,7 +61,7 @@ pub fn attachments(snapshot: &Snapshot) -> BTreeMap<Attachment, Vec<Addr>> {
     of_one.collect()
 }
 
-/// Does one operation in a transaction of its own.
+/// Performs one operation in a transaction of its own.
 pub fn run(store: &mut Store, op: &Op, now: &Now) -> Result<OpOutcome, OpError> {
     store.run(std::slice::from_ref(op), now).remove(0)
 }
@@ -86,7 +86,8 @@ pub fn assigned(answer: &Result<OpOutcome, OpError>) -> Vec<Addr> {
     given.addrs().collect()
 }
 
-/// Returns and prints the seed of a test, and returns random numbers from it.
+/// Chooses a seed for a test, and prints the seed. Returns the seed, and a generator of random numbers that starts from
+/// the seed.
 pub fn seeded() -> (u64, Rng) {
     let seed = seed();
     eprintln!("SEED={seed}");

@@ -1,5 +1,5 @@
-//! Kills real processes that use a real file at random times. Some open the file for each operation, as the CNI
-//! plugin does. Others keep the file open and group concurrent requests, as an agent does.
+//! At random times, kills real processes that use a real file. Some of the processes open the file for each operation,
+//! as the CNI plugin does. The others keep the file open and group concurrent requests, as an agent does.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,11 +16,12 @@ use crate::helpers::{NodeDir, WAIT, assigned, attachments, call, run, seeded, se
 use crate::rng::Rng;
 use crate::world::{add, attachment};
 
-/// Number of rounds. Each round kills two processes that act as CNI plugins, or one that acts as an agent.
+/// The number of rounds. Each round kills either two processes that act as CNI plugins, or one process that acts as an
+/// agent.
 const ROUNDS: u64 = 120;
 
-/// Does the work of a child process, until the process is killed. This is not a test: without the environment variables
-/// of a child, it does nothing.
+/// Does the work of a child process, until the process is killed. This function is not a test: without the environment
+/// variables of a child process, it does nothing.
 #[test]
 fn child() {
     let Ok(path) = env::var("CADASTRE_TEST_STORE") else {
@@ -114,7 +115,7 @@ fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
 #[derive(Default)]
 struct Callers {
     answered: BTreeMap<Attachment, Vec<Addr>>,
-    /// Requests without an answer, each with whether it is an ADD
+    /// Requests without an answer. The value says whether the request is an ADD
     open: BTreeMap<u64, bool>,
     answers: u64,
 }
@@ -151,7 +152,7 @@ impl Callers {
         }
     }
 
-    /// Assumes that a request without an answer was done if the store shows that.
+    /// Treats an unanswered request as done if the store contains its effect.
     fn settle(&mut self, stored: &BTreeMap<Attachment, Vec<Addr>>) {
         for (n, is_add) in std::mem::take(&mut self.open) {
             let attachment = attachment(n);

@@ -59,7 +59,8 @@ fn has(spans: &[IpRange], addr: Addr) -> bool {
     spans.any(|span| span.first() <= addr && addr <= span.last())
 }
 
-/// Returns all addresses of a block; of a wide block only the first 100,001, which is more than a test can use.
+/// Returns all addresses of a block. Of a wide block, returns only the first 100,001 addresses, which is more than a
+/// test can use.
 pub fn each(cidr: Cidr) -> impl Iterator<Item = Addr> {
     let (first, last) = (cidr.first(), cidr.last());
     let end = last.value.min(first.value + 100_000);
@@ -144,7 +145,7 @@ impl Model {
         has(&self.blocks[&cidr].reserved, addr)
     }
 
-    /// Returns whether an address of a block can be assigned to an ADD that does not ask for this address.
+    /// Returns whether an address of a block can be assigned to an ADD that does not request this address.
     pub fn is_for_all(&self, cidr: Cidr, addr: Addr) -> bool {
         let asked = has(&self.blocks[&cidr].on_request, addr);
         !self.never(cidr, addr) && !self.reserved(cidr, addr) && !asked
@@ -298,7 +299,7 @@ impl Model {
         Ok(chosen)
     }
 
-    /// Does an operation that was requested at `asked`. Returns the addresses of the answer, or the kind of error.
+    /// Performs an operation that was requested at `asked`. Returns the addresses of the answer, or the kind of error.
     pub fn run(&mut self, op: &Op, asked: Duration, now: &Now) -> Result<Vec<Addr>, OpErrorKind> {
         match op {
             Op::Add(add) => {

@@ -13,7 +13,7 @@ use crate::world::{any_allocation, any_op, at, first_allocation};
 const CASES: u64 = 160;
 /// Number of transactions of a case. Each transaction has at most eight operations.
 const TRANSACTIONS: u64 = 320;
-/// All cases together must do at least this many operations.
+/// The minimum number of operations that all cases together must perform.
 const OPERATIONS: u64 = 200_000;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Opens files whose bytes have changed since they were closed. The store must either report damage or show its
-//! complete content. It must never show older content.
+//! Opens files whose bytes have changed since they were closed. The store must either report damage or return its
+//! complete content. The store must never return older content.
 
 use std::sync::OnceLock;
 
@@ -26,7 +26,7 @@ fn used_disk() -> MemoryDisk {
     disk
 }
 
-/// Opens a changed copy of the file. Returns whether the store reports damage. Panics if the store shows other
+/// Opens a changed copy of the file. Returns whether the store reports damage. Panics if the store returns other
 /// content.
 fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     let now = at(0, 1_000_000);

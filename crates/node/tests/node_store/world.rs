@@ -146,7 +146,7 @@ fn pool(rng: &mut Rng, name: &str) -> PoolTerms {
     }
 }
 
-/// Returns random ranges of a node: either the last ones with one change, or completely new blocks.
+/// Returns random ranges of a node, which are either the ranges `last` with one change, or completely new blocks.
 pub fn any_allocation(rng: &mut Rng, last: &NodeAllocation) -> NodeAllocation {
     let mut new = last.clone();
     match rng.below(8) {

@@ -21,8 +21,8 @@ pub(super) struct HostLocal {
 }
 
 impl HostLocal {
-    /// Reads a config. The range sets are ordered: first those of the capability `ipRanges`, then the range in `ipam`
-    /// itself, then those of `ipam.ranges`.
+    /// Reads a config. The order of the range sets is as follows: first the sets of the capability `ipRanges`, then the
+    /// range in `ipam` itself, then the sets of `ipam.ranges`.
     pub(super) fn load(config: &Config, version: &str, args: &str) -> Result<Self, String> {
         let args = CniArgs::parse(args, |key| key == "IP")?;
         let ip = args.get("IP").filter(|ip| !ip.is_empty());

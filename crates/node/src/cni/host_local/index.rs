@@ -2,10 +2,10 @@
 //!
 //! In host-local's format each address has a file that contains the owner. There is no index, so host-local reads every
 //! file. The index of this module is valid as long as no file in the directory has been created, renamed or removed
-//! since the index was written. A *seal* shows whether this holds. Before the index is written, the directory's
-//! modification time is set to a unique moment in the past; this is the seal, and the index contains the moment. If
-//! host-local or an administrator creates, renames or removes a file, the kernel sets the modification time to the
-//! present, which breaks the seal. Then every file is read again.
+//! since the index was written. A *seal* shows whether the index is valid. The seal is the directory's modification
+//! time: before the index is written, the modification time is set to a unique moment in the past, and the index
+//! records this moment. If host-local or an administrator creates, renames or removes a file, the kernel sets the
+//! modification time to the present, which breaks the seal. If the seal is broken, every file is read again.
 //!
 //! - The index is read and written under host-local's lock, but administrators change files without the lock. So the
 //!   directory is sealed first and then listed once more, and the index is written only if the list has not changed.
@@ -16,8 +16,8 @@
 //! - If an entry of the index matches a search, the file itself is read before the match is used ([`super::store`]).
 //! - An index that is incomplete, out of date or of another directory is ignored. So the order in which the writes
 //!   reach the disk does not matter, and a lost index does no harm.
-//! - host-local never reads the index. Its files are in `<dataDir>/<name>`, the index is `<dataDir>/.<name>.index`, and
-//!   no network's name begins with a dot.
+//! - host-local never reads the index. The files of host-local are in `<dataDir>/<name>`. The index is
+//!   `<dataDir>/.<name>.index`, and no network's name begins with a dot.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// The files of a directory, by name.
 pub(super) type Files = BTreeMap<String, Entry>;
 
-/// A file's content, without white space at its beginning and end; and the file's stamp, taken before the content was
+/// A file's content without white space at its beginning and end, and the file's stamp from before the content was
 /// read. The stamp is `None` if the file has to be read again at the next call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry(pub(super) String, pub(super) Option<Stamp>);
@@ -102,7 +102,8 @@ fn set_seal(dir: &Path) -> Option<Seal> {
     let moment = SystemTime::now() - Duration::from_secs(1);
     File::open(dir).ok()?.set_modified(moment).ok()?;
     let since = moment.duration_since(UNIX_EPOCH).ok()?;
-    // A file system with a coarser resolution could store equal times for two seals. Then no index is written.
+    // A file system with a coarser resolution could store equal times for two seals. On such a file system, no index is
+    // written.
     seal(dir).filter(|seal| i64::from(since.subsec_nanos()) == seal.3)
 }
 
@@ -118,9 +119,9 @@ fn seal(dir: &Path) -> Option<Seal> {
 
 const HEADER: usize = 16;
 
-/// Encodes an index: the length of the JSON and its checksum, eight bytes each, and then the JSON. In the file, the
-/// index can be followed by the end of an earlier, longer index. An index that was written only in part does not match
-/// its checksum.
+/// Encodes an index. The encoding consists of the length of the JSON and its checksum, eight bytes each, and then the
+/// JSON. In the file, the index can be followed by the end of an earlier, longer index. An index that was written only
+/// in part does not match its checksum.
 fn encode(files: &Files, seal: Seal) -> Option<Vec<u8>> {
     // The initial capacity is about the length of an index, so that the buffer need not be enlarged and copied.
     let mut index = Vec::with_capacity(128 * (1 + files.len()));
@@ -143,7 +144,8 @@ fn decode(index: &[u8], seal: Seal) -> Option<Files> {
     (sealed == seal).then_some(files)
 }
 
-/// Returns a checksum. Another build may compute a different checksum. Then it ignores this index and writes a new one.
+/// Returns a checksum. Another build of the plugin may compute a different checksum. Such a build ignores this index
+/// and writes a new one.
 fn checksum(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
@@ -202,8 +204,8 @@ mod tests {
             &|| fs::remove_file(dir.join("b")).unwrap(),
         ];
         for change in changes {
-            // A longer index is written first. Its end is still in the file and must have no effect on the shorter
-            // index.
+            // A longer index is written first. The end of the longer index stays in the file, and must have no effect
+            // on the shorter index.
             save(&dir, &files(), || true);
             save(&dir, &none, || true);
             assert_eq!(load(&dir), Some((Files::new(), false)));

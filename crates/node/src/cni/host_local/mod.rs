@@ -2,7 +2,7 @@
 //! error codes.
 //!
 //! A test compares this module with host-local 1.9.1. There are intended differences, which `docs/host-local.md` lists.
-//! Each of them improves the behaviour, and does no harm if an administrator switches back to host-local.
+//! Each difference improves the behaviour, and does no harm if an administrator switches back to host-local.
 //!
 //! | file | subject |
 //! |---|---|
@@ -30,7 +30,8 @@ use super::request::Env;
 use super::result::{CniResult, Ip};
 use cadastre_core::Addr;
 
-/// Returns whether a config is meant for host-local: it has address ranges of its own or names the type `host-local`.
+/// Returns whether a config is meant for host-local. That is the case if the config has address ranges of its own or
+/// names the type `host-local`.
 pub(super) fn is_meant(config: &Config) -> bool {
     let named = config.get::<String>(&["ipam", "type"]);
     config.has(&["ipam", "ranges"])
@@ -44,7 +45,7 @@ fn internal(text: impl Into<String>) -> CniError {
     CniError::new(INTERNAL, text)
 }
 
-/// Does a command, and returns the text for standard output.
+/// Runs a CNI command, and returns the text for standard output.
 pub(super) fn run(
     command: &str,
     env: &Env,
@@ -54,8 +55,8 @@ pub(super) fn run(
     let load = |args| HostLocal::load(config, version, args);
     match command {
         "GC" => return gc(config).map(|()| String::new()),
-        // STATUS succeeds without ranges, because each ADD can bring ranges as a capability. It also succeeds if all
-        // addresses are in use, because a failing STATUS would make the node unusable for its existing pods.
+        // STATUS succeeds without ranges, because each ADD can bring ranges as a capability. STATUS also succeeds if
+        // all addresses are in use, because a failing STATUS would make the node unusable for its existing pods.
         "STATUS" => {
             let usable = load("").and_then(|_| store::usable(&dir(config)?));
             return usable
@@ -89,7 +90,7 @@ fn open(config: &Config) -> Result<Store, CniError> {
         .map_err(internal)
 }
 
-/// Does an ADD, which assigns an address of each range set.
+/// Runs an ADD, which assigns an address of each range set.
 fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniError> {
     let mut result = CniResult {
         routes: ours.routes,
@@ -107,7 +108,8 @@ fn add(env: &Env, config: &Config, ours: HostLocal) -> Result<CniResult, CniErro
     Ok(result)
 }
 
-/// Assigns an address of each set. If a set has no free address, releases the addresses of the other sets again.
+/// Assigns an address of each set. If a set has no free address, releases the addresses that were just assigned from
+/// the other sets.
 fn assign(
     store: &mut Store,
     owner: &Owner,
@@ -147,7 +149,7 @@ fn assign(
     }))
 }
 
-/// Assigns an address of a set that the ADD requests. Fails if the address is in use or is the gateway.
+/// Assigns the address of a set that the ADD requests. Fails if the address is in use or is the gateway.
 fn exactly(
     store: &mut Store,
     owner: &Owner,
@@ -185,7 +187,7 @@ fn next(store: &mut Store, owner: &Owner, i: usize, set: &RangeSet) -> Result<Ip
     ))
 }
 
-/// Does a DEL, which releases the addresses of an attachment. If the attachment has no address, the DEL succeeds, too.
+/// Runs a DEL, which releases the addresses of an attachment. The DEL also succeeds if the attachment has no address.
 fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let mut store = open(config)?;
     let owner = Owner::new(&env.container_id, &env.ifname);
@@ -196,8 +198,8 @@ fn del(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     netns::check(env)
 }
 
-/// Does a CHECK. The attachment must have an address, and it must have every address of the previous result that is in
-/// these ranges. host-local checks only that the attachment has an address.
+/// Runs a CHECK. The attachment must have an address, and it must have every address of the previous result that lies
+/// in the ranges of `ours`. host-local checks only that the attachment has an address.
 fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     let owner = Owner::new(&env.container_id, &env.ifname);
     let names = open(config)?.names(&owner);
@@ -220,7 +222,7 @@ fn check(env: &Env, config: &Config, ours: &HostLocal) -> Result<(), CniError> {
     }
 }
 
-/// Does a GC, which releases the addresses of attachments that are not valid.
+/// Runs a GC, which releases the addresses of attachments that are not valid.
 fn gc(config: &Config) -> Result<(), CniError> {
     let valid = config.valid()?;
     if dir(config).map_err(internal)?.is_dir() {

@@ -35,7 +35,7 @@ pub(super) struct FilledRange {
 pub(super) struct RangeSet(Vec<FilledRange>);
 
 impl RangeConfig {
-    /// Fills in the defaults. Fails if a value is invalid.
+    /// Fills in the defaults of a range. Fails if a value is invalid.
     fn complete(self) -> Result<FilledRange, String> {
         let IpNet { ip, ones } = self.subnet;
         let subnet = Cidr::new(ip, ones).filter(|_| ones <= ip.family.bits() - 2);
@@ -118,7 +118,7 @@ impl RangeSet {
         self.0[0].subnet.family()
     }
 
-    /// Returns the range that contains an address; `None` if no range of the set does.
+    /// Returns the range of the set that contains an address; `None` if no range of the set contains it.
     pub(super) fn range_of(&self, ip: Addr) -> Option<&FilledRange> {
         self.0.iter().find(|span| span.contains(ip))
     }

@@ -8,7 +8,7 @@ use cadastre_core::node_allocation::Dns;
 /// Maximum number of bytes that are read of a file.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// Reads the DNS settings from the file at a path. What follows after [`MAX_FILE`] bytes is ignored.
+/// Reads the DNS settings from the file at a path. Ignores the part of the file after the first [`MAX_FILE`] bytes.
 pub(super) fn read(path: &str) -> Result<Dns, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes));
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Dns {
         let (Some(key), Some(first)) = (words.next(), words.next()) else {
             continue;
         };
-        // Comments need no special case, because their first word is never one of these keys.
+        // Comments need no special case, because the first word of a comment is never one of the keys below.
         match key.as_str() {
             "nameserver" => dns.nameservers.push(first),
             "domain" => dns.domain = first,

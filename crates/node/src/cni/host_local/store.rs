@@ -7,10 +7,10 @@
 //!   lock                        0750, empty: flock
 //! ```
 //!
-//! Files are read as host-local reads them: there may be white space around the content, and the content may be the
+//! Files are read as host-local reads them. There may be white space around the content, and the content may be the
 //! container ID alone, as the first releases of host-local wrote it. Everything but a plain file is ignored, for
-//! example a pipe, on which host-local would wait forever. Nothing is written through symbolic links. Otherwise a user
-//! who can create a link in the directory could choose which file root overwrites elsewhere.
+//! example a pipe, on which host-local would wait forever. Nothing is written through symbolic links. Otherwise, a user
+//! who can create a link in the directory could choose a file elsewhere that root overwrites.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, DirEntry, File, OpenOptions};
@@ -36,7 +36,7 @@ const CURSOR: &str = "last_reserved_ip.";
 /// strings.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// The state directory of a network. It is locked as long as this value exists.
+/// The state directory of a network. The directory is locked as long as this value exists.
 pub(super) struct Store {
     dir: PathBuf,
     /// The lock file. It is locked until the store is dropped, unless the file system does not support locks
@@ -48,8 +48,8 @@ pub(super) struct Store {
     changed: bool,
 }
 
-/// The owner of an address, as each of the two texts that the address's file can contain: `new` with the interface, and
-/// `old` with the container ID alone.
+/// The owner of an address, in the two forms that the address's file can have: `new` contains the interface, and `old`
+/// is the container ID alone.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     new: String,
@@ -79,7 +79,7 @@ pub(super) fn dir(data_dir: &str, network: &str) -> PathBuf {
     Path::new(data_dir).join(network)
 }
 
-/// Fails if the path cannot be used as a directory, because it or a path above it is not a directory.
+/// Fails if the path cannot be used as a directory, because the path itself or a path above it is not a directory.
 pub(super) fn usable(dir: &Path) -> Result<(), String> {
     let mut above = dir.ancestors();
     match above.find_map(|it| Some((it, fs::metadata(it).ok()?))) {
@@ -92,14 +92,14 @@ pub(super) fn usable(dir: &Path) -> Result<(), String> {
 }
 
 impl Store {
-    /// Opens a state directory. Creates it if it is missing, and waits for its lock.
+    /// Opens a state directory, and creates the directory if it is missing. Waits for the directory's lock.
     pub(super) fn open(dir: &Path) -> Result<Self, String> {
         let created = DirBuilder::new().recursive(true).mode(0o755).create(dir);
         created.map_err(|error| fault("create the directory", dir, &error))?;
         let path = dir.join(LOCK);
         let lock = open_over(&path, 0o750).map_err(|error| fault("open", &path, &error))?;
-        // If the file system has no locks, that is no error, as in host-local. Even without the lock, only one process
-        // can create the file of an address.
+        // A file system without locks is no error, as in host-local. Even without the lock, only one process can create
+        // the file of an address.
         let locked = lock.lock().is_ok();
         let indexed = if locked { index::load(dir) } else { None };
         let (files, changed) = match indexed {
@@ -115,15 +115,16 @@ impl Store {
         })
     }
 
-    /// Writes the index if the files differ from it, so that the next call need not read every file.
+    /// Writes the index if the files differ from the index, so that the next call need not read every file.
     pub(super) fn save_index(&self) {
         if self.locked && self.changed {
             index::save(&self.dir, &self.files, || self.is_complete());
         }
     }
 
-    /// Returns whether the directory has exactly `files`, and all are plain files. If one is a symbolic link, no index
-    /// may be written: the file to which the link points can change without any change in this directory.
+    /// Returns whether the directory has exactly `files`, and all of `files` are plain files. If a file is a symbolic
+    /// link, no index may be written, because the file to which the link points can change without any change in this
+    /// directory.
     fn is_complete(&self) -> bool {
         let known = |item: io::Result<DirEntry>| {
             let item = item.ok()?;
@@ -195,8 +196,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes the files of an owner. If there are none, removes the files that contain only the owner's container ID,
-    /// without an interface.
+    /// Removes the files of an owner that name its container ID and interface. If no such file exists, removes the
+    /// files that contain only the owner's container ID, without an interface.
     pub(super) fn release(&mut self, owner: &Owner) {
         if !self.remove(|_, content| content == owner.new) {
             self.remove(|_, content| content == owner.old);
@@ -215,7 +216,7 @@ impl Store {
         self.files.len() < before
     }
 
-    /// Removes the files of addresses that belong to no valid attachment. This includes empty files, which a crash can
+    /// Removes the files of addresses that belong to no valid attachment. Also removes empty files, which a crash can
     /// leave behind. Files whose name is not an address are kept.
     pub(super) fn collect(&mut self, valid: &[ValidAttachment]) {
         let valid = valid

@@ -57,8 +57,8 @@ impl Paths {
 }
 
 impl RequestedAddresses {
-    /// Reads what an ADD asks for. The addresses come from the first of these places that names any: the capability
-    /// `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
+    /// Reads the pools and addresses that an ADD requests. The addresses come from the first of these places that has
+    /// any: the capability `ips`, `args.cni.ips`, `IP` of `CNI_ARGS`, `ipam.addresses`.
     pub(super) fn read(config: &Config, env_args: &str) -> Result<Self, CniError> {
         let known = |key: &str| key == "IP" || key.starts_with("K8S_POD_");
         let env = CniArgs::parse(env_args, known)

@@ -1,5 +1,5 @@
-//! Calls that concern addresses of the node's blocks and podCIDRs: the plugin asks the agent, or uses the store if no
-//! agent answers.
+//! Calls that concern addresses of the node's blocks and podCIDRs. The plugin sends the operation to the agent, or uses
+//! the store if no agent answers.
 
 mod config;
 
@@ -15,13 +15,13 @@ use super::request::Env;
 use super::result::{CniResult, Route};
 use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 
-/// Maximum time of an ADD. It is longer than the time that the agent waits for a block.
+/// Maximum duration of an ADD. The limit is longer than the time that the agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum time of any other command. It is short because container runtimes call STATUS every few seconds.
+/// Maximum duration of any other command. The limit is short because container runtimes call STATUS every few seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The operation that a call asks for, and how to do it.
+/// The operation that a CNI call requests, and what is needed to perform it.
 struct Task {
     paths: Paths,
     op: Op,
@@ -32,7 +32,7 @@ struct Task {
     routes: Vec<Route>,
 }
 
-/// Does a command, and returns the text for standard output.
+/// Runs a CNI command, and returns the text for standard output.
 pub(super) fn run(
     command: &str,
     env: &Env,
@@ -48,8 +48,8 @@ pub(super) fn run(
     })?;
     let Paths { socket, store } = &task.paths;
     let answer = ask(socket, store, &task.op, task.timeout);
-    // STATUS considers only blocks that the node has now. If the config names pools, the node may get a block of them
-    // when a pod asks. Then the absence of blocks is no error.
+    // STATUS considers only blocks that the node has now. If the config names pools, the node may get a block of these
+    // pools when a pod needs one. In this case, the absence of blocks is no error.
     let is_expected = |refusal: &OpError| refusal.why == OpErrorKind::NoBlock && task.names_pools;
     if status && answer.as_ref().is_err_and(is_expected) {
         return Ok(String::new());

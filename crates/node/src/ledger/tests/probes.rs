@@ -23,7 +23,7 @@ fn addr(text: &str) -> Addr {
     Addr::parse_strict(text).unwrap()
 }
 
-/// Returns the addresses that an ADD needs to be probed.
+/// Returns the addresses that have to be probed for an ADD.
 fn to_probe(node: &mut Node, add: &Add) -> Vec<String> {
     let targets = node.ledger().to_probe(add).unwrap();
     assert_eq!(targets.interface, add.parent);

@@ -19,8 +19,8 @@ impl Node {
         self.ledger().withdraw_empty().unwrap()
     }
 
-    /// Returns the withdrawn ranges, and after a `/` those whose withdrawal is pending. `!` marks a pending range that
-    /// is empty.
+    /// Returns the withdrawn ranges, then a `/`, then the ranges whose withdrawal is pending. A `!` marks a pending
+    /// range that is empty.
     fn withdrawals(&mut self) -> String {
         let snapshot = self.ledger().snapshot().unwrap();
         let withdrawn = snapshot.withdrawn.iter().map(ToString::to_string);

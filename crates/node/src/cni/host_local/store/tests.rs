@@ -108,8 +108,8 @@ fn the_index_is_used_and_changed_files_are_read_again() {
     let store = Store::open(dir).unwrap();
     assert!(!store.changed, "the index was used");
     drop(store);
-    // Each write overwrites the file in place, which does not break the seal: twice within a tick, and once with an old
-    // time. The new owner must be found each time.
+    // Each write overwrites the file in place, which does not break the seal. Two writes happen within a tick, and one
+    // write sets an old time. The new owner must be found each time.
     for (id, old) in [("b", false), ("c", false), ("d", true)] {
         fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
         if old {
