@@ -26,6 +26,7 @@ use cadastre_controller::cluster::request::{
 use jiff::Timestamp;
 
 use super::clock::{Time, seconds};
+use super::ipam_claims::IpamClaims;
 use super::object_log::{Kind, Stored};
 use super::pool_model::counted;
 use super::run::RunId;
@@ -96,6 +97,7 @@ pub struct Api {
     pub subnets: Kind<Subnet>,
     pub blocks: Kind<Block>,
     pub claims: Kind<Claim>,
+    pub ipam_claims: IpamClaims,
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<LeaseRecord>,
@@ -248,6 +250,10 @@ impl Api {
             ApiRequest::Read(Of::Claim, name) => RequestOutcome::Claim(read(&self.claims, name)?),
             ApiRequest::Read(Of::Block, name) => RequestOutcome::Block(read(&self.blocks, name)?),
             ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
+            ApiRequest::ReadIpamClaim(name) => self.read_ipam_claim(name)?,
+            ApiRequest::FillIpamClaim { name, uid, ips } => {
+                self.fill_ipam_claim(name, uid, &ips.ips)?
+            }
             ApiRequest::Create(name, ObjectSpec::Pool(spec)) => {
                 let spec = IPPoolSpec::clone(spec);
                 let pool = |uid| new_pool((**name).into(), uid, spec, at);
@@ -578,6 +584,7 @@ fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim
             ttl: new.spec.ttl_seconds_after_use,
         }),
         status: ClaimStatus::default(),
+        ipam_claim: (owner.kind == ClaimOwnerKind::IpamClaim).then(|| owner.uid.clone()),
         only_pod: (owner.kind == ClaimOwnerKind::Pod).then(|| {
             let (name, uid) = (owner.name.clone(), owner.uid.clone());
             Box::new(OnlyPod { name, uid })

@@ -150,6 +150,9 @@ impl Sim {
 
     /// Creates or deletes a claim, as users do.
     pub fn change_claims(&mut self) {
+        if !self.api.ipam_claims.live.is_empty() {
+            self.drop_ipam_claims();
+        }
         let name = self.some_claim_name();
         if let Some(claim) = self.api.claims.get(&*name) {
             let is_useless = claim.status.addresses.is_empty();
@@ -195,6 +198,7 @@ impl Sim {
             }),
             status: ClaimStatus::default(),
             only_pod: None,
+            ipam_claim: None,
             name,
         };
         self.log(Some(&claim.name), || format!("claim {:?}", claim.spec));

@@ -146,6 +146,10 @@ pub fn of_request(request: &ApiRequest) -> String {
             let (ipv4, ipv6) = (&status.ipv4, &status.ipv6);
             format!("{verb} v{} {ipv4:?} {ipv6:?} {conditions}", it.version)
         }
+        ApiRequest::ReadIpamClaim(name) => format!("{verb} {name}"),
+        ApiRequest::FillIpamClaim { name, uid, ips } => {
+            format!("{verb} {name} {uid} {:?}", ips.ips)
+        }
         _ => verb,
     }
 }

@@ -49,6 +49,7 @@ mod clock;
 mod describe;
 mod faults;
 mod host;
+mod ipam_claims;
 mod lease_checks;
 mod lease_shell;
 mod machines;

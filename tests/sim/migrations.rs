@@ -3,7 +3,8 @@
 //! A few virtual machines name the first few claims. While a machine has pods, it gets further pods on any nodes.
 //! KubeVirt marks some of these pods as ready. Each pod may end at any moment, so migrations succeed, are aborted
 //! before and after the machine has moved, and overlap. Sometimes a machine is started anew, with another UID, while
-//! its earlier pods still run. Other pods name the same claims.
+//! its earlier pods still run. Other pods name the same claims. The pods of one machine name an IPAMClaim
+//! ([`ipam_claims`](super::ipam_claims)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::block_checks::BlockChecks;
 use super::checks::{Verdict, wrong};
 use super::clock::SECOND;
 use super::host::Key;
+use super::ipam_claims::used_claim;
 use super::run::{Due, Sim};
 
 /// The number of virtual machines.
@@ -29,6 +31,8 @@ const MACHINES: u64 = 3;
 pub struct MigrationRecords {
     /// The VirtualMachineInstance of each pod that has one
     of_pod: BTreeMap<ObjectUid, ObjectUid>,
+    /// The pods that name an IPAMClaim
+    of_interface: BTreeSet<ObjectUid>,
 }
 
 impl MigrationRecords {
@@ -36,6 +40,11 @@ impl MigrationRecords {
     pub fn are_one(&self, pod: &ObjectUid, other: &ObjectUid) -> bool {
         let vmi = self.of_pod.get(pod);
         vmi.is_some() && vmi == self.of_pod.get(other)
+    }
+
+    /// Whether the pod names an IPAMClaim for its interface.
+    pub fn is_of_interface(&self, pod: &ObjectUid) -> bool {
+        self.of_interface.contains(pod)
     }
 
     /// Returns the virtual machine of a pod.
@@ -92,7 +101,7 @@ impl Sim {
         let nth = self.rng.below(MACHINES);
         let claim: ClaimName = format!("default/c{nth}").as_str().into();
         let pods = self.api.pods.live.values().filter(|pod| !pod.finished);
-        let of_claim = pods.filter_map(|pod| pod.claim.as_ref());
+        let of_claim = pods.filter_map(|pod| used_claim(pod));
         let of_claim = of_claim.filter(|it| it.claim == claim);
         let running = of_claim.filter_map(|it| it.vmi()).max().cloned();
         let running = running.filter(|_| !self.rng.chance(1_500));
@@ -103,7 +112,14 @@ impl Sim {
             vmi,
             is_migrated_to: false,
         };
-        let claim = (claim, ClaimSource::User);
+        let source = if nth + 1 == MACHINES {
+            self.want_ipam_claim(&claim);
+            self.migrations.of_interface.insert(uid.clone());
+            ClaimSource::IpamClaim
+        } else {
+            ClaimSource::User
+        };
+        let claim = (claim, source);
         let name = format!("vm-{nth}-{uid}");
         let put = self.put_pod(node, uid, &name, [].into(), Some(claim), Some(machine));
         if self.rng.chance(7_000) {
@@ -122,8 +138,11 @@ impl Sim {
             return;
         };
         let mut pod = Pod::clone(pod);
-        if let Some(machine) = pod.claim.as_mut().and_then(|it| it.machine.as_mut()) {
-            machine.is_migrated_to = true;
+        let own = pod.claim.as_deref_mut().into_iter();
+        for claim in own.chain(&mut pod.interface_claims) {
+            if let Some(machine) = &mut claim.machine {
+                machine.is_migrated_to = true;
+            }
         }
         self.log(Some(&placed), || format!("{name} runs the machine"));
         self.api.put_pod(pod, placed);

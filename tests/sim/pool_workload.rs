@@ -10,6 +10,7 @@ use cadastre_core::Cidr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::api::new_pool;
+use super::ipam_claims::NETWORK;
 use super::run::Sim;
 use super::workload::{addr, cidr};
 
@@ -86,6 +87,7 @@ impl Sim {
                 gateway: None,
             }),
             node_selector,
+            networks: vec![NETWORK.to_owned()],
             assignment: *self.rng.pick(&[
                 AssignmentMode::Automatic,
                 AssignmentMode::Automatic,

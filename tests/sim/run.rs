@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadastre_api::Requests;
 use cadastre_controller::OutgoingRequest;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
-use cadastre_controller::cluster::names::{NodeName, ObjectUid};
+use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Node, Text};
 use cadastre_controller::cluster::request::{RequestId, RequestOutcome};
 use jiff::Timestamp;
@@ -93,6 +93,8 @@ pub enum Due {
     PodFinishes(Text),
     /// A virtual machine that migrates runs in the pod.
     Migrated(Text),
+    /// KubeVirt creates an IPAMClaim (name).
+    IpamClaim(ClaimName),
     /// A user removes the finalizer of a node (name, UID).
     RemoveFinalizer(NodeName, ObjectUid),
     PodGone(Text),
@@ -139,6 +141,7 @@ impl Due {
                 | Due::PodReports(_)
                 | Due::PodFinishes(_)
                 | Due::Migrated(_)
+                | Due::IpamClaim(_)
                 | Due::Register(_)
                 | Due::DeleteNode(..)
         )
@@ -505,6 +508,7 @@ impl Sim {
             Due::PodReports(uid) => self.pod_reports(&uid),
             Due::PodFinishes(name) => self.pod_finishes(&name),
             Due::Migrated(name) => self.pod_is_migrated_to(&name),
+            Due::IpamClaim(name) => self.put_ipam_claim(&name),
         }
         Ok(())
     }

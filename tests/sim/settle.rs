@@ -39,6 +39,7 @@ impl Sim {
         self.check_served()?;
         self.check_blocks()?;
         self.check_claims_end()?;
+        self.check_ipam_claims_end()?;
         for id in 0..self.machines.hosts.len() {
             self.check_host_end(id)?;
             self.check_withdrawals_settled(id)?;

@@ -327,6 +327,7 @@ impl Sim {
             let decided = decided.copied().unwrap_or(self.now);
             self.settle_commits(Author::Controller(run_id), decided)?;
         }
+        self.check_filled()?;
         if let Reply::After(back) = reply {
             self.after(back, Due::Answer(run_id, outgoing.id, Box::new(outcome)));
         }

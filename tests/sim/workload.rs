@@ -516,7 +516,7 @@ impl Sim {
         let name: Text = format!("default/{own_name}").into();
         let claim = claim.map(|(claim, source)| {
             self.claims.note_pod(&uid, &claim);
-            Box::new(PodClaim {
+            PodClaim {
                 claim,
                 pod: own_name.into(),
                 uid: uid.clone(),
@@ -524,8 +524,10 @@ impl Sim {
                 created: i64::try_from(self.now / SECOND).unwrap(),
                 source,
                 machine: machine.map(Box::new),
-            })
+            }
         });
+        let is_of_interface = |it: &PodClaim| it.source == ClaimSource::IpamClaim;
+        let (of_interface, own): (Vec<_>, Vec<_>) = claim.into_iter().partition(is_of_interface);
         self.log(Some(&node.name), || {
             format!("{name} is bound to it, with {addresses:?}")
         });
@@ -536,7 +538,8 @@ impl Sim {
             finished: false,
             mirror_of: None,
             node: Some(node.name.clone()),
-            claim,
+            claim: own.into_iter().next().map(Box::new),
+            interface_claims: of_interface.into(),
             addresses,
         };
         self.api.put_pod(pod, node.name.clone());

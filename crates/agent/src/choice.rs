@@ -2,13 +2,15 @@
 //!
 //! - A pod with a claim gets pools and addresses from an IPClaim. This is the IPClaim that the pod's annotation
 //!   `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`).
+//! - An interface for which the pod names an IPAMClaim (`ipam-claim-reference`) gets addresses from the IPClaim with the
+//!   name of the IPAMClaim.
 //! - Any other pod gets its pools from the first of these that names pools: the pod's annotation `cadastre.dev/pools`,
 //!   the same annotation of the pod's namespace, and the CNI config. If none of them names pools, the pools' selectors
 //!   decide.
 //! - The addresses that any other pod asks for are named by the CNI config, the runtime, or the pod's annotation
 //!   `cadastre.dev/addresses`. The addresses are in a block of the node, or they come from an IPClaim of the pod's own.
 //!
-//! Annotations apply only to the pod's interface `eth0`, because other interfaces belong to other networks, whose CNI
+//! All other annotations apply only to the pod's interface `eth0`, because other interfaces belong to other networks, whose CNI
 //! configs name their pools. An IPClaim of the pod's own applies only to `eth0`, too, because a pod has only one such
 //! IPClaim. If an annotation and the CNI request ask for different addresses,
 //! [`Add::decide`](cadastre_node::Add::decide) refuses the ADD.
@@ -24,7 +26,7 @@ use std::collections::BTreeSet;
 use super::namespaces::Namespace;
 use super::pods::Pod;
 use cadastre_api::choice::{PodLabels, PoolCandidate, PoolStanding, Requester, Selector, choose};
-use cadastre_api::pod_claim::{self, ClaimOfPod};
+use cadastre_api::pod_claim::{self, ClaimOfPod, is_object_name};
 use cadastre_api::{
     ADDRESSES_ANNOTATION as ADDRESSES, AssignmentMode, CLAIM_ANNOTATION as CLAIM, NodePool,
     POOLS_ANNOTATION as POOLS, STICKY_ANNOTATION as STICKY, STICKY_TTL_ANNOTATION as STICKY_TTL,
@@ -37,6 +39,9 @@ use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 /// The annotations in the domain `cadastre.dev` that pods may have. Other annotations in this domain are reported as
 /// errors.
 const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
+
+/// The annotation that names IPAMClaims, with the key of its elements.
+const IPAM_CLAIM: &str = "k8s.v1.cni.cncf.io/networks, ipam-claim-reference";
 
 /// An annotation with more pools than this is rejected as a mistake.
 const MOST_POOLS: usize = 16;
@@ -135,6 +140,10 @@ pub(crate) fn decide(
         let known = KNOWN.join(", ");
         format!("annotation {key} means nothing: pods may have {known}")
     }));
+    if let Some((pod, claim)) = interface_claim(request) {
+        let choice = by_claim(pod, claim, IPAM_CLAIM, &mut errors);
+        return (choice, errors);
+    }
     if let Some(pod) = pod {
         let (annotations, is_of_stateful_set) = (&pod.annotations, pod.is_of_stateful_set);
         errors.extend(sticky::sticky_errors(annotations, is_of_stateful_set));
@@ -153,7 +162,7 @@ pub(crate) fn decide(
                     "annotation {it} is left out of account: {decides} decides. Remove one of them"
                 )
             }));
-            let choice = by_claim(pod, claim.name(), &mut errors);
+            let choice = by_claim(pod, claim.name(), CLAIM, &mut errors);
             return (choice, errors);
         }
     }
@@ -213,9 +222,18 @@ fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
     )
 }
 
+/// Returns the claim of the IPAMClaim that the pod names for the interface. Mirror pods have no claims, because a kubelet
+/// can create mirror pods in any namespace.
+fn interface_claim<'a>(request: &PodRequest<'a>) -> Option<(&'a Pod, &'a str)> {
+    let pod = request.pod.filter(|pod| pod.mirrors.is_none())?;
+    let mut claims = pod.interface_claims.iter();
+    let claim = claims.find(|it| it.interface == request.ifname)?;
+    Some((pod, &claim.claim))
+}
+
 /// Returns the choice for a pod that asks for the claim `name`. If `name` is not a valid name, the pod gets no address,
 /// because for such a pod a wrong address is worse than none.
-fn by_claim(pod: &Pod, name: &str, errors: &mut Vec<String>) -> PodChoice {
+fn by_claim(pod: &Pod, name: &str, annotation: &str, errors: &mut Vec<String>) -> PodChoice {
     let mut choice = PodChoice {
         strict: true,
         ..PodChoice::default()
@@ -227,24 +245,12 @@ fn by_claim(pod: &Pod, name: &str, errors: &mut Vec<String>) -> PodChoice {
     } else {
         let name: String = name.chars().take(QUOTED).collect();
         let error = format!(
-            "annotation {CLAIM} (\"{name}\") is no name of an IPClaim, and the pod gets no address: name an IPClaim of the pod's namespace"
+            "annotation {annotation} (\"{name}\") is no name of an IPClaim, and the pod gets no address: name an IPClaim of the pod's namespace"
         );
         errors.push(error.clone());
         choice.pools = PoolOrder::None(error);
     }
     choice
-}
-
-/// Whether a text can be the name of an IPClaim: a DNS subdomain (RFC 1123).
-fn is_object_name(text: &str) -> bool {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label.chars().all(inner)
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 fn by_selectors(request: &PodRequest, serving: &[ServingPool], others: &[String]) -> PoolOrder {

@@ -11,8 +11,9 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Stands for every interface other than the pod's own, because the choice of pools is the same for all of them.
-const OTHER_INTERFACE: &str = "net1";
+/// Stands for every interface that is not the pod's own and for which the pod names no IPAMClaim, because the choice of
+/// pools is the same for all of them. No interface has this name.
+const OTHER_INTERFACE: &str = "";
 
 /// The agent's copy of the notes in the store.
 #[derive(Debug, Default)]
@@ -124,7 +125,7 @@ fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
     if !watched.is_decidable(pod) {
         return None;
     }
-    let choice = |ifname| {
+    let choice = |ifname: &str| {
         let request = PodRequest {
             ifname,
             pools: &[],
@@ -142,6 +143,10 @@ fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
         mirrors: pod.mirrors.clone().unwrap_or_default(),
         own: choice(OWN_INTERFACE),
         other: choice(OTHER_INTERFACE),
+        interfaces: {
+            let names = pod.interface_claims.iter().map(|it| it.interface.clone());
+            names.map(|name| (name.clone(), choice(&name))).collect()
+        },
     })
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::attached::{self, SecondNetworks};
 use cadastre_api::choice::Label;
-use cadastre_api::{MIRROR_ANNOTATION, PodLite, pod_claim, sticky};
+use cadastre_api::{InterfaceClaim, MIRROR_ANNOTATION, PodLite, ipam_claim, pod_claim, sticky};
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_node::PodRef;
@@ -41,6 +41,8 @@ pub struct Pod {
     pub addresses: Vec<Addr>,
     /// The addresses on second networks, according to Multus' annotations
     pub second_networks: SecondNetworks,
+    /// The IPAMClaims that the pod names for its interfaces
+    pub interface_claims: Vec<InterfaceClaim>,
 }
 
 /// The pods of this node, kept up to date by watch events.
@@ -158,8 +160,10 @@ pub fn read(pod: PodLite) -> Pod {
     addresses.dedup();
     let mut annotations = metadata.annotations.unwrap_or_default();
     let mut second_networks = attached::read(|name| annotations.get(name).map(String::as_str));
+    let mut interface_claims = ipam_claim::interface_claims(&annotations);
     if spec.is_some_and(|spec| spec.host_network == Some(true)) {
         addresses.clear();
+        interface_claims.clear();
         second_networks = SecondNetworks::None;
     }
     let owners = metadata.owner_references.unwrap_or_default();
@@ -179,6 +183,7 @@ pub fn read(pod: PodLite) -> Pod {
         finished,
         addresses,
         second_networks,
+        interface_claims,
     }
 }
 

@@ -126,8 +126,8 @@ impl WatchState {
     /// Whether the result of an ADD depends on labels or annotations of its pod. While the pools are unknown, the
     /// result is true.
     pub(crate) fn depends_on_pod(&self, add: &Add) -> bool {
-        let any = |is: fn(&ServingPool) -> bool| !self.pools_known || self.serving.iter().any(is);
-        add.depends_on_pod(any(ServingPool::is_selective), any(ServingPool::is_bound))
+        let binds = !self.pools_known || self.serving.iter().any(ServingPool::is_bound);
+        add.depends_on_pod(binds)
     }
 
     /// Whether it can be decided which pools the pod may use. The decision needs the pod's namespace, unless the pod

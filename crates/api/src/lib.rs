@@ -29,6 +29,7 @@ pub mod choice;
 pub mod claim;
 mod columns;
 pub mod crd;
+pub mod ipam_claim;
 pub mod names;
 pub mod node_allocation;
 pub mod pod_claim;
@@ -55,6 +56,7 @@ pub use block::{
     listed_uid, object_uid,
 };
 pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
+pub use ipam_claim::{IPAMClaimIps, IPAMClaimLite, InterfaceClaim};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
     FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME,

@@ -210,6 +210,12 @@ pub fn never_assigned(block: Cidr, is_part: bool, pool: &NodePool) -> Vec<IpRang
     usable_in(block, is_part, Some(&terms)).excluded
 }
 
+/// Returns the prefix length that the interface of a pod gets for an address of a claim.
+pub fn prefix_of_claimed(address: Addr, pool: &NodePool) -> u8 {
+    let terms = terms(pool, &mut Vec::new());
+    usable_in(Cidr::host(address), true, Some(&terms)).prefix
+}
+
 fn cidr(field: &str, text: &str, messages: &mut Vec<String>) -> Option<Cidr> {
     let read = Cidr::parse_strict(text);
     read.map_err(|error| messages.push(format!("{field}: {error}")))

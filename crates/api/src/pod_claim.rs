@@ -91,6 +91,18 @@ pub fn claim_of_addresses(pod: &str, uid: &str) -> String {
     format!("{pod}-{hash}")
 }
 
+/// Returns whether a text can be the name of an IPClaim: a DNS subdomain (RFC 1123).
+pub fn is_object_name(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.chars().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= LONGEST_NAME && text.split('.').all(is_label)
+}
+
 /// Returns the UID of the VirtualMachineInstance that controls a pod, if any.
 pub fn vmi_of(owners: &[OwnerReference]) -> Option<&str> {
     let is_of_kubevirt =

@@ -91,6 +91,12 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub borrowing: Borrowing,
 
+    /// Names of the networks to whose IPAMClaims (k8s.cni.cncf.io) the pool gives addresses, as in the networks' CNI
+    /// configurations. KubeVirt keeps the addresses of virtual machines by IPAMClaims. Only for Blocks.
+    #[schemars(length(max = 64), inner(length(min = 1, max = 253)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<String>,
+
     /// The controller recalls a block (asks the node to release it) once the block has been empty for this many seconds
     /// and the node does not need it. A node's last block of the pool stays until pods of another node wait for a
     /// block. But if the pool allocates blocks only on request by a pod, the last block is recalled, too. Only for
@@ -162,6 +168,7 @@ impl IPPoolSpec {
             first_block: FirstBlock::default(),
             max_blocks_per_node: None,
             borrowing: Borrowing::default(),
+            networks: Vec::new(),
             idle_seconds: default_idle_seconds(),
             nearly_exhausted_percent: default_nearly_exhausted_percent(),
             priority: 0,

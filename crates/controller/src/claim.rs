@@ -306,7 +306,7 @@ fn tell_pod(claim: &Claim, problem: &ClaimProblem, cx: &mut Context) {
     };
     let asked = match &pod.source {
         ClaimSource::Addresses(asked) => asked,
-        ClaimSource::User | ClaimSource::Sticky(_) => return,
+        ClaimSource::User | ClaimSource::Sticky(_) | ClaimSource::IpamClaim => return,
     };
     if !asked.is_served {
         let how = if asked.is_by_cni {

@@ -60,6 +60,10 @@ pub enum ObjectCall {
     ReadClaim(ClaimName),
     /// Creation of the claim of a pod
     CreateClaim(ClaimName),
+    /// Read of an IPAMClaim
+    ReadIpamClaim(ClaimName),
+    /// Write of the addresses to the status of an IPAMClaim
+    FillIpamClaim(ClaimName),
 }
 
 impl ObjectCall {
@@ -85,6 +89,7 @@ impl ObjectCall {
             Purpose::Claim { name } | Purpose::PodClaim { name } => {
                 ObjectCall::ReadClaim(name.clone())
             }
+            Purpose::IpamClaim { name, step } => step.call(name),
             Purpose::Relist(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
@@ -101,6 +106,7 @@ impl ObjectCall {
                 | ObjectCall::ReadBlock(_)
                 | ObjectCall::ReadPool(_)
                 | ObjectCall::ReadClaim(_)
+                | ObjectCall::ReadIpamClaim(_)
         )
     }
 
@@ -116,9 +122,11 @@ impl ObjectCall {
             ObjectCall::SetPoolFinalizers(_)
             | ObjectCall::SetPoolStatus(_)
             | ObjectCall::ReadPool(_) => ObjectKind::Pool,
-            ObjectCall::WriteClaim(_) | ObjectCall::ReadClaim(_) | ObjectCall::CreateClaim(_) => {
-                ObjectKind::Claim
-            }
+            ObjectCall::WriteClaim(_)
+            | ObjectCall::ReadClaim(_)
+            | ObjectCall::CreateClaim(_)
+            | ObjectCall::ReadIpamClaim(_)
+            | ObjectCall::FillIpamClaim(_) => ObjectKind::Claim,
         }
     }
 }

@@ -78,6 +78,7 @@ pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
         mirror_of: None,
         node: None,
         claim: None,
+        interface_claims: Box::default(),
         addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),
     }
 }
@@ -233,6 +234,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
         }),
         status: ClaimStatus::default(),
         only_pod: None,
+        ipam_claim: None,
     }
 }
 

@@ -115,9 +115,13 @@ impl Leader {
         }
         for claim in cache.claims.iter() {
             self.loops.claims.queue.add(claim.name.clone());
+            if claim.ipam_claim.is_some() {
+                self.loops.ipam_claims.queue.add(claim.name.clone());
+            }
         }
         for name in cache.pods.claims() {
             self.loops.pod_claims.queue.add(name.clone());
+            self.loops.ipam_claims.queue.add(name.clone());
         }
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
@@ -365,6 +369,7 @@ impl Leader {
         }
         self.requeue_waiting();
         self.loops.pod_claims.requeue();
+        self.loops.ipam_claims.requeue();
         self.allocations.report_too_wide(reports);
         for node in cache.nodes.iter() {
             self.loops.demand.add(node, &self.allocations);

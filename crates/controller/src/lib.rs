@@ -23,6 +23,7 @@
 //! | `node_balance`, `carve` | the blocks that a node has, needs and can spare; ranges for new blocks |
 //! | `lending` | the parts of blocks that nodes lend |
 //! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
+//! | [`ipam_claims`] | the IPClaims of IPAMClaims, which the network plumbing group defines for virtual machines |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
@@ -60,6 +61,7 @@ pub mod forecast;
 mod handover;
 mod in_flight;
 mod intents;
+pub mod ipam_claims;
 mod leader;
 pub mod leaks;
 mod lending;

@@ -119,7 +119,7 @@ impl PodClaimLoop {
                 return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
             };
             let claim = match &pod.source {
-                ClaimSource::User => return KeyDecision::Done,
+                ClaimSource::User | ClaimSource::IpamClaim => return KeyDecision::Done,
                 ClaimSource::Addresses(asked) if has_addresses(node, asked, cx) => {
                     // The node may lose the addresses before the pod gets them, so the loop checks again later.
                     return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
@@ -182,8 +182,11 @@ impl PodClaimLoop {
 pub(crate) fn pod_of<'a>(name: &ClaimName, cache: &'a ClusterCache) -> Option<&'a PodClaim> {
     let mut pods = cache.pods.of_claim(name).into_iter();
     pods.find(|pod| {
-        let is_users = pod.source == ClaimSource::User;
-        pod.node.is_some() && !is_users && !pod.is_served()
+        let is_its = matches!(
+            pod.source,
+            ClaimSource::Sticky(_) | ClaimSource::Addresses(_)
+        );
+        pod.node.is_some() && is_its && !pod.is_served()
     })
 }
 
@@ -249,7 +252,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
 }
 
 /// Returns whether the pool can serve claims, even if it does not allocate now.
-fn serves_claims(pool: &PoolState) -> bool {
+pub(crate) fn serves_claims(pool: &PoolState) -> bool {
     pool.allocation_mode == AllocationMode::Blocks
         && pool.terms.namespaces.specificity() == 0
         && pool.phase != PoolPhase::Terminating

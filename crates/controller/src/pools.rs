@@ -86,6 +86,8 @@ pub struct BlockTerms {
     pub most: Option<usize>,
     /// Whether nodes borrow parts of other nodes' blocks when the pool is exhausted
     pub borrows: bool,
+    /// The networks to whose IPAMClaims the pool gives addresses
+    pub networks: Vec<String>,
     /// How long a block must be empty before it is recalled from a node that can spare it
     pub idle: Duration,
 }

@@ -26,6 +26,17 @@ impl Step {
     }
 }
 
+/// What a request does for an IPAMClaim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpamClaimStep {
+    /// Read the IPAMClaim.
+    Read,
+    /// Create the IPClaim that the IPAMClaim owns.
+    Create,
+    /// Write the addresses to the status of the IPAMClaim.
+    Fill,
+}
+
 /// The purpose of a request in flight. When the answer arrives, the state machine passes purpose and answer to the loop
 /// that sent the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +86,11 @@ pub enum Purpose {
     /// The creation of the claim of a pod. Also the read of the claim after a creation that conflicted or is
     /// indeterminate
     PodClaim { name: ClaimName },
+    /// A request for an IPAMClaim, or the creation of its IPClaim
+    IpamClaim {
+        name: ClaimName,
+        step: IpamClaimStep,
+    },
 }
 
 impl Purpose {
@@ -90,6 +106,7 @@ impl Purpose {
             Purpose::PoolFinalizers { .. } | Purpose::PoolStatus { .. } => "pool",
             Purpose::Claim { .. } => "claim",
             Purpose::PodClaim { .. } => "pod_claim",
+            Purpose::IpamClaim { .. } => "ipam_claim",
             Purpose::DefaultPool => "default_pool",
             Purpose::Listening => "listening",
         }

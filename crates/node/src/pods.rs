@@ -4,6 +4,8 @@
 //! The notes are in the store, so that they are available while the agent or the API server is unavailable. Without a
 //! note, a pod could get any address although it asks for another pool or for a certain address.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::ops::{Add, OpError, OpErrorKind, PodRef};
@@ -25,6 +27,9 @@ pub struct PodNote {
     pub own: PodChoice,
     /// What the pod may have on every other interface
     pub other: PodChoice,
+    /// What the pod may have on the interfaces, by name, for which it names IPAMClaims
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub interfaces: BTreeMap<String, PodChoice>,
 }
 
 /// Which pools and addresses a pod may have on an interface.
@@ -70,22 +75,21 @@ impl PodNote {
 
     /// Returns what the pod may have on the interface with this name.
     pub fn choice(&self, ifname: &str) -> &PodChoice {
-        if ifname == OWN_INTERFACE {
+        let of_claim = self.interfaces.get(ifname);
+        of_claim.unwrap_or(if ifname == OWN_INTERFACE {
             &self.own
         } else {
             &self.other
-        }
+        })
     }
 }
 
 impl Add {
-    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD requests. `selects`
-    /// says whether any pool on the node is restricted to some pods. `binds` says whether any pool is restricted to
-    /// some namespaces.
-    pub fn depends_on_pod(&self, selects: bool, binds: bool) -> bool {
-        let is_own = self.attachment.ifname == OWN_INTERFACE;
-        let by_labels = selects && self.pools.is_empty();
-        let is_open = self.addresses.is_empty() && (is_own || by_labels);
+    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD requests. `binds` says
+    /// whether any pool is restricted to some namespaces.
+    pub fn depends_on_pod(&self, binds: bool) -> bool {
+        // The pod may name pools or a claim for its own interface, and an IPAMClaim for any other interface.
+        let is_open = self.addresses.is_empty();
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 

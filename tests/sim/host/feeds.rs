@@ -7,6 +7,7 @@ use std::time::Duration;
 use cadastre_agent::machine::AgentEvent;
 use cadastre_agent::pods::Pod;
 use cadastre_agent::seen::{AddressesSeen, SubnetSeen};
+use cadastre_api::InterfaceClaim;
 use cadastre_api::{
     ADDRESSES_ANNOTATION, AllocatedBlock, CLAIM_ANNOTATION, NodeAddressesSpec, Recall,
     STICKY_ANNOTATION,
@@ -21,6 +22,7 @@ use crate::api::{Api, Commit};
 use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
 use crate::host::key;
+use crate::ipam_claims::{INTERFACE, used_claim};
 use crate::run::{Due, Sim};
 
 /// One of the agent's watches.
@@ -109,6 +111,7 @@ fn claim_annotation(claim: &PodClaim) -> (String, String) {
             let texts: Vec<String> = asked.addresses.iter().map(Addr::to_string).collect();
             (ADDRESSES_ANNOTATION, texts.join(","))
         }
+        ClaimSource::IpamClaim => unreachable!("a pod has no such claim of its own"),
     };
     (name.to_owned(), value)
 }
@@ -134,8 +137,16 @@ fn seen_pod(pod: &ApiPod) -> Pod {
             .as_ref()
             .is_some_and(|it| matches!(it.source, ClaimSource::Sticky(_))),
         vmi: {
-            let claim = pod.claim.as_ref();
+            let claim = used_claim(pod);
             claim.and_then(|it| it.vmi()).map(ToString::to_string)
+        },
+        interface_claims: {
+            let claims = pod.interface_claims.iter();
+            let claims = claims.map(|it| InterfaceClaim {
+                interface: INTERFACE.to_owned(),
+                claim: it.claim.split_once('/').unwrap().1.to_owned(),
+            });
+            claims.collect()
         },
         ..Pod::default()
     }

@@ -16,6 +16,7 @@ use super::Key;
 use super::requests::{Call, outline};
 use crate::checks::{DUPLICATE, Verdict, wrong};
 use crate::clock::{MS, SECOND, Time};
+use crate::ipam_claims::INTERFACE;
 use crate::run::{Due, Sim};
 
 /// An agent must assign nothing from a range once it has known for this long that the range may not be used any more.
@@ -72,7 +73,11 @@ fn attachment(container: &str) -> Attachment {
     Attachment {
         network: NETWORK.to_owned(),
         container_id: container.to_owned(),
-        ifname: "eth0".to_owned(),
+        ifname: if container.starts_with('n') {
+            INTERFACE.to_owned()
+        } else {
+            "eth0".to_owned()
+        },
     }
 }
 
@@ -221,6 +226,7 @@ impl Sim {
     }
 
     fn start_sandbox(&mut self, id: usize, uid: &ObjectUid) {
+        let is_of_interface = self.migrations.is_of_interface(uid);
         let host = self.host_mut(id);
         let kubelet = &mut host.kubelet;
         let Some(pod) = kubelet.pods.get(uid).cloned() else {
@@ -231,7 +237,9 @@ impl Sim {
             return;
         }
         kubelet.count += 1;
-        let container = format!("c{}-{}", kubelet.count, pod.uid);
+        // The name of a container shows which interface its pod has.
+        let kind = if is_of_interface { 'n' } else { 'c' };
+        let container = format!("{kind}{}-{}", kubelet.count, pod.uid);
         let sandbox = Sandbox {
             pod: pod.clone(),
             addresses: BTreeSet::new(),

@@ -10,17 +10,19 @@ use serde_json::{Map, Value};
 use super::agent_report;
 use super::names::{NodeName, ObjectUid, PoolName};
 use super::objects::{
-    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, MachineIdentity,
-    Node, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky, Subnet, Text,
-    VirtualMachine,
+    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, IpamClaim,
+    MachineIdentity, Node, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky,
+    Subnet, Text, VirtualMachine,
 };
 use super::request::NewClaim;
-use cadastre_api::pod_claim::{self, ClaimOfPod};
+use cadastre_api::ipam_claim;
+use cadastre_api::pod_claim::{self, ClaimOfPod, is_object_name};
 use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
-    IPAMBlockSpec, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate,
-    MIGRATION_READY_ANNOTATION, MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite,
-    NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
+    IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite,
+    LeakCandidate, MIGRATION_READY_ANNOTATION, MIRROR_ANNOTATION, NodeLite, NodePool,
+    NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION,
+    sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -120,50 +122,56 @@ pub fn pod(pod: PodLite) -> Pod {
     let uid = meta.uid.as_deref().unwrap_or_default();
     let owners = meta.owner_references.as_deref().unwrap_or_default();
     let (owner, vmi) = (sticky::stateful_set(owners), pod_claim::vmi_of(owners));
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let uses = |claim: &str, source: ClaimSource, has_machine: bool| PodClaim {
+        claim: format!("{namespace}/{claim}").into(),
+        pod: own_name.into(),
+        uid: uid.into(),
+        node: spec.node_name.as_deref().map(NodeName::from),
+        created: seconds(meta.creation_timestamp.as_ref()),
+        source,
+        machine: vmi.filter(|_| has_machine).map(|vmi| {
+            Box::new(VirtualMachine {
+                vmi: vmi.into(),
+                is_migrated_to: annotations.contains_key(MIGRATION_READY_ANNOTATION),
+            })
+        }),
+    };
+    let sticky = |owner: &OwnerReference| Sticky {
+        owner: owner.name.as_str().into(),
+        owner_uid: owner.uid.as_str().into(),
+        pools: sticky::pools(&annotations).map(PoolName::from).collect(),
+        ttl: sticky::ttl(&annotations),
+    };
     let claim = pod_claim::claim_of(own_name, uid, &annotations, owner.is_some());
     let claim = claim.filter(|_| !is_mirror && !is_host).map(|claim| {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let sticky = |owner: &OwnerReference| Sticky {
-            owner: owner.name.as_str().into(),
-            owner_uid: owner.uid.as_str().into(),
-            pools: sticky::pools(&annotations).map(PoolName::from).collect(),
-            ttl: sticky::ttl(&annotations),
-        };
+        let name = claim.name().to_owned();
         // Only a claim that an annotation names can belong to a virtual machine. A claim for addresses ends with its
         // pod, and a pod of a StatefulSet runs no virtual machine.
         let is_annotated = matches!(claim, ClaimOfPod::Annotated(_));
-        Box::new(PodClaim {
-            claim: format!("{namespace}/{}", claim.name()).into(),
-            pod: own_name.into(),
-            uid: uid.into(),
-            node: spec.node_name.map(NodeName::from),
-            created: seconds(meta.creation_timestamp.as_ref()),
-            source: match (claim, owner) {
-                (ClaimOfPod::Sticky(_), Some(owner)) => {
-                    ClaimSource::Sticky(Box::new(sticky(owner)))
-                }
-                (
-                    ClaimOfPod::Addresses {
-                        addresses: asked, ..
-                    },
-                    _,
-                ) => ClaimSource::Addresses(Box::new(AskedAddresses {
-                    is_served: !addresses.is_empty(),
-                    is_by_cni: false,
-                    addresses: asked.into(),
-                })),
-                _ => ClaimSource::User,
-            },
-            machine: vmi.filter(|_| is_annotated).map(|vmi| {
-                Box::new(VirtualMachine {
-                    vmi: vmi.into(),
-                    is_migrated_to: annotations.contains_key(MIGRATION_READY_ANNOTATION),
-                })
-            }),
-        })
+        let source = match (claim, owner) {
+            (ClaimOfPod::Sticky(_), Some(owner)) => ClaimSource::Sticky(Box::new(sticky(owner))),
+            (
+                ClaimOfPod::Addresses {
+                    addresses: asked, ..
+                },
+                _,
+            ) => ClaimSource::Addresses(Box::new(AskedAddresses {
+                is_served: !addresses.is_empty(),
+                is_by_cni: false,
+                addresses: asked.into(),
+            })),
+            _ => ClaimSource::User,
+        };
+        Box::new(uses(&name, source, is_annotated))
     });
+    let interfaces = ipam_claim::interface_claims(&annotations).into_iter();
+    let interfaces = interfaces.filter(|it| !is_mirror && !is_host && is_object_name(&it.claim));
+    let interface_claims = interfaces.map(|it| uses(&it.claim, ClaimSource::IpamClaim, true));
+    let interface_claims = interface_claims.collect();
     Pod {
         name: name.into(),
+        interface_claims,
         claim,
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
@@ -171,6 +179,15 @@ pub fn pod(pod: PodLite) -> Pod {
         addresses: addresses.into(),
         mirror_of: mirror_of.map(NodeName::from),
         node: node.map(NodeName::from),
+    }
+}
+
+/// Converts an IPAMClaim.
+pub fn ipam_claim(claim: IPAMClaimLite) -> IpamClaim {
+    IpamClaim {
+        uid: claim.metadata.uid.unwrap_or_default().into(),
+        deleting: claim.metadata.deletion_timestamp.is_some(),
+        network: claim.spec.network,
     }
 }
 
@@ -363,6 +380,10 @@ pub fn claim(claim: IPClaimLite) -> Claim {
     let mut finalizers = meta.finalizers.take().unwrap_or_default();
     finalizers.shrink_to_fit();
     let only_pod = only_pod(&meta).map(Box::new);
+    let owners = meta.owner_references.as_deref().unwrap_or_default();
+    let ipam_claim = ipam_claim::ipam_claim_of(owners);
+    let ipam_claim = ipam_claim.filter(|it| meta.name.as_ref() == Some(&it.name));
+    let ipam_claim = ipam_claim.map(|it| it.uid.as_str().into());
     let spec = read(claim.spec).and_then(claim_spec);
     let mut status = ClaimStatus::from(&status);
     let asked = spec.as_ref().ok().and_then(|it| it.pool.as_ref());
@@ -381,6 +402,7 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         spec,
         status,
         only_pod,
+        ipam_claim,
     }
 }
 

@@ -401,6 +401,8 @@ pub struct Claim {
     /// The pod for whose requested addresses the controller has created the claim; `None` for any other claim. The
     /// claim ends with this pod
     pub only_pod: Option<Box<OnlyPod>>,
+    /// UID of the IPAMClaim that owns the claim, if one does. It has the name of the claim
+    pub ipam_claim: Option<ObjectUid>,
 }
 
 /// The only pod that can use a claim, because the claim was created for the addresses that this pod asks for.
@@ -558,6 +560,19 @@ pub struct Pod {
     pub node: Option<NodeName>,
     /// The claim that the pod uses because of its annotations; `None` if there is no such claim
     pub claim: Option<Box<PodClaim>>,
+    /// The claims of the IPAMClaims that the pod names for its interfaces
+    pub interface_claims: Box<[PodClaim]>,
+}
+
+/// The fields of an IPAMClaim that decisions need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IpamClaim {
+    /// `metadata.uid`
+    pub uid: ObjectUid,
+    /// Whether `metadata.deletionTimestamp` is set
+    pub deleting: bool,
+    /// `spec.network`
+    pub network: String,
 }
 
 /// The claim that a pod uses, and the node to which the pod is bound.
@@ -617,6 +632,9 @@ pub enum ClaimSource {
     Sticky(Box<Sticky>),
     /// The controller, because the pod asks for certain addresses
     Addresses(Box<AskedAddresses>),
+    /// The controller, because the pod names an IPAMClaim for one of its interfaces. The IPAMClaim has the name of the
+    /// claim
+    IpamClaim,
 }
 
 /// The addresses that a pod asks for.

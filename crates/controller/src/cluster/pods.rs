@@ -46,11 +46,23 @@ pub struct PodIndex {
 #[derive(Debug, PartialEq)]
 struct Record {
     claim: Option<Box<PodClaim>>,
+    /// The claims of the pod's interfaces
+    interface_claims: Box<[PodClaim]>,
     /// Data to find the requests of CNI for this pod; `None` if the pod cannot use a claim
     requested: Option<RequestedPod>,
     finished: bool,
     addresses: Box<[Addr]>,
     mirror_of: Option<NodeName>,
+}
+
+impl Record {
+    /// Returns the claim that the pod uses itself, and the claims of its interfaces.
+    fn claims(&self) -> impl Iterator<Item = &PodClaim> {
+        self.claim
+            .iter()
+            .map(AsRef::as_ref)
+            .chain(&self.interface_claims)
+    }
 }
 
 impl PodIndex {
@@ -144,7 +156,7 @@ impl PodIndex {
         let records = uids.filter_map(|uid| Some((uid, self.by_uid.get(uid)?)));
         let live = records.filter(|(_, record)| !record.finished);
         let mut pods: Vec<(i64, PodUid, &PodClaim)> = live
-            .filter_map(|(uid, record)| Some((uid, record.claim.as_deref()?)))
+            .filter_map(|(uid, record)| Some((uid, record.claims().find(|it| it.claim == *claim)?)))
             .map(|(uid, pod)| (pod.created, *uid, pod))
             .collect();
         pods.sort_unstable_by_key(|(created, uid, _)| (*created, *uid));
@@ -191,8 +203,12 @@ impl PodIndex {
         let claim = requested.and_then(|pod| self.requests.claim_of(uid, pod, has_addresses));
         if record.claim != claim {
             let before = std::mem::replace(&mut record.claim, claim.clone());
-            self.unlink(uid, before.as_deref());
-            self.link(uid, claim.as_deref());
+            if let Some(before) = before {
+                self.unlink(uid, &before.claim);
+            }
+            if let Some(claim) = claim {
+                self.link(uid, &claim.claim);
+            }
         }
     }
 
@@ -223,6 +239,7 @@ impl PodIndex {
         let claim = pod.claim.or_else(|| by_cni(requested.as_ref()?));
         let record = Record {
             claim,
+            interface_claims: pod.interface_claims,
             requested,
             finished: pod.finished,
             addresses: pod.addresses,
@@ -243,7 +260,9 @@ impl PodIndex {
                 of_node.insert(uid, record.addresses.clone());
             }
         }
-        self.link(uid, record.claim.as_deref());
+        for claim in record.claims() {
+            self.link(uid, &claim.claim);
+        }
         self.by_uid.insert(uid, record);
         freed
     }
@@ -264,22 +283,18 @@ impl PodIndex {
         own.copied().collect()
     }
 
-    fn link(&mut self, uid: PodUid, claim: Option<&PodClaim>) {
-        if let Some(PodClaim { claim, .. }) = claim {
-            self.changed_claims.insert(claim.clone());
-            let of_claim = self.claiming.entry(claim.clone()).or_default();
-            of_claim.insert(uid);
-        }
+    fn link(&mut self, uid: PodUid, claim: &ClaimName) {
+        self.changed_claims.insert(claim.clone());
+        let of_claim = self.claiming.entry(claim.clone()).or_default();
+        of_claim.insert(uid);
     }
 
-    fn unlink(&mut self, uid: PodUid, claim: Option<&PodClaim>) {
-        if let Some(PodClaim { claim, .. }) = claim {
-            self.changed_claims.insert(claim.clone());
-            if let Some(of_claim) = self.claiming.get_mut(claim) {
-                of_claim.remove(&uid);
-                if of_claim.is_empty() {
-                    self.claiming.remove(claim);
-                }
+    fn unlink(&mut self, uid: PodUid, claim: &ClaimName) {
+        self.changed_claims.insert(claim.clone());
+        if let Some(of_claim) = self.claiming.get_mut(claim) {
+            of_claim.remove(&uid);
+            if of_claim.is_empty() {
+                self.claiming.remove(claim);
             }
         }
     }
@@ -294,7 +309,9 @@ impl PodIndex {
         let Some(record) = self.by_uid.remove(&uid) else {
             return false;
         };
-        self.unlink(uid, record.claim.as_deref());
+        for claim in record.claims() {
+            self.unlink(uid, &claim.claim);
+        }
         self.forget_requested(record.requested.as_ref());
         match &record.mirror_of {
             None => self.reported.remove(&self.not_shared(&record)),
@@ -328,6 +345,7 @@ mod tests {
             mirror_of: None,
             node: None,
             claim: None,
+            interface_claims: Box::default(),
         }
     }
 

@@ -5,11 +5,14 @@
 
 use std::time::Duration;
 
-use super::names::{NodeName, ObjectUid, TermId};
+use super::names::{ClaimName, NodeName, ObjectUid, TermId};
 use super::objects::{
-    Block, BlockSpec, Claim, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text,
+    Block, BlockSpec, Claim, IpamClaim, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text,
 };
-use cadastre_api::{IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec};
+use cadastre_api::ipam_claim::{IPAM_CLAIM_API_VERSION, IPAM_CLAIM_KIND};
+use cadastre_api::{
+    IPAMClaimIps, IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec,
+};
 use cadastre_core::Cidr;
 
 /// Number of a request. A process uses each number once.
@@ -89,6 +92,14 @@ pub enum ApiRequest {
     SetPoolStatus(KnownObject, IPPoolStatus),
     /// Replaces the status of a claim if its version is still the one that was read.
     SetClaimStatus(KnownObject, IPClaimStatus),
+    /// Reads an IPAMClaim of that name. The API server may not have this kind.
+    ReadIpamClaim(ClaimName),
+    /// Writes the addresses of an IPAMClaim to its status if it still has this UID.
+    FillIpamClaim {
+        name: ClaimName,
+        uid: ObjectUid,
+        ips: IPAMClaimIps,
+    },
 }
 
 /// The spec of an object to create or replace. A request always writes all fields of the spec.
@@ -125,6 +136,7 @@ pub struct ClaimOwner {
 pub enum ClaimOwnerKind {
     Pod,
     StatefulSet,
+    IpamClaim,
 }
 
 impl ClaimOwnerKind {
@@ -132,6 +144,7 @@ impl ClaimOwnerKind {
         match self {
             ClaimOwnerKind::Pod => "v1",
             ClaimOwnerKind::StatefulSet => "apps/v1",
+            ClaimOwnerKind::IpamClaim => IPAM_CLAIM_API_VERSION,
         }
     }
 
@@ -139,6 +152,7 @@ impl ClaimOwnerKind {
         match self {
             ClaimOwnerKind::Pod => "Pod",
             ClaimOwnerKind::StatefulSet => "StatefulSet",
+            ClaimOwnerKind::IpamClaim => IPAM_CLAIM_KIND,
         }
     }
 }
@@ -217,6 +231,7 @@ impl ApiRequest {
                 | ApiRequest::Read(..)
                 | ApiRequest::ListPodsOf { .. }
                 | ApiRequest::ReadKubeadm
+                | ApiRequest::ReadIpamClaim(_)
         )
     }
 
@@ -224,7 +239,10 @@ impl ApiRequest {
     pub fn about(&self) -> Option<(ObjectKind, Option<&str>)> {
         let (kind, name): (_, &str) = match self {
             ApiRequest::List(kind) => return Some((*kind, None)),
-            ApiRequest::ListPodsOf { .. } | ApiRequest::ReadKubeadm => return None,
+            ApiRequest::ListPodsOf { .. }
+            | ApiRequest::ReadKubeadm
+            | ApiRequest::ReadIpamClaim(_)
+            | ApiRequest::FillIpamClaim { .. } => return None,
             ApiRequest::Read(kind, name) => (*kind, name),
             ApiRequest::Delete(kind, known) | ApiRequest::SetFinalizers(kind, known, _) => {
                 (*kind, &known.name)
@@ -253,6 +271,7 @@ impl ApiRequest {
                     | ApiRequest::TouchNode(_)
                     | ApiRequest::SetPoolStatus(..)
                     | ApiRequest::SetSubnetConditions(..)
+                    | ApiRequest::FillIpamClaim { .. }
             )
     }
 }
@@ -284,6 +303,8 @@ pub enum RequestOutcome {
     Blocks(Vec<Block>),
     /// All pools, as the answer to a list.
     Pools(Vec<Pool>),
+    /// An IPAMClaim, as the answer to a read or a write of its status.
+    IpamClaim(IpamClaim),
     /// kubeadm's configuration, if there is one.
     Kubeadm(Option<String>),
     /// The pods bound to the node.

@@ -28,6 +28,7 @@ use super::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, OutgoingRequest, Rejection, RequestOutcome,
 };
 use crate::bootstrap::KUBEADM;
+use cadastre_api::ipam_claim::IPAM_CLAIM_API_VERSION;
 use cadastre_api::{FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeSubnet, PodLite, VERSION};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
@@ -95,6 +96,19 @@ impl Writer {
                 let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
                 let pods = pods.list(&bound).await?.items.into_iter();
                 Ok(RequestOutcome::Pods(pods.map(convert::pod).collect()))
+            }
+            ApiRequest::ReadIpamClaim(name) => {
+                let request = RequestMethod::Get.request(&ipam_claim_path(&name))?;
+                let claim = self.client.request(request).await?;
+                Ok(RequestOutcome::IpamClaim(convert::ipam_claim(claim)))
+            }
+            ApiRequest::FillIpamClaim { name, uid, ips } => {
+                // Other programs may write other fields of the status.
+                let patch = json!({"metadata": {"uid": &*uid}, "status": ips});
+                let patch = RequestMethod::MergePatch(patch);
+                let request = patch.request(&(ipam_claim_path(&name) + "/status"))?;
+                let claim = self.client.request(request).await?;
+                Ok(RequestOutcome::IpamClaim(convert::ipam_claim(claim)))
             }
             ApiRequest::ReadKubeadm => {
                 let (namespace, name, key) = KUBEADM;
@@ -290,6 +304,12 @@ fn path(kind: ObjectKind, name: &str) -> String {
     let collection = collection_of(kind, name);
     let own_name = name.split_once('/').map_or(name, |(_, name)| name);
     format!("{collection}/{own_name}")
+}
+
+/// Returns the path of an IPAMClaim. `name` is `namespace/name`.
+fn ipam_claim_path(name: &str) -> String {
+    let (namespace, name) = name.split_once('/').unwrap_or_default();
+    format!("/apis/{IPAM_CLAIM_API_VERSION}/namespaces/{namespace}/ipamclaims/{name}")
 }
 
 /// Returns a new object with this name and spec as JSON.

@@ -192,6 +192,7 @@ impl Leader {
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
             self.loops.pod_claims.queue.add(name.clone());
+            self.loops.ipam_claims.queue.add(name.clone());
             self.loops.claims.queue.add(name);
         }
         if changed {
@@ -210,6 +211,7 @@ impl Leader {
                 self.loops.subnets.queue.add(node);
             }
             self.loops.pod_claims.queue.add(gone.name.clone());
+            self.loops.ipam_claims.queue.add(gone.name.clone());
             if self.allocations.drop_claim(&gone.name) {
                 self.requeue_waiting();
             }
@@ -217,6 +219,9 @@ impl Leader {
         if let Some(claim) = after {
             self.allocations.claim_seen(claim);
             self.loops.claims.queue.add(claim.name.clone());
+            if claim.ipam_claim.is_some() {
+                self.loops.ipam_claims.queue.add(claim.name.clone());
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
 use crate::fence::Fence;
+use crate::ipam_claims::IpamClaimLoop;
 use crate::leaks::Leaks;
 use crate::pod_claims::PodClaimLoop;
 use crate::podcidr::PodCidrs;
@@ -108,5 +109,6 @@ loops! {
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
     "claim" claims: ClaimLoop = ClaimLoop::default(),
     "pod_claim" pod_claims: PodClaimLoop = PodClaimLoop::default(),
+    "ipam_claim" ipam_claims: IpamClaimLoop = IpamClaimLoop::default(),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -9,7 +9,7 @@ use crate::failing_calls::{CallReport, ObjectCall};
 use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
-use crate::{Now, Purpose, pod_claims};
+use crate::{Now, Purpose, ipam_claims, pod_claims};
 use cadastre_api::FINALIZER;
 
 impl Leader {
@@ -143,9 +143,15 @@ impl Leader {
                 (about, "the status of this pool".to_owned())
             }
             (ObjectCall::CreateClaim(name), _) => {
-                let pod = pod_claims::pod_of(name, cache)?;
+                let pod =
+                    pod_claims::pod_of(name, cache).or_else(|| ipam_claims::pod_of(name, cache))?;
                 let what = format!("IPClaim {name}, which this pod needs for its address");
                 (pod_claims::regarding(pod), what)
+            }
+            (ObjectCall::FillIpamClaim(name), _) => {
+                let claim = cache.claims.get(name)?;
+                let about = Regarding::new(ObjectKind::Claim, name.clone(), &claim.uid);
+                (about, format!("the status of IPAMClaim {name}"))
             }
             _ => return None,
         })

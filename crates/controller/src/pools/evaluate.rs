@@ -192,6 +192,7 @@ impl Default for Parsed {
                 pods: Selector::default(),
                 most: None,
                 borrows: false,
+                networks: Vec::new(),
                 idle: Duration::ZERO,
             },
             nearly_exhausted: 100,
@@ -240,6 +241,7 @@ impl Parsed {
                     .max_blocks_per_node
                     .and_then(|most| most.try_into().ok()),
                 borrows: spec.borrowing == Borrowing::WhenExhausted,
+                networks: spec.networks.clone(),
                 idle: Duration::from_secs(spec.idle_seconds.into()),
             },
             nearly_exhausted: spec.nearly_exhausted_percent,

@@ -84,9 +84,8 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
         // The pool of a claim serves only pods that name the claim. So the pool of a claim is no reason to require a
         // note on another pod.
         pools.retain(|pool| !is_claim(&pool.name));
-        let selects = pools.iter().any(|pool| !pool.automatic);
         let binds = pools.iter().any(|pool| pool.bound);
-        return Ok(!add.depends_on_pod(selects, binds));
+        return Ok(!add.depends_on_pod(binds));
     };
     let choice = note.choice(&add.attachment.ifname);
     add.decide(choice)?;

@@ -832,11 +832,22 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
-    // On interfaces other than `eth0` only labels matter, and only for an ADD that names no pools. This ADD names
-    // pools, so it succeeds.
+    // The pod may name an IPAMClaim for any interface. So an ADD depends on the note even if its network names pools.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
+    node.assert_refused(&second, OpErrorKind::PodUnknown, "pod default/pod-7");
+    let of_claim = PodChoice {
+        pools: PoolOrder::Named(vec!["b".to_owned()]),
+        ..PodChoice::default()
+    };
+    let with_claim = PodNote {
+        interfaces: [("net2".to_owned(), of_claim)].into(),
+        ..note(7, PoolOrder::All, &[])
+    };
+    node.ledger().note_pods(&[with_claim], &[]).unwrap();
     assert_eq!(node.add(&second), "10.0.0.1");
+    second.attachment.ifname = "net2".to_owned();
+    assert_eq!(node.add(&second), "10.0.1.1");
     node.allocation.pools[0].serves_unknown = true;
     node.update();
     assert_eq!(node.add(&undecided(ask(8))), "10.0.0.2");
@@ -992,9 +1003,7 @@ fn without_the_agent_the_note_says_which_pod_names_the_claim() {
 #[test]
 fn a_claim_makes_no_node_ready_and_no_pod_depend_on_its_note() {
     let mut node = node_with_claim();
-    let mut second = undecided(ask_from(1, &["a"]));
-    second.attachment.ifname = "net1".to_owned();
-    assert_eq!(node.add(&second), "10.0.0.0");
+    assert_eq!(node.add(&undecided(ask_for(1, &["10.0.0.0"]))), "10.0.0.0");
     assert_eq!(node.run(&Op::Status), Ok(OpOutcome::Done));
     node.allocation.blocks.remove(0);
     node.allocation.pools.remove(0);

@@ -1,0 +1,275 @@
+//! The loop of IPAMClaims (`k8s.cni.cncf.io`): creates the IPClaim for each IPAMClaim that a pod names, and writes the
+//! addresses of the IPClaim to the status of the IPAMClaim.
+//!
+//! IPAMClaim and IPClaim have the same name. The loop of claims does everything else, as for every IPClaim.
+//!
+//! # Guarantees
+//! - The IPAMClaim owns the IPClaim, so the garbage collector deletes the IPClaim after its IPAMClaim. Nothing else ends
+//!   the IPClaim.
+//! - An IPClaim that exists is left as it is, whoever created it. So users can create it in advance, for example with
+//!   certain addresses. Then its owner is not the IPAMClaim, and the status of the IPAMClaim stays as it is.
+//! - The status of an IPAMClaim gets only addresses that the status of its IPClaim has, and these never change.
+//! - A pod whose IPClaim cannot be created hears of it by an event, and no other pod waits for that.
+//!
+//! IPAMClaims are not watched, because only those matter that a pod names, and because a cluster may lack the kind. So each
+//! new leader writes the addresses of all IPAMClaims once more, without effect.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::failing_calls::ObjectCall;
+use super::in_flight::InFlight;
+use super::queue::{Load, Queue, backoff};
+use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
+use super::report::{EventRecord, NO_POOL_FOR_CLAIM, REPORT_PAUSE};
+use super::{Context, Purpose};
+use crate::allocations::blocks::AffectedLoops;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
+use crate::cluster::objects::{Claim, ClaimSource, IpamClaim, PodClaim};
+use crate::cluster::request::{
+    ApiRequest, ClaimOwner, ClaimOwnerKind, NewClaim, ObjectSpec, Rejection, RequestOutcome,
+};
+use crate::pod_claims::{regarding, serves_claims};
+use crate::pools::PoolState;
+use crate::purpose::IpamClaimStep;
+use cadastre_api::node_allocation::prefix_of_claimed;
+use cadastre_api::{IPAMClaimIps, IPClaimSpec};
+use cadastre_core::Addr;
+
+/// The longest interval at which the loop looks again for an IPAMClaim that is absent, or for a pool.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// State of the loop of IPAMClaims.
+#[derive(Debug, Default)]
+pub struct IpamClaimLoop {
+    /// Names of IPAMClaims that pods have named, and of IPClaims that IPAMClaims own
+    pub queue: Queue<ClaimName>,
+    requests: InFlight<ClaimName>,
+    /// IPAMClaims that were read, until their IPClaim exists
+    read: BTreeMap<ClaimName, IpamClaim>,
+    /// IPAMClaims whose status has got its addresses since this process leads, and that still have an IPClaim
+    filled: BTreeSet<ClaimName>,
+    /// Pods whose IPClaims cannot be created
+    waits: BTreeMap<ClaimName, Wait>,
+}
+
+/// A pod that waits for an IPAMClaim or a pool.
+#[derive(Debug)]
+struct Wait {
+    pod: ObjectUid,
+    /// When the pod was told why it waits
+    told_at: Duration,
+    /// When to look again for the IPAMClaim or the pool
+    until: Duration,
+    /// How often the loop has looked without success
+    looks: u32,
+}
+
+impl Loop for IpamClaimLoop {
+    fn load(&self) -> Load {
+        self.queue.load()
+    }
+
+    fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
+        work_off(self, |it| &mut it.queue, Self::look, cx)
+    }
+
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
+        let Purpose::IpamClaim { name, step } = answer.purpose else {
+            return AffectedLoops::default();
+        };
+        self.requests.forget(name);
+        self.queue.add(name.clone());
+        match (step, answer.outcome) {
+            (IpamClaimStep::Read, RequestOutcome::IpamClaim(claim)) => {
+                self.read.insert(name.clone(), claim.clone());
+            }
+            (IpamClaimStep::Read, RequestOutcome::Rejected(Rejection::Missing)) => {
+                let what = format!(
+                    "IPAMClaim {name} does not exist, so the interface of the pod that names it (ipam-claim-reference) gets no address. Create it, or remove the reference"
+                );
+                self.wait(name, what, cx);
+            }
+            // An IPAMClaim that is gone needs no addresses. The garbage collector deletes its IPClaim.
+            (
+                IpamClaimStep::Fill,
+                RequestOutcome::IpamClaim(_) | RequestOutcome::Rejected(Rejection::Missing),
+            ) => {
+                self.filled.insert(name.clone());
+            }
+            // The IPAMClaim may be another one by now. If the creation took effect, the watch delivers the IPClaim.
+            (IpamClaimStep::Create, _) => {
+                self.read.remove(name);
+            }
+            _ => {}
+        }
+        AffectedLoops::default()
+    }
+}
+
+impl IpamClaimLoop {
+    /// Queues the IPAMClaims whose pods wait, because pools have changed.
+    pub(crate) fn requeue(&mut self) {
+        for (name, wait) in &mut self.waits {
+            (wait.until, wait.looks) = (Duration::ZERO, 0);
+            self.queue.add(name.clone());
+        }
+    }
+
+    fn look(&mut self, name: &ClaimName, cx: &mut Context) -> KeyDecision {
+        if self.requests.is_sent(name) {
+            return KeyDecision::Done;
+        }
+        let step = match cx.cache.claims.get(name).cloned() {
+            Some(claim) => Ok(self.fill(&claim, cx)),
+            None => self.create(name, cx),
+        };
+        let (request, step) = match step {
+            Ok(Some(step)) => step,
+            Ok(None) => return KeyDecision::Done,
+            Err(at) => return KeyDecision::Later(at),
+        };
+        let call = step.call(name);
+        if let Some(at) = cx.paused(&call) {
+            return KeyDecision::Later(at);
+        }
+        self.requests.send(name.clone(), ());
+        let name = name.clone();
+        KeyDecision::Send(request, Purpose::IpamClaim { name, step })
+    }
+
+    /// Returns the write of the IPAMClaim's status, if it lacks the addresses of its IPClaim.
+    fn fill(&mut self, claim: &Claim, cx: &Context) -> Option<(ApiRequest, IpamClaimStep)> {
+        let name = &claim.name;
+        self.read.remove(name);
+        self.waits.remove(name);
+        let uid = claim.ipam_claim.clone()?;
+        if claim.deleting || self.filled.contains(name) {
+            return None;
+        }
+        let pool = cx.allocations.pools.get(claim.status.pool.as_ref()?)?;
+        let ips = claim.addresses().map(|addr| with_prefix(addr, pool));
+        let ips = IPAMClaimIps { ips: ips.collect() };
+        if ips.ips.is_empty() {
+            return None;
+        }
+        let name = name.clone();
+        Some((
+            ApiRequest::FillIpamClaim { name, uid, ips },
+            IpamClaimStep::Fill,
+        ))
+    }
+
+    /// Returns the read of the IPAMClaim, or the creation of its IPClaim, if a pod that is bound to a node needs it. The
+    /// error is the time at which to look again.
+    fn create(
+        &mut self,
+        name: &ClaimName,
+        cx: &mut Context,
+    ) -> Result<Option<(ApiRequest, IpamClaimStep)>, Duration> {
+        self.filled.remove(name);
+        let Some(pod) = pod_of(name, cx.cache) else {
+            self.read.remove(name);
+            self.waits.remove(name);
+            return Ok(None);
+        };
+        let wait = self.waits.get(name).filter(|it| it.pod == pod.uid);
+        if let Some(until) = wait.map(|it| it.until).filter(|it| *it > cx.now.mono) {
+            return Err(until);
+        }
+        let Some(ipam_claim) = self.read.get(name).cloned() else {
+            let read = ApiRequest::ReadIpamClaim(name.clone());
+            return Ok(Some((read, IpamClaimStep::Read)));
+        };
+        let Some(pool) = pool_of(&ipam_claim.network, cx) else {
+            self.read.remove(name);
+            let what = format!(
+                "IPClaim {name} is not created, so an interface of the pod gets no address: no pool serves network \"{}\" of IPAMClaim {name}. Name the network in spec.networks of a pool with allocationMode Blocks and without namespaceSelector",
+                ipam_claim.network
+            );
+            return Err(self.wait(name, what, cx));
+        };
+        let owner = ClaimOwner {
+            kind: ClaimOwnerKind::IpamClaim,
+            name: own_name(name).into(),
+            uid: ipam_claim.uid,
+        };
+        let new = NewClaim {
+            spec: IPClaimSpec {
+                pool: Some(pool.to_string()),
+                ..IPClaimSpec::default()
+            },
+            owner: Some(owner),
+        };
+        let spec = ObjectSpec::Claim(Box::new(new));
+        let create = ApiRequest::Create(name.clone().into(), spec);
+        Ok(Some((create, IpamClaimStep::Create)))
+    }
+
+    /// Records that the oldest pod of the IPAMClaim waits, and tells it why, unless it was told a short time ago.
+    /// Returns when to look again.
+    fn wait(&mut self, name: &ClaimName, what: String, cx: &mut Context) -> Duration {
+        let now = cx.now.mono;
+        let Some(pod) = pod_of(name, cx.cache) else {
+            return now + LONGEST_PAUSE;
+        };
+        let before = self.waits.get(name).filter(|it| it.pod == pod.uid);
+        let looks = before.map_or(0, |it| it.looks);
+        let until = now + backoff(looks, LONGEST_PAUSE);
+        let before = before.map(|it| it.told_at);
+        let told_at = before.filter(|at| now < *at + REPORT_PAUSE);
+        if told_at.is_none() {
+            let about = regarding(pod);
+            cx.reports
+                .push(EventRecord::warning(about, NO_POOL_FOR_CLAIM, what));
+        }
+        let wait = Wait {
+            pod: pod.uid.clone(),
+            told_at: told_at.unwrap_or(now),
+            until,
+            looks: looks + 1,
+        };
+        self.waits.insert(name.clone(), wait);
+        until
+    }
+}
+
+impl IpamClaimStep {
+    /// Returns the call whose failures delay the step.
+    pub(crate) fn call(self, name: &ClaimName) -> ObjectCall {
+        let name = name.clone();
+        match self {
+            IpamClaimStep::Read => ObjectCall::ReadIpamClaim(name),
+            IpamClaimStep::Create => ObjectCall::CreateClaim(name),
+            IpamClaimStep::Fill => ObjectCall::FillIpamClaim(name),
+        }
+    }
+}
+
+/// Returns the oldest pod that names the IPAMClaim and is bound to a node.
+pub(crate) fn pod_of<'a>(name: &ClaimName, cache: &'a ClusterCache) -> Option<&'a PodClaim> {
+    let mut pods = cache.pods.of_claim(name).into_iter();
+    pods.find(|pod| pod.source == ClaimSource::IpamClaim && pod.node.is_some())
+}
+
+/// Returns the pool that gives addresses to the IPAMClaims of a network: the one with the highest priority.
+fn pool_of(network: &str, cx: &Context) -> Option<PoolName> {
+    let all = cx.allocations.pools.iter();
+    let serving =
+        all.filter(|it| serves_claims(it) && it.terms.networks.iter().any(|of| of == network));
+    let best = serving.min_by_key(|it| (std::cmp::Reverse(it.priority), it.name.clone()));
+    best.map(|it| it.name.clone())
+}
+
+/// Returns the address with the prefix length that it has in the pod.
+fn with_prefix(addr: Addr, pool: &PoolState) -> String {
+    format!("{addr}/{}", prefix_of_claimed(addr, &pool.node_view))
+}
+
+fn own_name(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(_, name)| name)
+}

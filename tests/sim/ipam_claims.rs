@@ -1,0 +1,170 @@
+//! IPAMClaims, which KubeVirt creates for the interfaces of virtual machines.
+//!
+//! The pods of the last of the virtual machines that migrate name an IPAMClaim for their only interface, instead of an
+//! IPClaim. KubeVirt creates the IPAMClaim before the first pod, or a while later, and deletes it at any moment. The
+//! garbage collector deletes an IPClaim whose IPAMClaim is gone.
+
+use std::collections::BTreeMap;
+
+use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
+use cadastre_controller::cluster::objects::{Claim, IpamClaim, Pod, PodClaim};
+use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
+
+use super::api::Api;
+use super::checks::{Verdict, wrong};
+use super::clock::SECOND;
+use super::run::{Due, Sim};
+
+/// The name of the network that all pools of blocks serve.
+pub const NETWORK: &str = "vms";
+/// The name of the interface for which pods name IPAMClaims.
+pub const INTERFACE: &str = "net1";
+
+/// An IPAMClaim in the API.
+#[derive(Clone, Debug)]
+pub struct LiveIpamClaim {
+    pub uid: ObjectUid,
+    /// The addresses in the status, with prefix lengths.
+    ips: Vec<String>,
+}
+
+/// All IPAMClaims, and what a controller has done wrong with one.
+#[derive(Clone, Default)]
+pub struct IpamClaims {
+    pub live: BTreeMap<ClaimName, LiveIpamClaim>,
+    wrong: Option<(ClaimName, String)>,
+}
+
+/// Returns the claim that a pod uses, for itself or for its interface.
+pub fn used_claim(pod: &Pod) -> Option<&PodClaim> {
+    pod.claim.as_deref().or(pod.interface_claims.first())
+}
+
+impl Api {
+    pub fn read_ipam_claim(&self, name: &ClaimName) -> Result<RequestOutcome, Rejection> {
+        let found = self.ipam_claims.live.get(name).ok_or(Rejection::Missing)?;
+        Ok(RequestOutcome::IpamClaim(IpamClaim {
+            uid: found.uid.clone(),
+            deleting: false,
+            network: NETWORK.to_owned(),
+        }))
+    }
+
+    /// Writes the addresses to the status. Notes an error if the status had other addresses, or if the IPClaim does not
+    /// have these.
+    pub fn fill_ipam_claim(
+        &mut self,
+        name: &ClaimName,
+        uid: &ObjectUid,
+        ips: &[String],
+    ) -> Result<RequestOutcome, Rejection> {
+        let claim = self.claims.get(&**name).cloned();
+        let all = &mut self.ipam_claims;
+        let found = all.live.get_mut(name).ok_or(Rejection::Missing)?;
+        if found.uid != *uid {
+            return Err(Rejection::Guard("another UID".to_owned()));
+        }
+        let is_its = |it: &Claim| it.ipam_claim.as_ref() == Some(uid);
+        let own: Vec<String> = match claim.filter(|it| is_its(it)) {
+            Some(claim) => claim.addresses().map(|it| it.to_string()).collect(),
+            // The IPClaim was deleted meanwhile, by a user.
+            None => ips.iter().map(|it| bare(it).to_owned()).collect(),
+        };
+        let is_same = ips
+            .iter()
+            .map(|it| bare(it))
+            .eq(own.iter().map(String::as_str));
+        if !is_same {
+            let text = format!("{name} is filled with {ips:?}, and its IPClaim has {own:?}");
+            all.wrong = Some((name.clone(), text));
+        }
+        found.ips = ips.to_vec();
+        self.read_ipam_claim(name)
+    }
+}
+
+fn bare(ip: &str) -> &str {
+    ip.split_once('/').map_or(ip, |(address, _)| address)
+}
+
+impl Sim {
+    /// Makes KubeVirt create the IPAMClaim that a new pod names, at once or later.
+    pub fn want_ipam_claim(&mut self, name: &ClaimName) {
+        if self.rng.chance(7_000) {
+            self.put_ipam_claim(name);
+        } else {
+            let lag = self.rng.stretch(SECOND / 10, 20 * SECOND);
+            self.after(lag, Due::IpamClaim(name.clone()));
+        }
+    }
+
+    pub fn put_ipam_claim(&mut self, name: &ClaimName) {
+        if self.api.ipam_claims.live.contains_key(name) {
+            return;
+        }
+        let uid = self.api.uid();
+        self.log(Some(name), || format!("IPAMClaim {uid} is created"));
+        let claim = LiveIpamClaim {
+            uid,
+            ips: Vec::new(),
+        };
+        self.api.ipam_claims.live.insert(name.clone(), claim);
+    }
+
+    /// Makes KubeVirt delete an IPAMClaim that no pod names, and the garbage collector the IPClaims of IPAMClaims that
+    /// are gone.
+    pub fn drop_ipam_claims(&mut self) {
+        let live: Vec<ClaimName> = self.api.ipam_claims.live.keys().cloned().collect();
+        for name in live {
+            let pods = self.api.pods.live.values().filter(|pod| !pod.finished);
+            let mut used = pods.filter_map(|pod| used_claim(pod));
+            if !used.any(|it| it.claim == name) && self.rng.chance(3_000) {
+                self.log(Some(&name), || "IPAMClaim is deleted".to_owned());
+                self.api.ipam_claims.live.remove(&name);
+            }
+        }
+        let live = &self.api.ipam_claims.live;
+        let is_gone = |claim: &&Claim| {
+            let owner = claim.ipam_claim.as_ref();
+            let is = live.get(&claim.name).map(|it| &it.uid);
+            !claim.deleting && owner.is_some() && owner != is
+        };
+        let claims = self.api.claims.live.values().map(AsRef::as_ref);
+        let gone: Vec<ClaimName> = claims.filter(is_gone).map(|it| it.name.clone()).collect();
+        for name in gone {
+            self.api.delete::<Claim>(&name);
+        }
+    }
+
+    /// Checks that no IPAMClaim got addresses that its IPClaim does not have.
+    pub fn check_filled(&mut self) -> Verdict {
+        match self.api.ipam_claims.wrong.take() {
+            Some((name, text)) if !self.was_restored() => wrong("claim", text, [&*name]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks at the end that each IPAMClaim whose IPClaim has addresses has them, too.
+    pub fn check_ipam_claims_end(&self) -> Verdict {
+        for claim in self.api.claims.live.values() {
+            let Some(uid) = &claim.ipam_claim else {
+                continue;
+            };
+            let of = self.api.ipam_claims.live.get(&claim.name);
+            let Some(of) = of.filter(|it| it.uid == *uid && !claim.deleting) else {
+                continue;
+            };
+            let own: Vec<String> = claim.addresses().map(|it| it.to_string()).collect();
+            if of
+                .ips
+                .iter()
+                .map(|it| bare(it))
+                .ne(own.iter().map(String::as_str))
+            {
+                let text = format!("{} has {own:?}, and its IPAMClaim {:?}", claim.name, of.ips);
+                return wrong("claim", text, [&*claim.name]);
+            }
+        }
+        Ok(())
+    }
+}
