@@ -35,6 +35,8 @@ pub const PROMETHEUS: &str = "v0.315.0";
 pub const HELM: &str = "v4.3.1";
 /// The release of helm 3, which is tested too, because most clusters still use helm 3.
 pub const HELM3: &str = "v3.22.0";
+/// The release of the module that defines the kind IPAMClaim.
+pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
 
@@ -371,6 +373,38 @@ fn present(program: Program, cache: &Path) -> Option<PathBuf> {
         .chain([folder_of(program, cache)])
         .map(|folder| folder.join(program.name()))
         .find(|path| path.is_file())
+}
+
+/// Returns the path of the CRD of the kind IPAMClaim. Downloads it into the cache if it is missing. The Go module in
+/// `e2e/ipamclaims` contains the CRD, and its `go.sum` pins the content.
+pub fn ipam_claim_crd() -> Result<PathBuf> {
+    const MODULE: &str = "github.com/k8snetworkplumbingwg/ipamclaims";
+    const FILE: &str = "artifacts/k8s.cni.cncf.io_ipamclaims.yaml";
+    let cache = cache()?;
+    let folder = cache.join("ipamclaims").join(IPAM_CLAIMS);
+    let path = folder.join("crd.yaml");
+    if path.is_file() {
+        return Ok(path);
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let _lock = lock(&cache)?;
+    let go = |args: &[&str]| {
+        let mut go = process::command(Path::new("go"));
+        go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("ipamclaims"))
+            .env("GOFLAGS", "-mod=readonly")
+            .args(args);
+        let output = go.output().context("go cannot be run")?;
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        anyhow::ensure!(output.status.success(), "go {}: {error}", args.join(" "));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    go(&["mod", "download", MODULE])?;
+    let module = go(&["list", "-m", "-f", "{{.Dir}}", MODULE])?;
+    let crd = fs::read(Path::new(module.trim()).join(FILE))?;
+    let partial = folder.join(".crd.partial");
+    fs::write(&partial, crd)?;
+    fs::rename(&partial, &path)?;
+    Ok(path)
 }
 
 fn build(program: Program, folder: &Path, title: &str) -> Result<()> {

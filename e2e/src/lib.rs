@@ -37,6 +37,7 @@ pub mod hollow_kubelet;
 pub mod install;
 pub mod kcm;
 pub mod kubeconfig;
+pub mod kubevirt;
 pub mod lease;
 pub mod metrics;
 pub mod node;

@@ -282,8 +282,12 @@ impl Agents {
 
     /// Deletes a container. Its addresses cool for the pool's `cooldownSeconds`.
     pub async fn free(&self, node: &str, container: &str) -> Result<()> {
-        let op = Op::Del(attachment(container));
-        self.agent(node)?.ask(op).await?;
+        self.delete(node, attachment(container)).await
+    }
+
+    /// Deletes an interface of a container.
+    pub async fn delete(&self, node: &str, interface: Attachment) -> Result<()> {
+        self.agent(node)?.ask(Op::Del(interface)).await?;
         Ok(())
     }
 

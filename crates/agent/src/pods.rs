@@ -220,6 +220,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_ipam_claims_of_a_pod_s_interfaces_are_read() {
+        let pod = |spec: serde_json::Value| {
+            let networks = r#"[{"name": "vlan7", "ipam-claim-reference": "vm.vlan7"}]"#;
+            let annotations = json!({"k8s.v1.cni.cncf.io/networks": networks});
+            let pod = json!({"metadata": {"name": "p", "annotations": annotations}, "spec": spec});
+            read(serde_json::from_value(pod).unwrap()).interface_claims
+        };
+        let expected = InterfaceClaim {
+            interface: "net1".to_owned(),
+            claim: "vm.vlan7".to_owned(),
+        };
+        assert_eq!(pod(json!({})), [expected]);
+        assert!(pod(json!({"hostNetwork": true})).is_empty());
+    }
+
+    #[test]
     fn a_pod_is_found_by_uid_by_name_and_by_the_static_pod_that_it_mirrors() {
         let mut pods = Pods::default();
         let mut mirror = pod("api", &[], &[]);

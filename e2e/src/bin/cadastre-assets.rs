@@ -1,5 +1,5 @@
 //! Builds missing programs. The argument selects which programs:
-//! - none: the programs of the control plane (`make control-plane`)
+//! - none: the programs of the control plane, and the CRD of IPAMClaims (`make control-plane`)
 //! - `nodes`: the programs that real nodes need in addition, if nodes can run on this host (`make nodes`)
 //! - `tools`: helm, and the tools that build clients in Python and Go (`make tools`)
 //! - `monitoring`: Prometheus, for the tests of alerts and dashboards (`make monitoring`)
@@ -11,7 +11,10 @@ use cadastre_e2e::{assets, clients, node};
 
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
-        None => assets::ensure(&assets::CONTROL_PLANE),
+        None => {
+            assets::ensure(&assets::CONTROL_PLANE)?;
+            assets::ipam_claim_crd().map(|_| ())
+        }
         Some("nodes") => match node::available() {
             Ok(()) => assets::ensure(&assets::NODES),
             Err(reason) => Ok(writeln!(

@@ -1,1 +1,201 @@
+use super::*;
+use crate::Now;
+use crate::allocations::AllocationState;
+use crate::cluster::objects::Pool;
+use crate::fixtures::{
+    addr, at, claim, claiming_pod, cluster, list, node, pool, pool_with, rebuilt,
+};
+use cadastre_daemon::watch::ObjectEvent;
 
+const CLAIM: &str = "default/vm.vlan7";
+
+/// A cluster with the loop of IPAMClaims.
+struct Fixture {
+    cache: ClusterCache,
+    allocations: AllocationState,
+    ipam_claims: IpamClaimLoop,
+    reports: Vec<EventRecord>,
+    now: Now,
+}
+
+impl Fixture {
+    fn new(pools: Vec<Pool>) -> Self {
+        let mut cache = cluster(pools, vec![node("a")]);
+        list(&mut cache.claims, Vec::new());
+        Fixture {
+            allocations: rebuilt(&cache),
+            cache,
+            ipam_claims: IpamClaimLoop::default(),
+            reports: Vec::new(),
+            now: at(0),
+        }
+    }
+
+    /// Makes a pod name the IPAMClaim.
+    fn applied(&mut self, uid: &str, node: Option<&str>) {
+        let mut pod = claiming_pod("vm-1", CLAIM, node);
+        pod.uid = uid.into();
+        let mut claim = *pod.claim.take().unwrap();
+        (claim.uid, claim.source) = (uid.into(), ClaimSource::IpamClaim);
+        pod.interface_claims = [claim].into();
+        self.cache.pods.change(ObjectEvent::Applied(pod));
+        for name in self.cache.pods.take_claims() {
+            self.ipam_claims.queue.add(name);
+        }
+    }
+
+    /// Makes the watch deliver the IPClaim that the IPAMClaim of this UID owns.
+    fn shown(&mut self, uid: Option<&str>, addresses: &[&str]) {
+        let mut claim = claim(CLAIM, "p", &[]);
+        claim.version += u64::from(!addresses.is_empty());
+        claim.ipam_claim = uid.map(Into::into);
+        claim.status.addresses = addresses.iter().map(|it| addr(it)).collect();
+        claim.status.pool = (!addresses.is_empty()).then(|| "p".into());
+        list(&mut self.cache.claims, vec![claim]);
+        self.ipam_claims.queue.add(CLAIM.into());
+    }
+
+    fn step<T>(&mut self, step: impl FnOnce(&mut IpamClaimLoop, &mut Context) -> T) -> T {
+        let (cache, allocations) = (&self.cache, &mut self.allocations);
+        let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
+        step(&mut self.ipam_claims, &mut cx)
+    }
+
+    fn request(&mut self) -> Option<ApiRequest> {
+        self.step(|it, cx| Some(it.next(cx)?.0))
+    }
+
+    fn answered(&mut self, step: IpamClaimStep, outcome: &RequestOutcome) {
+        let name = CLAIM.into();
+        let purpose = Purpose::IpamClaim { name, step };
+        let answer = RequestAnswer {
+            wrote: step != IpamClaimStep::Read,
+            ..RequestAnswer::to_write(&purpose, outcome)
+        };
+        self.step(|it, cx| _ = it.answered(&answer, cx));
+    }
+
+    fn read(&mut self, network: &str) {
+        let found = IpamClaim {
+            uid: "of-vm".into(),
+            deleting: false,
+            network: network.to_owned(),
+        };
+        let read = self.request();
+        assert_eq!(read, Some(ApiRequest::ReadIpamClaim(CLAIM.into())));
+        self.answered(IpamClaimStep::Read, &RequestOutcome::IpamClaim(found));
+    }
+
+    /// Returns the pool of the IPClaim that the loop creates now.
+    fn pool_of_created(&mut self) -> Option<String> {
+        match self.request()? {
+            ApiRequest::Create(name, ObjectSpec::Claim(new)) if *name == *CLAIM => {
+                let owner = new.owner.as_ref().unwrap();
+                assert_eq!(owner.kind, ClaimOwnerKind::IpamClaim);
+                assert_eq!((&*owner.name, &*owner.uid), ("vm.vlan7", "of-vm"));
+                new.spec.pool
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn serving(name: &str, priority: i32) -> Pool {
+    let range = format!("10.0.{priority}.0/24");
+    pool_with(name, &range, |spec| {
+        spec.networks = vec!["vlan7".to_owned()];
+        spec.priority = priority;
+    })
+}
+
+fn missing() -> RequestOutcome {
+    RequestOutcome::Rejected(Rejection::Missing)
+}
+
+#[test]
+fn the_best_pool_of_the_network_gives_the_addresses_once_the_pod_is_bound() {
+    let pools = vec![
+        pool("p", "10.9.0.0/24"),
+        serving("low", 1),
+        serving("high", 2),
+    ];
+    let mut fixture = Fixture::new(pools);
+    fixture.applied("u1", None);
+    assert_eq!(fixture.request(), None, "the pod is bound to no node");
+    fixture.applied("u1", Some("a"));
+    fixture.read("vlan7");
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("high"));
+    assert_eq!(fixture.request(), None, "the creation is in flight");
+}
+
+#[test]
+fn an_ipam_claim_that_is_absent_is_read_again_and_the_pod_is_told_once() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.applied("u1", Some("a"));
+    let mut reads = 0;
+    for tenth in 0..1_200 {
+        fixture.now.mono = Duration::from_millis(tenth * 100);
+        if fixture.request().is_some() {
+            reads += 1;
+            fixture.answered(IpamClaimStep::Read, &missing());
+        }
+    }
+    assert!((8..16).contains(&reads), "{reads} reads in two minutes");
+    assert_eq!(fixture.reports.len(), 1);
+    assert!(
+        fixture.reports[0].note.contains("does not exist"),
+        "{:?}",
+        fixture.reports
+    );
+    fixture.now.mono += LONGEST_PAUSE;
+    fixture.read("vlan7");
+    assert!(fixture.pool_of_created().is_some());
+}
+
+#[test]
+fn a_network_without_a_pool_is_told_and_a_new_pool_ends_the_wait() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.applied("u1", Some("a"));
+    fixture.read("vlan8");
+    assert_eq!(fixture.request(), None);
+    assert!(
+        fixture.reports[0]
+            .note
+            .contains("no pool serves network \"vlan8\"")
+    );
+    fixture.ipam_claims.requeue();
+    fixture.read("vlan7");
+    assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
+}
+
+#[test]
+fn the_ipam_claim_gets_the_addresses_that_the_status_records_once() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.shown(Some("of-vm"), &[]);
+    assert_eq!(fixture.request(), None, "the IPClaim has no addresses yet");
+    fixture.shown(Some("of-vm"), &["10.0.1.7"]);
+    let fill = ApiRequest::FillIpamClaim {
+        name: CLAIM.into(),
+        uid: "of-vm".into(),
+        ips: IPAMClaimIps {
+            ips: vec!["10.0.1.7/24".to_owned()],
+        },
+    };
+    assert_eq!(fixture.request(), Some(fill.clone()));
+    let unclear = RequestOutcome::Indeterminate("no answer".to_owned());
+    fixture.answered(IpamClaimStep::Fill, &unclear);
+    assert_eq!(fixture.request(), Some(fill), "it is written again");
+    fixture.answered(
+        IpamClaimStep::Fill,
+        &RequestOutcome::IpamClaim(IpamClaim::default()),
+    );
+    assert_eq!(fixture.request(), None);
+}
+
+#[test]
+fn an_ip_claim_of_a_user_is_used_and_no_ipam_claim_is_written() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.shown(None, &["10.0.1.7"]);
+    fixture.applied("u1", Some("a"));
+    assert_eq!(fixture.request(), None);
+}
