@@ -346,6 +346,8 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         StandbyDroppedUnreleased => sim(Migrations, 2_000),
         StandbyNumberReused => sim(Migrations, 2_000),
+        IpamClaimFilledBeforeStored => sim(Migrations, 3_000),
+        InterfaceClaimIgnored => sim(Migrations, 1_000),
         ClaimedBeforeWithdrawn => sim(Claims, 10_000),
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",

@@ -33,6 +33,7 @@ use cadastre_api::{
     sticky,
 };
 use cadastre_core::Dual;
+use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::pool_of_claim;
 use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 
@@ -226,6 +227,9 @@ fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
 /// can create mirror pods in any namespace.
 fn interface_claim<'a>(request: &PodRequest<'a>) -> Option<(&'a Pod, &'a str)> {
     let pod = request.pod.filter(|pod| pod.mirrors.is_none())?;
+    if Mutation::InterfaceClaimIgnored.is_on() {
+        return None;
+    }
     let mut claims = pod.interface_claims.iter();
     let claim = claims.find(|it| it.interface == request.ifname)?;
     Some((pod, &claim.claim))

@@ -90,7 +90,9 @@ pub(crate) struct PodFact {
     pub addresses: Vec<Addr>,
     /// The claim that the pod uses, by the same rules as in the controller
     pub claim: Option<ClaimName>,
-    /// UID of the VirtualMachineInstance that controls the pod, if the pod names a claim
+    /// The claims of the IPAMClaims that the pod names for its interfaces
+    pub interface_claims: Vec<ClaimName>,
+    /// UID of the VirtualMachineInstance that controls the pod, if the pod names a claim or an IPAMClaim
     pub vmi: Option<String>,
     /// The addresses that the pod asks for. If the ranges of the pod's node do not contain them, the controller creates
     /// the claim `claim` for these addresses
@@ -566,6 +568,8 @@ impl PodFact {
             Some(ClaimSource::Addresses(asked)) => asked.addresses.to_vec(),
             _ => Vec::new(),
         };
+        let interfaces = cache.pods.interface_claims_of(PodUid::read(&uid));
+        let mut all = claim.into_iter().chain(interfaces);
         PodFact {
             name: full_name(meta),
             uid,
@@ -577,7 +581,8 @@ impl PodFact {
             created: meta.creation_timestamp.as_ref().map(|it| it.0),
             addresses: addresses.into_iter().collect(),
             claim: claim.map(|it| it.claim.clone()),
-            vmi: claim.and_then(|it| it.vmi()).map(ToString::to_string),
+            vmi: all.find_map(|it| it.vmi()).map(ToString::to_string),
+            interface_claims: interfaces.iter().map(|it| it.claim.clone()).collect(),
             asked,
             meta: Labelled::of(meta),
         }

@@ -27,6 +27,7 @@ use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::report::{EventRecord, NO_POOL_FOR_CLAIM, REPORT_PAUSE};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
+use crate::allocations::claims::ClaimEntry;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
 use crate::cluster::objects::{Claim, ClaimSource, IpamClaim, PodClaim};
@@ -39,6 +40,7 @@ use crate::purpose::IpamClaimStep;
 use cadastre_api::node_allocation::prefix_of_claimed;
 use cadastre_api::{IPAMClaimIps, IPClaimSpec};
 use cadastre_core::Addr;
+use cadastre_core::mutation::Mutation;
 
 /// The longest interval at which the loop looks again for an IPAMClaim that is absent, or for a pool.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -151,8 +153,10 @@ impl IpamClaimLoop {
         if claim.deleting || self.filled.contains(name) {
             return None;
         }
-        let pool = cx.allocations.pools.get(claim.status.pool.as_ref()?)?;
-        let ips = claim.addresses().map(|addr| with_prefix(addr, pool));
+        let pool = claim.spec.as_ref().ok()?.pool.as_ref()?;
+        let pool = cx.allocations.pools.get(pool)?;
+        let ips = addresses(claim, cx).into_iter();
+        let ips = ips.map(|addr| with_prefix(addr, pool));
         let ips = IPAMClaimIps { ips: ips.collect() };
         if ips.ips.is_empty() {
             return None;
@@ -263,6 +267,16 @@ fn pool_of(network: &str, cx: &Context) -> Option<PoolName> {
         all.filter(|it| serves_claims(it) && it.terms.networks.iter().any(|of| of == network));
     let best = serving.min_by_key(|it| (std::cmp::Reverse(it.priority), it.name.clone()));
     best.map(|it| it.name.clone())
+}
+
+/// Returns the addresses that the status of the claim records.
+fn addresses(claim: &Claim, cx: &Context) -> Vec<Addr> {
+    if Mutation::IpamClaimFilledBeforeStored.is_on() {
+        let entry = cx.allocations.claims.get(&claim.name);
+        let cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
+        return cidrs.map(|it| it.first()).collect();
+    }
+    claim.addresses().collect()
 }
 
 /// Returns the address with the prefix length that it has in the pod.

@@ -299,6 +299,10 @@ mutations! {
     StandbyDroppedUnreleased,
     /// A node that becomes a standby again gets the same number as before.
     StandbyNumberReused,
+    /// An IPAMClaim gets addresses before the status of its IPClaim records them.
+    IpamClaimFilledBeforeStored,
+    /// An interface for which the pod names an IPAMClaim gets any address of the network's pool.
+    InterfaceClaimIgnored,
     /// The address of a claim is taken from the block of a node before the agent has withdrawn it.
     ClaimedBeforeWithdrawn,
     /// The address of a claim is taken from the block of a node before the NodeSubnet records the claim.

@@ -28,6 +28,20 @@ impl Wait {
 /// The advice if only the controller can end the wait.
 const CONTROLLER: &str = "the controller, within seconds: if it does not, check that one leads (kubectl get lease -A | grep cadastre)";
 
+/// Returns why an interface has no address, for which the pod names the IPAMClaim `name`.
+pub(super) fn wait_of_interface(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
+    if inventory.claims.contains_key(name) {
+        return wait(pod, name, inventory);
+    }
+    let (namespace, short) = name.split_once('/').unwrap_or_default();
+    Wait::new(
+        format!("IPClaim {name} does not exist"),
+        format!(
+            "the controller, which creates it from the IPAMClaim of this name if a pool serves its network (spec.networks): kubectl describe pod shows why if it does not (kubectl get ipamclaims.k8s.cni.cncf.io {short} -n {namespace})"
+        ),
+    )
+}
+
 /// Returns why the pod has no address. `name` is the claim that the pod names, as `namespace/name`.
 pub(super) fn wait(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
     let (namespace, short) = name.split_once('/').unwrap_or_default();

@@ -82,6 +82,18 @@ pub(crate) fn pod(name: &str, inventory: &Inventory) -> anyhow::Result<Explanati
             explanation.add("What ends the wait", vec![wait.end]);
         }
     }
+    for name in &pod.interface_claims {
+        let mut lines = claim::lines(name, inventory);
+        let known = inventory.claims.get(name);
+        let mut rows = report.allocations.iter();
+        let has = known.is_some_and(|it| rows.any(|row| it.addresses.contains(&row.address)));
+        if !has && !pod.finished && node.is_some() {
+            let wait = claim::wait_of_interface(pod, name, inventory);
+            lines.push(format!("the interface waits: {}", wait.why));
+            lines.push(format!("what ends the wait: {}", wait.end));
+        }
+        explanation.add(&format!("IPAMClaim {name} of an interface"), lines);
+    }
     Ok(explanation)
 }
 

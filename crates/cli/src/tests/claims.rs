@@ -611,6 +611,33 @@ fn a_pod_waits_for_another_node_until_that_releases_the_address() {
 }
 
 #[test]
+fn a_pod_that_names_an_ipam_claim_is_told_what_its_interface_waits_for() {
+    let mut cluster = Cluster::new();
+    let networks = json!([{"name": "vlan7", "ipam-claim-reference": "db"}]).to_string();
+    cluster.pod("shop/vm", "b", &[]);
+    let annotations = [("k8s.v1.cni.cncf.io/networks".to_owned(), networks)];
+    let pod = cluster.lists.pods.last_mut().unwrap();
+    pod.metadata.annotations = Some(annotations.into());
+    let parts = [
+        "IPAMClaim shop/db of an interface:\n  there is no such claim",
+        "the interface waits: IPClaim shop/db does not exist",
+        "if a pool serves its network (spec.networks)",
+    ];
+    assert_contains(&cluster.explained("shop/vm"), &parts);
+    cluster.claim(
+        "shop/db",
+        &[],
+        "Exhausted",
+        "pool \"p\" has no free address",
+    );
+    let parts = [
+        "the interface waits: claim shop/db has no addresses (Exhausted",
+        "what ends the wait: more ranges in pool \"p\"",
+    ];
+    assert_contains(&cluster.explained("shop/vm"), &parts);
+}
+
+#[test]
 fn a_pod_that_has_another_address_than_its_claim_keeps_it() {
     let mut cluster = Cluster::available();
     let annotations = [

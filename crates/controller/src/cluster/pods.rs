@@ -168,6 +168,11 @@ impl PodIndex {
         self.by_uid.get(&uid)?.claim.as_deref()
     }
 
+    /// Returns the claims that the pod of this UID uses for its interfaces, even if the pod has finished.
+    pub fn interface_claims_of(&self, uid: PodUid) -> &[PodClaim] {
+        self.by_uid.get(&uid).map_or(&[], |it| &it.interface_claims)
+    }
+
     /// Returns the claims that pods use.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &ClaimName> {
         self.claiming.keys()
