@@ -96,7 +96,7 @@ fn state(
     // got the same range again as a block with another UID. So if an address of the range is in use or cooling, the
     // block `uid` drains. Otherwise the block stays released.
     let pool = old.map_or(&block.pool, |it| &it.pool);
-    if is_empty(kv, *cidr, pool, now)? {
+    if is_free(kv, *cidr, pool, now)? {
         return Ok(BlockState::Released);
     }
     Ok(BlockState::Draining)
@@ -117,7 +117,7 @@ pub(crate) fn release(
     if old.state == BlockState::Released {
         return Ok(true);
     }
-    if !is_empty(kv, cidr, &old.pool, stamp)? && !Mutation::BlocksReleasedInUse.is_on() {
+    if !is_free(kv, cidr, &old.pool, stamp)? && !Mutation::BlocksReleasedInUse.is_on() {
         return Ok(false);
     }
     // A part of the block may have been withdrawn since the caller found the block empty.
@@ -215,19 +215,35 @@ fn restart_search(kv: &mut dyn KvMut, cidr: Cidr) -> Result<(), StorageFault> {
     Ok(())
 }
 
-/// Returns whether no address of a block is in use or cooling. Addresses of listed blocks inside it do not count.
+/// Returns whether a listed block can be released: no address in its range is in use or cooling, except addresses of
+/// listed blocks inside it. An unlisted block inside it can be an address that was adopted before the block was listed.
+fn is_free(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
+    if !is_empty(kv, cidr, pool, now)? {
+        return Ok(false);
+    }
+    let over = kv.cidrs_over(KvTable::Blocks, cidr)?;
+    for inner in over.into_iter().filter(|it| cidr.contains(it)) {
+        if let Some(block) = kv.block(inner)?
+            && block.state == BlockState::Unlisted
+            && !is_empty(kv, inner, &block.pool, now)?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns whether no address of a block is in use or cooling.
 fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
+    let cooldown = cooldown_ms(&terms(kv, pool)?);
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
         match kv.address(addr)? {
-            Some(AddressRecord::Used { block, .. }) if is_part(kv, cidr, block)? => {
-                return Ok(false);
-            }
-            Some(AddressRecord::Freed(freed)) if is_part(kv, cidr, freed.block)? => {
-                let cooldown = cooldown_ms(&terms(kv, pool)?);
-                if freed.at.cooldown_left(now, cooldown).is_some() {
-                    return Ok(Mutation::CoolingBlocksReleased.is_on());
-                }
+            Some(AddressRecord::Used { block, .. }) if block == cidr => return Ok(false),
+            Some(AddressRecord::Freed(freed))
+                if freed.block == cidr && freed.at.cooldown_left(now, cooldown).is_some() =>
+            {
+                return Ok(Mutation::CoolingBlocksReleased.is_on());
             }
             _ => {}
         }
@@ -237,16 +253,6 @@ fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, 
         };
     }
     Ok(true)
-}
-
-/// Returns whether the addresses of `inner` are addresses of the block `cidr`, too. An unlisted block inside another one
-/// is the range of an address that was adopted before the outer block was listed.
-fn is_part(kv: &dyn Kv, cidr: Cidr, inner: Cidr) -> Result<bool, StorageFault> {
-    if inner == cidr {
-        return Ok(true);
-    }
-    let is_listed = |it: BlockRecord| it.state != BlockState::Unlisted;
-    Ok(cidr.contains(&inner) && !kv.block(inner)?.is_some_and(is_listed))
 }
 
 /// Removes all records of an empty block.

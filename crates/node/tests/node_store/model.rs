@@ -409,14 +409,23 @@ impl Model {
         !used && !releases.any(|it| self.cools(it, now))
     }
 
+    /// Whether a listed block can be released: neither it nor an unlisted block inside it has addresses in use or cooling.
+    fn is_free(&self, cidr: Cidr, now: &Now) -> bool {
+        let inside = self.blocks.iter().filter(|(it, _)| cidr.contains(it));
+        let mut unlisted = inside.filter(|(_, it)| it.state == BlockState::Unlisted);
+        self.is_empty(cidr, now) && unlisted.all(|(it, _)| self.is_empty(*it, now))
+    }
+
     pub fn set_allocation(&mut self, allocation: &NodeAllocation, now: &Now) {
         self.node = Some(allocation.node_uid.clone());
         self.pools.clone_from(&allocation.pools);
         let listed: BTreeSet<Cidr> = allocation.blocks.iter().map(|it| it.cidr).collect();
         for it in &allocation.blocks {
             let released_blocks = self.released_blocks.contains(&(it.cidr, it.uid.clone()));
+            let is_same = |old: &&Block| old.uid == it.uid && old.state == BlockState::Released;
+            let stays = self.blocks.get(&it.cidr).filter(is_same).is_some();
             let state = match (released_blocks, it.draining) {
-                (true, _) if self.is_empty(it.cidr, now) => BlockState::Released,
+                (true, _) if stays || self.is_free(it.cidr, now) => BlockState::Released,
                 (true, _) | (_, true) => BlockState::Draining,
                 _ => BlockState::Active,
             };
@@ -449,7 +458,7 @@ impl Model {
     }
 
     pub fn release(&mut self, cidr: Cidr, uid: &str, now: &Now) -> bool {
-        let empty = self.is_empty(cidr, now);
+        let empty = self.is_free(cidr, now);
         let Some(block) = self.blocks.get_mut(&cidr).filter(|it| it.uid == uid) else {
             return false;
         };
