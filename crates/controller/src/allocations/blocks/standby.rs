@@ -247,13 +247,18 @@ impl AllocationState {
     }
 
     /// Ends the block for its owner, which no longer has it. If the block has standbys, one of them becomes the owner,
-    /// a live standby if there is any. If all standbys are deleted nodes, the block is quarantined once more. If the
-    /// block has no standby, its object is deleted.
+    /// a live standby if there is any. If all standbys are deleted nodes, the block is quarantined. If the block has no
+    /// standby, its object is deleted.
+    ///
+    /// After a quarantine, a deleted standby causes no further quarantine: the quarantine began when no live node had the
+    /// block, so it counts for every deleted node that had the block.
     pub(crate) fn owner_left(&mut self, cidr: &Cidr, now: Now) {
         let Some(entry) = self.blocks.get_mut(cidr) else {
             return;
         };
         let owner = entry.owner.uid.clone();
+        let quarantine = (entry.since, entry.until, entry.quarantined_until);
+        let was_quarantined = entry.owner.quarantined;
         let next = entry.live_standbys().next().or(entry.standby.first());
         let next = next.map(|it| (it.owner.uid.clone(), it.owner.quarantined));
         let Some((uid, is_gone)) = next.filter(|_| !Mutation::StandbyForgotten.is_on()) else {
@@ -262,8 +267,12 @@ impl AllocationState {
         };
         self.make_owner(cidr, &uid);
         self.drop_standby(cidr, &owner);
-        if is_gone {
-            self.set_quarantine(cidr, now);
+        if !is_gone {
+            return;
+        }
+        self.set_quarantine(cidr, now);
+        if was_quarantined && let Some(entry) = self.blocks.get_mut(cidr) {
+            (entry.since, entry.until, entry.quarantined_until) = quarantine;
         }
     }
 

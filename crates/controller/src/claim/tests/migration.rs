@@ -192,6 +192,29 @@ fn a_deleted_owner_becomes_a_quarantined_standby() {
     assert_eq!(fixture.node_of(ADDRESS), Some("a"));
 }
 
+#[test]
+fn a_quarantine_counts_for_all_deleted_nodes_that_had_the_block() {
+    let mut fixture = migrating();
+    fixture.store();
+    for (name, second) in [("a", 0), ("b", 7)] {
+        let gone = node(name);
+        let allocations = &mut fixture.allocations;
+        allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, at(second));
+    }
+    let entry = fixture.entry();
+    let until = entry.quarantined_until;
+    assert!(entry.owner.quarantined && until > Some(at(7).mono));
+    fixture.allocations.owner_left(&cidr(ADDRESS), at(1_000));
+    let entry = fixture.entry();
+    assert!(entry.owner.quarantined && entry.standby.is_empty());
+    assert_eq!(
+        entry.quarantined_until, until,
+        "it is over for the other node, too"
+    );
+    fixture.allocations.owner_left(&cidr(ADDRESS), at(1_000));
+    assert_eq!(fixture.entry().step, Step::Delete);
+}
+
 /// The finalizer of the claim was removed by hand.
 #[test]
 fn nobody_gets_the_address_of_a_claim_that_is_gone_while_two_nodes_may_have_it() {
