@@ -19,7 +19,7 @@ use cadastre_core::{Cidr, IpRange};
 /// At most this many released blocks are remembered; the oldest records are deleted.
 const MOST_RELEASED: usize = 1_024;
 
-/// Records the node's ranges and the settings of its pools. Writes only what has changed.
+/// Records the node's ranges and the settings of its pools. Writes only what differs from the stored values.
 pub(crate) fn set_allocation(
     kv: &mut dyn KvMut,
     allocation: &NodeAllocation,
@@ -215,7 +215,8 @@ fn restart_search(kv: &mut dyn KvMut, cidr: Cidr) -> Result<(), StorageFault> {
     Ok(())
 }
 
-/// Returns whether no address of a block is in use or cooling. Addresses of listed blocks inside it do not count.
+/// Returns whether no address of a block is in use or cooling. Addresses of listed blocks inside the block do not
+/// count.
 fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
@@ -239,8 +240,8 @@ fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, 
     Ok(true)
 }
 
-/// Returns whether the addresses of `inner` are addresses of the block `cidr`, too. An unlisted block inside another one
-/// is the range of an address that was adopted before the outer block was listed.
+/// Returns whether the addresses of the block `inner` also count as addresses of the block `cidr`. An unlisted block
+/// inside another block was created for an address that was adopted before the outer block was listed.
 fn is_part(kv: &dyn Kv, cidr: Cidr, inner: Cidr) -> Result<bool, StorageFault> {
     if inner == cidr {
         return Ok(true);
