@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 
-    /// Context of the kubeconfig
+    /// Context in the kubeconfig
     #[arg(long, env = "CADASTRE_CONTEXT")]
     context: Option<String>,
 
@@ -85,27 +85,27 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_ADD_WAIT", default_value = "5", value_parser = seconds)]
     add_wait: Duration,
 
-    /// Seconds between writes of NodeSubnet.status that are not urgent; urgent ones are written at once
+    /// Seconds between writes of NodeSubnet.status. Urgent changes are written at once
     #[arg(long, env = "CADASTRE_PUBLISH_INTERVAL", default_value = "30", value_parser = seconds)]
     publish_interval: Duration,
 
-    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use. Changes that a user or the
-    /// controller waits for, or that only this list keeps if the store is lost, are written as often as
-    /// NodeSubnet.status
+    /// Seconds between writes of this node's NodeAddresses, the list of addresses in use. Two kinds of changes are
+    /// written as often as NodeSubnet.status: those that a user or the controller waits for, and those that no other
+    /// object would preserve if the store were lost
     #[arg(long, env = "CADASTRE_ADDRESSES_INTERVAL", default_value = "300", value_parser = seconds)]
     addresses_interval: Duration,
 
-    /// Seconds that a pod must be gone before its address may be released without a DEL
+    /// Seconds for which a pod must be gone before its address can be released without a DEL
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value = "60", value_parser = seconds)]
     leak_grace: Duration,
 
-    /// Path of flannel's subnet.env (usually /run/flannel/subnet.env), which the agent writes; without this flag it is
-    /// not written
+    /// Path of flannel's subnet.env (usually /run/flannel/subnet.env), which the agent writes. Without this flag, the
+    /// agent does not write the file
     #[arg(long, env = "CADASTRE_SUBNET_ENV")]
     subnet_env: Option<PathBuf>,
 
     /// Path of the CNI configuration (usually /etc/cni/net.d/05-cadastre.conflist), which the agent writes as soon as
-    /// the node has a range; without this flag it is not written
+    /// the node has a range. Without this flag, the agent does not write the file
     #[arg(long, env = "CADASTRE_CNI_CONF")]
     cni_conf: Option<PathBuf>,
 
@@ -157,7 +157,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
     kube_api_qps: u32,
 
-    /// Seconds that calls and a write in flight have to finish after SIGTERM
+    /// Seconds after SIGTERM in which running calls and a write in flight can finish
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value = "10", value_parser = seconds)]
     shutdown_grace: Duration,
 

@@ -60,7 +60,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
     writes_in_flight: u16,
 
-    /// Seconds that a pool is paused after another allocator wrote a podCIDR in its range
+    /// Seconds for which a pool is paused after another allocator wrote a podCIDR in the pool's range
     #[arg(long, env = "CADASTRE_FOREIGN_ALLOCATOR_PAUSE", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     foreign_allocator_pause: u32,
 
@@ -93,7 +93,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 15)]
     lease_duration: u32,
 
-    /// Seconds after its last renewal of the Lease at which the leader stops writing
+    /// The leader stops writing this many seconds after it last renewed the Lease
     #[arg(long, env = "CADASTRE_RENEW_DEADLINE", default_value_t = 10)]
     renew_deadline: u32,
 
@@ -101,7 +101,7 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_RETRY_PERIOD", default_value_t = 2)]
     retry_period: u32,
 
-    /// Seconds that writes in flight have to finish after SIGTERM
+    /// Seconds that the process waits for writes in flight after SIGTERM
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value_t = 10)]
     shutdown_grace: u32,
 

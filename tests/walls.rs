@@ -78,7 +78,8 @@ fn the_page_says_which_crate_uses_which() {
     assert_eq!(said, are);
 }
 
-/// Returns a module that uses none of the remaining modules. Returns `None` if each of them uses another one.
+/// Returns a module that uses none of the remaining modules. Returns `None` if each of the remaining modules uses
+/// another remaining module.
 fn without(uses: &Uses) -> Option<String> {
     let mut all = uses.iter();
     let leaf = all.find(|(_, others)| others.keys().all(|it| !uses.contains_key(it)));
@@ -145,7 +146,7 @@ fn absolute(path: &[String], module: &[String]) -> Vec<String> {
     [base, &path[up..]].concat()
 }
 
-/// The paths in a statement that begin with `crate` or `super`.
+/// Returns those paths in a statement that begin with `crate` or `super`.
 fn paths(statement: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for start in ["crate::", "super::"] {
@@ -219,7 +220,7 @@ fn lines(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut in_use = false;
     for (number, line) in text.lines().enumerate() {
-        // Tests are at the end of a file.
+        // Tests are left out. They are always at the end of a file.
         if line == "mod tests {" || line == "pub mod testing {" {
             break;
         }

@@ -64,7 +64,7 @@ pub const NODES: [Program; 11] = [
     Program::Cnitool,
 ];
 
-/// Programs for the tests of alerts and dashboards: the server and `promtool`.
+/// Programs for the tests of alerts and dashboards: Prometheus and its tool `promtool`.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 /// Programs that install charts.
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
@@ -112,7 +112,7 @@ pub enum Program {
     Promtool,
     /// `helm`, which installs charts
     Helm,
-    /// `helm` of the previous major release
+    /// `helm` 3, the major release before the current one
     Helm3,
     /// `protoc-gen-go`, which generates Go code for messages
     ProtocGenGo,
@@ -345,7 +345,8 @@ pub(crate) fn lock(cache: &Path) -> Result<File> {
     Ok(lock)
 }
 
-/// Returns the cache folder. `CADASTRE_CACHE`, `XDG_CACHE_HOME` or `HOME` determines the folder, in this order.
+/// Returns the cache folder. The first of the variables `CADASTRE_CACHE`, `XDG_CACHE_HOME` and `HOME` that is set
+/// determines the folder.
 pub(crate) fn cache() -> Result<PathBuf> {
     let folder = |name| {
         env::var_os(name)

@@ -65,8 +65,8 @@ impl Audit {
     }
 }
 
-/// Compares permissions with requests. Returns first the requests that `allowed` does not cover, then the permissions
-/// that no request needed.
+/// Compares permissions with requests. Returns two lists: the requests that `allowed` does not cover, and the
+/// permissions that no request needed.
 pub fn compare(
     allowed: &[(&str, &str, &[&str])],
     used: &BTreeSet<Used>,

@@ -59,7 +59,7 @@ pub struct Browser {
     unread: Vec<u8>,
     session: String,
     next: u64,
-    /// Exceptions of the page, and violations of its content security policy
+    /// Exceptions in the page's scripts, and violations of the page's content security policy
     complaints: Vec<String>,
 }
 

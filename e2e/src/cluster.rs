@@ -22,7 +22,8 @@ pub struct TestCluster {
 }
 
 impl TestCluster {
-    /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns when it is ready.
+    /// Starts a control plane, installs the CRDs, starts `cadastre controller FLAGS`, and returns when the controller
+    /// is ready.
     pub async fn start(options: Options, flags: &[&str]) -> Result<Self> {
         let (control_plane, _) = with_crds(options).await?;
         let mut controller = start_controller(&control_plane, ADMIN, flags)?;

@@ -115,8 +115,8 @@ impl ControlPlane {
         Ok(this)
     }
 
-    /// Starts kube-apiserver on the same port and data, unless it already runs. Returns when it is ready and the
-    /// namespace `default` exists.
+    /// Starts kube-apiserver unless it already runs. kube-apiserver keeps the port and the data of its earlier runs.
+    /// Returns when kube-apiserver is ready and the namespace `default` exists.
     pub async fn start_apiserver(&mut self) -> Result<()> {
         if self.apiserver.is_none() {
             let log = self.folder().join("kube-apiserver.log");
@@ -168,30 +168,30 @@ impl ControlPlane {
         self.start_apiserver().await
     }
 
-    /// The process of kube-apiserver, to send signals (`STOP` makes it hang, `CONT` resumes it) and to measure memory
-    /// and processor time.
+    /// Returns the process of kube-apiserver, to send signals (`STOP` makes it hang, `CONT` resumes it) and to measure
+    /// memory and processor time.
     pub fn apiserver(&self) -> Result<&Process> {
         self.apiserver
             .as_ref()
             .context("kube-apiserver is not running: call start_apiserver")
     }
 
-    /// The process of etcd, to send signals and to measure memory and processor time.
+    /// Returns the process of etcd, to send signals and to measure memory and processor time.
     pub fn etcd(&self) -> &Process {
         &self.etcd
     }
 
-    /// The folder with data, keys and logs.
+    /// Returns the folder with data, keys and logs.
     pub fn folder(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// The address on which kube-apiserver listens. It does not change when kube-apiserver restarts.
+    /// Returns the address on which kube-apiserver listens. The address does not change when kube-apiserver restarts.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The URL of kube-apiserver, `https://127.0.0.1:PORT`.
+    /// Returns the URL of kube-apiserver, `https://127.0.0.1:PORT`.
     pub fn server(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
@@ -202,7 +202,7 @@ impl ControlPlane {
         self.client_of(ADMIN).await
     }
 
-    /// Returns a new client of another user, configured like [`ControlPlane::client`].
+    /// Returns a new client that authenticates as `user`. Its other settings are those of [`ControlPlane::client`].
     pub async fn client_of(&self, user: &str) -> Result<Client> {
         kubeconfig::client(self.kubeconfig_value(user)?).await
     }
@@ -340,8 +340,8 @@ impl ControlPlane {
             .env("GOGC", gogc())
             .arg(format!("--etcd-servers={}", self.etcd_url))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-            // By default, kube-apiserver publishes its address as endpoint of the Service `kubernetes`. Such an address
-            // must not be on loopback, and no test needs the endpoint, so nothing is published.
+            // By default, kube-apiserver publishes its address as endpoint of the Service `kubernetes`. A published
+            // address must not be a loopback address. So nothing is published, and no test needs the endpoint.
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--secure-port={}", self.port))
             .arg(path("cert-dir", self.folder()))

@@ -31,7 +31,7 @@ pub struct DaemonOptions {
     pub env: Vec<(String, String)>,
 }
 
-/// A running `cadastre`, killed by SIGKILL when dropped.
+/// A running `cadastre` process. The process is killed by SIGKILL when this value is dropped.
 pub struct Daemon {
     process: Process,
     address: String,
@@ -54,12 +54,12 @@ impl Daemon {
         Ok(Self { process, address })
     }
 
-    /// The address of the daemon's admin server, `127.0.0.1:PORT`.
+    /// Returns the address of the daemon's admin server, `127.0.0.1:PORT`.
     pub fn admin_address(&self) -> &str {
         &self.address
     }
 
-    /// The process, to send signals, measure its usage, read its log, or wait for its end.
+    /// Returns the process, for example to send signals, to measure its usage, to read its log, or to wait for its end.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

@@ -30,19 +30,20 @@ pub const GROUP: &str = "group";
 /// Clients with which a test changes and reads a cluster.
 #[derive(Clone)]
 pub struct Fixtures {
-    /// For kinds without a field here, and for requests to the API server that are not about one kind
+    /// General client, for kinds that have no client of their own in this struct, and for requests that do not concern
+    /// a single kind
     pub client: Client,
-    /// For Nodes, which tests create themselves because no kubelet runs
+    /// Client for Nodes, which tests create themselves because no kubelet runs
     pub nodes: Api<Node>,
-    /// For pods of the namespace `default`
+    /// Client for pods of the namespace `default`
     pub pods: Api<Pod>,
-    /// For pools, the kind IPPool
+    /// Client for pools (IPPool)
     pub pools: Api<IPPool>,
-    /// For NodeSubnets, which the controller creates for Nodes
+    /// Client for NodeSubnets, which the controller creates for Nodes
     pub subnets: Api<NodeSubnet>,
-    /// For NodeAddresses, which agents write
+    /// Client for NodeAddresses, which agents write
     pub addresses: Api<NodeAddresses>,
-    /// For blocks, the kind IPAMBlock
+    /// Client for blocks (IPAMBlock)
     pub blocks: Api<IPAMBlock>,
 }
 
@@ -146,19 +147,19 @@ impl Fixtures {
         created.with_context(|| format!("cannot create node {name}"))
     }
 
-    /// Deletes a node. Finalizers may keep the object for longer.
+    /// Deletes a node. The object remains until all its finalizers are removed.
     pub async fn delete_node(&self, name: &str) -> Result<()> {
         let deleted = self.nodes.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("cannot delete node {name}"))?;
         Ok(())
     }
 
-    /// Changes a node by a merge patch with `change`.
+    /// Changes a node by the merge patch `change`.
     pub async fn change_node(&self, name: &str, change: Value) -> Result<Node> {
         merge(&self.nodes, name, change).await
     }
 
-    /// Changes a NodeSubnet by a merge patch with `change`.
+    /// Changes a NodeSubnet by the merge patch `change`.
     pub async fn change_subnet(&self, name: &str, change: Value) -> Result<NodeSubnet> {
         merge(&self.subnets, name, change).await
     }
@@ -184,7 +185,7 @@ impl Fixtures {
         Ok(self.pods.patch_status(pod, &params, &patch).await?)
     }
 
-    /// Deletes a pod without grace period, as a kubelet does once the containers have ended.
+    /// Deletes a pod without a grace period, as a kubelet does once the containers have ended.
     pub async fn delete_pod(&self, name: &str) -> Result<()> {
         let at_once = DeleteParams::default().grace_period(0);
         self.pods.delete(name, &at_once).await?;
@@ -215,7 +216,8 @@ impl Fixtures {
         Ok(nodes::pod_cidrs(&self.nodes.get(name).await?).to_vec())
     }
 
-    /// Waits until a pool satisfies `is`. In the error, `what` describes the condition.
+    /// Waits until the function `is` returns true for a pool. If the wait fails, the error contains `what`, which
+    /// describes the condition.
     pub async fn pool_until(
         &self,
         name: &str,
@@ -235,7 +237,8 @@ impl Fixtures {
             .context("the condition is gone")
     }
 
-    /// Waits until a NodeSubnet satisfies `is`. In the error, `what` describes the condition.
+    /// Waits until the function `is` returns true for a NodeSubnet. If the wait fails, the error contains `what`, which
+    /// describes the condition.
     pub async fn subnet_until(
         &self,
         name: &str,
@@ -270,7 +273,8 @@ impl Fixtures {
         .await
     }
 
-    /// Waits until the status of a NodeSubnet satisfies `is`. In the error, `what` describes the condition.
+    /// Waits until the function `is` returns true for the status of a NodeSubnet. If the wait fails, the error contains
+    /// `what`, which describes the condition.
     pub async fn status_until(
         &self,
         node: &str,
@@ -281,8 +285,8 @@ impl Fixtures {
             .await
     }
 
-    /// Makes the agents of a pool's nodes demand `low` free addresses. `high` is so large that agents release no blocks
-    /// except recalled ones.
+    /// Makes the agents of a pool's nodes demand `low` free addresses. The pool's `high` becomes so large that agents
+    /// release only blocks that are recalled.
     pub async fn keep_free(&self, pool: &str, low: u32) -> Result<IPPool> {
         self.change_pool(pool, json!({"warm": {"low": low, "high": 65_536}}))
             .await
@@ -299,7 +303,8 @@ impl Fixtures {
         Ok(cidrs)
     }
 
-    /// Waits until the IPAMBlock of a CIDR satisfies `is`. In the error, `what` describes the condition.
+    /// Waits until the function `is` returns true for the IPAMBlock of a CIDR. If the wait fails, the error contains
+    /// `what`, which describes the condition.
     pub async fn block_until(
         &self,
         cidr: &str,

@@ -1,17 +1,19 @@
 //! Records the podCIDRs of every revision of every node, in the API server's order.
 //!
 //! The recording is an independent check of the first invariant, that two live nodes never have overlapping ranges. The
-//! recording uses a watch and does not poll. So it also contains a violation that lasts for a millisecond.
+//! recording uses a watch and does not poll. So the recording contains even violations that last only for a
+//! millisecond.
 //!
 //! # Guarantees
 //! - Everything that happens after [`History::start`] has returned is recorded.
 //! - After an outage of the API server, the watch resumes where it stopped. If the server no longer has that revision,
-//!   the nodes are listed instead. Nodes that the list lacks count as deleted.
+//!   the nodes are listed instead. Nodes that are missing from the list count as deleted.
 //!
 //! # Caveats
-//! - States between an outage and such a list are unknown. [`History::gaps`] counts these lists. A node that a list
-//!   lacks is recorded as deleted before anything new in the list. So if a range moved from a deleted node to another
-//!   node while the state was unknown, this is not reported as a duplicate.
+//! - If the nodes are listed after an outage, the states between the outage and the list are unknown. [`History::gaps`]
+//!   counts such lists. If a list lacks a node, the deletion of this node is recorded before the changes that the list
+//!   contains. So if a range moved from a deleted node to another node while the state was unknown, this is not
+//!   reported as a duplicate.
 //! - A range counts as free as soon as its node is deleted. Quarantine is not checked here.
 
 use std::collections::{BTreeMap, HashMap};
@@ -52,9 +54,9 @@ struct SeenSpec {
 pub struct Revision {
     /// When the recorder received this revision.
     pub at: Instant,
-    /// The node's UID, which tells the node from others of the same name.
+    /// The node's UID, which differs from the UIDs of all other nodes with the same name.
     pub uid: String,
-    /// The node's name, which a later node may have too.
+    /// The node's name. A later node can have the same name.
     pub name: String,
     /// The podCIDRs as written in the API; empty if the node has none.
     pub pod_cidrs: Vec<String>,
@@ -68,7 +70,7 @@ pub struct Revision {
 /// Two live nodes with overlapping ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Duplicate {
-    /// Name, UID and range of the node that had its range first.
+    /// Name, UID and range of the node that got its range earlier than the other node.
     pub first: (String, String, String),
     /// Name, UID and range of the node whose range overlaps the range of `first`.
     pub second: (String, String, String),
@@ -93,9 +95,9 @@ struct Progress {
 #[derive(Debug, Default)]
 struct Log {
     revisions: Vec<Revision>,
-    /// Live nodes: UID to the index of their last revision.
+    /// Maps the UID of each live node to the index of the node's last revision.
     live: HashMap<String, usize>,
-    /// Nodes received so far from a list that is not complete yet; `None` if no list is running.
+    /// Nodes received so far from a list of which parts are still missing; `None` if no list is being received.
     listing: Option<Vec<Seen>>,
     lists: usize,
     progress: Progress,
@@ -155,12 +157,13 @@ impl History {
         self.progress.borrow().last_assignment
     }
 
-    /// Returns all revisions so far, oldest first.
+    /// Returns all revisions recorded so far, oldest first.
     pub fn revisions(&self) -> Vec<Revision> {
         lock(&self.log).revisions.clone()
     }
 
-    /// Returns how many lists there were after the first one. Each of them replaced a watch that could not resume.
+    /// Returns how often the nodes were listed after the first list. Each of these lists replaced a watch that could
+    /// not resume.
     pub fn gaps(&self) -> usize {
         lock(&self.log).lists.saturating_sub(1)
     }
@@ -283,7 +286,7 @@ impl Log {
 }
 
 /// Replays the history. A range that overlaps a live range is reported and then ignored, so that the live ranges stay
-/// disjoint. Therefore a new range need only be compared with one neighbour.
+/// disjoint. Therefore each new range has to be compared with only one neighbour.
 fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
     let mut live: BTreeMap<Bounds, (&Revision, &str)> = BTreeMap::new();
     let mut found: Vec<Duplicate> = Vec::new();
@@ -300,7 +303,7 @@ fn duplicates(revisions: &[Revision]) -> Result<Vec<Duplicate>> {
                 )
             })?;
             // The neighbour is the last live range that starts at or before the end of `bounds`. Live ranges are
-            // disjoint, so if an earlier one overlaps `bounds`, the neighbour does, too.
+            // disjoint. So if a range before the neighbour overlaps `bounds`, the neighbour overlaps `bounds`, too.
             let neighbour = live.range(..=(bounds.1, (u8::MAX, u128::MAX))).next_back();
             match neighbour.filter(|((_, end), _)| *end >= bounds.0) {
                 Some((_, (holder, _))) if holder.uid == revision.uid => {}

@@ -71,7 +71,7 @@ struct Core {
 
 #[derive(Default)]
 struct Containers {
-    /// The running containers, by address: each container's name and node
+    /// Maps each address of a running container to the container's name and node
     by_address: HashMap<String, (String, String)>,
     by_pod: BTreeMap<String, Vec<Vec<String>>>,
     duplicates: Vec<String>,
@@ -95,7 +95,7 @@ impl Kubelets {
         }
     }
 
-    /// Starts the agent and the kubelet of a node. The node becomes ready for up to `pods` pods.
+    /// Starts the agent and the kubelet of a node. The node becomes ready, with room for `pods` pods.
     pub async fn join(&self, node: &Node, pods: u32) -> Result<()> {
         let name = node.name_any();
         self.core.agents.join(node)?;
@@ -145,7 +145,8 @@ impl Kubelets {
         lock(&self.core.containers).duplicates.clone()
     }
 
-    /// Returns for each pod, by its name, the addresses of each container that it has had so far.
+    /// Returns a map from the name of each pod to a list with the addresses of each container that the pod has had so
+    /// far.
     pub fn assigned(&self) -> BTreeMap<String, Vec<Vec<String>>> {
         lock(&self.core.containers).by_pod.clone()
     }
@@ -281,8 +282,8 @@ impl Core {
         }
     }
 
-    /// Writes the state running and ready to the pod's status. Repeats the write until it succeeds or the pod is being
-    /// deleted.
+    /// Writes to the pod's status that the pod is running and ready. Repeats the write until it succeeds or the pod is
+    /// being deleted.
     async fn report(&self, pod: &Pod, addresses: &[String], wanted: &mut watch::Receiver<Wanted>) {
         let ips: Vec<_> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let ready = |type_| json!({"type": type_, "status": "True", "lastTransitionTime": Timestamp::now()});

@@ -1,14 +1,16 @@
-//! A stand-in for KubeVirt and its IPAM extension, of which only the contract is played: who creates which objects, with
-//! which owners and annotations, and who deletes them. No machine runs.
+//! A stand-in for KubeVirt and its IPAM extension. The stand-in creates and deletes the same objects as KubeVirt, with
+//! the same owners and annotations, but no machine runs.
 //!
-//! | in KubeVirt | here |
-//! |---|---|
-//! | a user creates a VirtualMachine, and virt-controller a VirtualMachineInstance that it owns | [`KubeVirt::start`] |
-//! | the IPAM extension creates an IPAMClaim for each interface on a network with persistent addresses. Its name is `MACHINE.NETWORK`, and the VirtualMachine owns it | [`KubeVirt::start`] |
-//! | virt-controller creates the pod, which the VirtualMachineInstance controls, and for a migration another pod. A webhook of the extension adds `ipam-claim-reference` to the pod's annotation about networks | [`KubeVirt::pod`] |
-//! | virt-controller marks the target pod once the machine runs there | [`KubeVirt::migrated`] |
-//! | the VirtualMachineInstance goes when the machine is stopped; the VirtualMachine stays, and with it the IPAMClaim | [`KubeVirt::stop`] |
-//! | a user deletes the VirtualMachine, and the garbage collector the IPAMClaim | [`KubeVirt::delete`] |
+//! Each of these functions does what happens in a cluster with KubeVirt:
+//! - [`KubeVirt::start`]: A user creates a VirtualMachine, and virt-controller creates its VirtualMachineInstance. The
+//!   IPAM extension creates an IPAMClaim for each interface on a network with persistent addresses. The IPAMClaim has
+//!   the name `MACHINE.NETWORK`, and the VirtualMachine owns it.
+//! - [`KubeVirt::pod`]: virt-controller creates the machine's pod, and for a migration a second pod. The
+//!   VirtualMachineInstance controls both pods. A webhook of the extension adds `ipam-claim-reference` to the pod's
+//!   annotation about networks.
+//! - [`KubeVirt::migrated`]: virt-controller marks the target pod once the machine runs there.
+//! - [`KubeVirt::stop`]: The VirtualMachineInstance is deleted. The VirtualMachine and the IPAMClaim stay.
+//! - [`KubeVirt::delete`]: A user deletes the VirtualMachine, and the garbage collector deletes the IPAMClaim.
 
 use std::ffi::OsStr;
 
@@ -26,16 +28,16 @@ use crate::control_plane::ControlPlane;
 use crate::fixtures::{Fixtures, LIMIT};
 use crate::wait::until;
 
-/// The stand-in, in the namespace `default`.
+/// The stand-in for KubeVirt and its IPAM extension. All its objects are in the namespace `default`.
 pub struct KubeVirt {
     machines: Api<DynamicObject>,
     instances: Api<DynamicObject>,
-    /// The IPAMClaims
+    /// Client for IPAMClaims
     pub ipam_claims: Api<DynamicObject>,
     pods: Api<Pod>,
 }
 
-/// The plural of a kind, and the group and version.
+/// Returns the description of a kind that the crate `kube` needs for requests about objects of this kind.
 fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
     ApiResource {
         group: group.to_owned(),
@@ -47,7 +49,7 @@ fn resource(group: &str, version: &str, kind: &str) -> ApiResource {
 }
 
 impl KubeVirt {
-    /// Installs the CRD of IPAMClaims and CRDs of KubeVirt's kinds, which accept every content.
+    /// Installs the CRD of IPAMClaims and CRDs of KubeVirt's kinds, which accept any content.
     pub async fn install(cluster: &ControlPlane, fixtures: &Fixtures) -> Result<Self> {
         let client = &fixtures.client;
         let file = assets::ipam_claim_crd()?;
@@ -83,7 +85,8 @@ impl KubeVirt {
         }
     }
 
-    /// Starts a machine with an interface on this network. A machine that was stopped keeps its IPAMClaim.
+    /// Starts a machine with an interface on this network. If the machine was stopped earlier, its IPAMClaim still
+    /// exists and is used.
     pub async fn start(&self, machine: &str, network: &str) -> Result<()> {
         let params = PostParams::default();
         let object = |kind: &str, api_version: &str, owner: Option<&DynamicObject>, spec: Value| {
@@ -125,7 +128,7 @@ impl KubeVirt {
         Ok(())
     }
 
-    /// Creates a pod of a running machine on a node: its first pod, or the target of a migration.
+    /// Creates a pod on a node for a running machine. The pod is the machine's first pod, or the target of a migration.
     pub async fn pod(&self, machine: &str, network: &str, name: &str, node: &str) -> Result<Pod> {
         let instance = self.instances.get(machine).await?;
         let element = json!([{
@@ -146,7 +149,7 @@ impl KubeVirt {
         Ok(self.pods.create(&PostParams::default(), &pod).await?)
     }
 
-    /// Marks the target pod of a migration as the one in which the machine runs.
+    /// Marks the target pod of a migration as the pod in which the machine now runs.
     pub async fn migrated(&self, pod: &str) -> Result<()> {
         let now = json!({"metadata": {"annotations": {MIGRATION_READY_ANNOTATION: "2026-01-01T00:00:00Z"}}});
         let (params, change) = (PatchParams::default(), Patch::Merge(now));
@@ -154,7 +157,7 @@ impl KubeVirt {
         Ok(())
     }
 
-    /// Stops a machine: its instance goes. The caller deletes the pods.
+    /// Stops a machine by deleting its VirtualMachineInstance. The caller has to delete the machine's pods.
     pub async fn stop(&self, machine: &str) -> Result<()> {
         self.instances
             .delete(machine, &DeleteParams::default())
@@ -162,14 +165,14 @@ impl KubeVirt {
         Ok(())
     }
 
-    /// Deletes a machine. The garbage collector deletes what it owns.
+    /// Deletes a machine. After that, the garbage collector deletes the objects that the machine owns.
     pub async fn delete(&self, machine: &str) -> Result<()> {
         let params = DeleteParams::background();
         self.machines.delete(machine, &params).await?;
         Ok(())
     }
 
-    /// Returns `status.ips` of the IPAMClaim once it is there.
+    /// Waits until the IPAMClaim of the machine and network has `status.ips`, and returns them.
     pub async fn ips(&self, machine: &str, network: &str) -> Result<Vec<String>> {
         let name = format!("{machine}.{network}");
         until(

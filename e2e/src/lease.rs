@@ -15,13 +15,13 @@ use tokio::task::JoinHandle;
 /// The namespace in which controllers keep the Lease by default.
 pub const NAMESPACE: &str = "kube-system";
 
-/// Returns the holder of the Lease as `IDENTITY_NONCE`, or `None` if nobody holds the Lease.
+/// Returns the holder of the Lease in the form `IDENTITY_NONCE`, or `None` if nobody holds the Lease.
 pub async fn holder(client: &Client) -> Result<Option<String>> {
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
     Ok(leases.get_opt(LEASE_NAME).await?.and_then(holder_of))
 }
 
-/// Returns the `IDENTITY` of a holder `IDENTITY_NONCE`.
+/// Returns the part `IDENTITY` of a holder, which has the form `IDENTITY_NONCE`.
 pub fn identity(holder: &str) -> &str {
     holder.rsplit_once('_').map_or(holder, |(it, _)| it)
 }
@@ -30,8 +30,8 @@ fn holder_of(lease: Lease) -> Option<String> {
     lease.spec?.holder_identity.filter(|it| !it.is_empty())
 }
 
-/// The holders of the Lease in their order, each with the time when it was first observed. `None` means that nobody
-/// held the Lease.
+/// The holders of the Lease in the order of observation, each with the time of its first observation. `None` means that
+/// nobody held the Lease.
 pub type Seen = Vec<(Instant, Option<String>)>;
 
 /// Records every change of the Lease's holder. Recording stops when this value is dropped.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct Sample {
     /// The name, with suffixes such as `_bucket`.
     pub name: String,
-    /// Labels with unescaped values.
+    /// The labels. Escapes in the values are decoded.
     pub labels: BTreeMap<String, String>,
     /// The value, which may be NaN or infinite.
     pub value: f64,
@@ -16,9 +16,9 @@ pub struct Sample {
 /// The labels by which kube-apiserver counts requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// `GET`, `LIST`, `WATCH`, `POST`, `PUT`, `PATCH`, `APPLY`, `DELETE`, …
+    /// The verb: `GET`, `LIST`, `WATCH`, `POST`, `PUT`, `PATCH`, `APPLY`, `DELETE`, …
     pub verb: String,
-    /// `nodes`, `ippools`, …
+    /// The plural of the kind, for example `nodes` or `ippools`.
     pub resource: String,
     /// `status` or another subresource; empty for the object itself.
     pub subresource: String,
@@ -29,7 +29,7 @@ pub fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter_map(sample).collect()
 }
 
-/// Returns the sum of `name` over all series that have all of `labels`.
+/// Returns the sum of the values of the metric `name`, over all series that have at least the labels in `labels`.
 pub fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample| {
         sample.name == name
@@ -89,7 +89,8 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Returns the text before the closing quote, unescaped, and the text after the quote.
+/// Splits a text at the first quote that is not escaped. Returns the part before the quote, with its escapes decoded,
+/// and the part after the quote.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();

@@ -43,14 +43,14 @@ pub struct NodeAgent {
     folder: TempDir,
     logs: PathBuf,
     kubeconfig: PathBuf,
-    /// Flags of the next start, besides the name of the node and the paths
+    /// The flags with which [`Self::start`] starts the agent, without those for the node's name and the paths
     pub flags: Vec<String>,
     /// The running agent; `None` before [`Self::start`]
     pub daemon: Option<Daemon>,
 }
 
 impl NodeAgent {
-    /// Creates the folder of an agent that authenticates as `user`. The agent is not started yet.
+    /// Creates the folder of an agent that authenticates as `user`. Does not start the agent.
     pub fn new(cluster: &ControlPlane, user: &str, node: &str, flags: &[&str]) -> Result<Self> {
         Self::with(cluster.folder(), &cluster.kubeconfig(user)?, node, flags)
     }
@@ -99,7 +99,7 @@ impl NodeAgent {
         Daemon::start(&self.logs, &self.kubeconfig, &options)
     }
 
-    /// The folder with the agent's sockets and store, in which the caller may have files, too.
+    /// The folder with the agent's sockets and store. The caller can keep further files in this folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -137,7 +137,7 @@ impl NodeAgent {
     }
 }
 
-/// The attachment of a container's `eth0` to the network `net`.
+/// Returns the attachment of a container's `eth0` to the network `net`.
 pub fn attachment(container: &str) -> Attachment {
     Attachment {
         network: "net".to_owned(),
@@ -146,7 +146,7 @@ pub fn attachment(container: &str) -> Attachment {
     }
 }
 
-/// An ADD of a container that belongs to no pod.
+/// Returns an ADD for a container that belongs to no pod.
 pub fn add(container: &str) -> Add {
     Add {
         attachment: attachment(container),
@@ -167,7 +167,7 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Creates the set without agents, for the nodes of a cluster.
+    /// Returns an empty set, to which [`Self::join`] adds the agents of a cluster's nodes.
     pub fn new(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             logs: cluster.folder().to_owned(),

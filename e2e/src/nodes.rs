@@ -95,7 +95,7 @@ pub async fn names(client: &Client) -> Result<Vec<String>> {
     Ok(nodes.items.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Returns the podCIDRs of a node, which are empty if the node has none.
+/// Returns the podCIDRs of a node. The list is empty if the node has no podCIDR.
 pub fn pod_cidrs(node: &Node) -> &[String] {
     node.spec
         .as_ref()

@@ -23,9 +23,9 @@ pub const VERBS: [&str; 8] = [
 pub struct Target<'a> {
     /// API group; empty for the core group
     pub group: &'a str,
-    /// Plural name, followed by `/subresource` to check a subresource
+    /// Plural name of the resource; for a subresource, followed by `/SUBRESOURCE`
     pub resource: &'a str,
-    /// Empty for all namespaces and for cluster-scoped resources
+    /// Namespace; empty for all namespaces and for cluster-scoped resources
     pub namespace: &'a str,
     /// Name of one object; empty for all objects
     pub name: &'a str,

@@ -29,7 +29,7 @@ pub fn free() -> Result<u16> {
     own.lock().unwrap_or_else(PoisonError::into_inner).free()
 }
 
-/// The ports of this process.
+/// The ports from which this process chooses, and the ports that it has reserved.
 struct Ports {
     range: Range<u16>,
     /// The port at which the next search begins

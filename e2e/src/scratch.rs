@@ -85,7 +85,7 @@ impl Scratch {
         })
     }
 
-    /// Keeps the folder when this value is dropped.
+    /// Prevents the removal of the folder when this value is dropped.
     pub fn keep(&self) {
         self.keep.store(true, Ordering::Relaxed);
     }

@@ -9,8 +9,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The longest interval between two calls of `look`. The interval grows, because a call may use the processor time that
 /// the condition needs.
 const SELDOM: Duration = Duration::from_millis(500);
-/// The interval is at most 1/`LATE` of the time waited so far. So a condition is noticed at most this fraction later
-/// than it holds.
+/// The interval is at most 1/`LATE` of the time waited so far. So the delay until a condition is noticed is at most
+/// this fraction of the whole wait.
 const LATE: u32 = 20;
 
 /// Calls `look` until it returns a value, and returns this value. After `limit`, fails with the error "not within

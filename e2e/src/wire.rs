@@ -64,7 +64,7 @@ impl Wire {
                 let mut silenced = silenced.clone();
                 silenced.mark_unchanged();
                 tokio::spawn(async move {
-                    // An error is ignored here, because the client notices by itself that its connection failed.
+                    // The error is ignored, because the client notices that its connection has failed.
                     let _ = forward(client, server, gate, silenced).await;
                 });
             }
@@ -128,9 +128,9 @@ impl Drop for Wire {
 struct Gate {
     held: watch::Receiver<bool>,
     hold: watch::Sender<bool>,
-    /// How many requests are delivered before the others wait
+    /// The number of requests that are delivered before all further requests wait
     left: Arc<AtomicUsize>,
-    /// How often bytes from the client have passed
+    /// The number of pieces of client data that have passed the gate so far
     passed: u32,
     waiting: Arc<AtomicUsize>,
 }

@@ -1,4 +1,5 @@
-//! kube-controller-manager as a foreign allocator: first at the same time as Cadastre, then before Cadastre takes over.
+//! kube-controller-manager as a foreign allocator. In one test, it allocates at the same time as Cadastre. In other
+//! tests, it has allocated all podCIDRs before Cadastre starts.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -22,7 +23,8 @@ const HOLD: Duration = Duration::from_secs(8);
 /// For how long Cadastre is stopped at a time. This is less than its lease duration, so Cadastre continues to lead.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Returns the messages of events with this reason about objects of this kind, by the object's name.
+/// Selects the events with this reason about objects of this kind. Returns a map from the object's name to the event's
+/// message.
 async fn messages(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<String, String>> {
     let events = Api::<Event>::namespaced(client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
@@ -37,7 +39,7 @@ async fn messages(client: &Client, kind: &str, reason: &str) -> Result<BTreeMap<
         .collect())
 }
 
-/// Waits until the pool's condition has this status, and returns the condition's message.
+/// Waits until the pool's condition `kind` has this status, and returns the condition's message.
 async fn condition(lab: &Lab, kind: &str, status: &str, limit: Duration) -> String {
     wait::until(&format!("{kind}={status} on the pool"), limit, async || {
         let found = install::condition(&lab.client, "default", kind).await?;
@@ -77,8 +79,9 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
         .await
         .unwrap();
     let mut created = 60;
-    // Cadastre may have won every race. So more nodes are created one by one, and Cadastre is stopped for a while at
-    // each. The loop ends when Cadastre has counted a podCIDR of kube-controller-manager.
+    // It is possible that Cadastre has won every race. So more nodes are created one by one, and Cadastre is paused
+    // during each creation and for a while after it. The loop ends when Cadastre has counted a podCIDR of
+    // kube-controller-manager.
     wait::until("the other one has written", LIMIT, async || {
         cadastre.process().signal(Signal::STOP)?;
         let node = nodes::numbered(created).name_any();

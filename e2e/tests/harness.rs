@@ -26,7 +26,7 @@ fn pids(cluster: &ControlPlane) -> Vec<u32> {
     vec![cluster.etcd().pid(), cluster.apiserver().unwrap().pid()]
 }
 
-/// Returns whether the process has ended. It may still be a zombie that the init process has not reaped.
+/// Returns whether the process has ended. A zombie, which the init process has not reaped, counts as ended.
 fn is_gone(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;

@@ -1,8 +1,8 @@
 //! Three controllers under random faults while nodes are created and deleted. Two live nodes never have overlapping
 //! podCIDRs. Once the faults stop, every node gets podCIDRs and no range is lost.
 //!
-//! With `CADASTRE_SEED`, a run has the same random choices as before, but not the same timing. `CADASTRE_SECONDS` sets
-//! for how long faults are caused.
+//! With the value of `CADASTRE_SEED` that an earlier run printed, a run repeats the random choices of the earlier run,
+//! but not its timing. `CADASTRE_SECONDS` sets for how long faults are caused.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -118,8 +118,8 @@ async fn faults(
     counts
 }
 
-/// Creates and deletes nodes until `done` is set. Names of deleted nodes may be used again. Returns the numbers of the
-/// live nodes.
+/// Creates and deletes nodes until `done` is set. A new node can have the name of a deleted node. Returns the numbers
+/// of the live nodes.
 async fn churn(lab: &Lab, random: &mut Rng, done: &Cell<bool>) -> BTreeSet<u32> {
     let api = Api::<Node>::all(lab.client.clone());
     let mut live = BTreeSet::new();
@@ -202,7 +202,8 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
         );
     }
 
-    // All ranges of live nodes are allocated, and all others are free again: none is quarantined or lost.
+    // The ranges of live nodes are allocated. All other ranges of the pool must become free: none may stay quarantined
+    // or be lost.
     wait::until("no range is quarantined or lost", LIMIT, async || {
         let subnets = Api::<NodeSubnet>::all(lab.client.clone());
         let subnets = subnets.list(&ListParams::default()).await?.items;

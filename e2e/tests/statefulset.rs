@@ -99,7 +99,7 @@ impl Lab {
                 status.replicas,
                 self.kubelets.duplicates()
             );
-            // The StatefulSet's status may not reflect the latest deletion of a pod yet. So the pods are counted, too.
+            // The StatefulSet's status can lag behind the latest deletion of a pod. So the test also counts the pods.
             let pods = self.fixtures.pods.list(&ListParams::default()).await?.items;
             let running = pods.iter().filter(|it| is_ready(it)).count();
             ensure!(
@@ -175,7 +175,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Switches the machine of a node off. Then deletes its Node and its pods, the pods without grace period.
+    /// Switches the machine of a node off. Then deletes the Node, and its pods without a grace period.
     async fn dies(&self, node: &str) -> Result<()> {
         let pods = self.pods_on(node).await?;
         self.kubelets.switch_off(node)?;
@@ -305,7 +305,7 @@ async fn ordinals_keep_their_addresses_in_restarts_drains_and_deaths() -> Result
     let containers: usize = assigned.values().map(Vec::len).sum();
     println!("{containers} containers, {replicas} ordinals, each with its own addresses");
 
-    // When the StatefulSet is deleted, the garbage collector deletes its claims.
+    // When the StatefulSet is deleted, the garbage collector deletes the claims of the StatefulSet's pods.
     lab.sets.delete(SET, &DeleteParams::default()).await?;
     let claims: Api<IPClaim> = Api::default_namespaced(lab.fixtures.client.clone());
     until("the claims are gone", LIMIT, async || {

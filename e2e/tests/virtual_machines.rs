@@ -1,5 +1,6 @@
-//! Interfaces of virtual machines with IPAMClaims: their addresses stay with the machine through restarts and live
-//! migrations. KubeVirt is played by a stand-in ([`KubeVirt`]). The garbage collector and the CRD of IPAMClaims are real.
+//! Interfaces of virtual machines with IPAMClaims. Each interface keeps its addresses through restarts and live
+//! migrations of its machine. KubeVirt is played by a stand-in ([`KubeVirt`]). The garbage collector and the CRD of
+//! IPAMClaims are real.
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -16,7 +17,8 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-/// The network of the machines' interfaces, and the pool of its addresses.
+/// The name of the network to which the virtual machines' interfaces belong. The pool of this network has the same
+/// name.
 const NETWORK: &str = "vlan7";
 
 struct Lab {
@@ -131,7 +133,7 @@ async fn start_and_migrate(lab: &Lab, a: &str, b: &str) -> Result<()> {
         ips[0].ends_with("/24") && ips[1].ends_with("/112"),
         "{ips:?}"
     );
-    // The pod's own interface has an address of its own pool, or none here, because no pool serves every pod.
+    // The pod's `eth0` gets no address, because no pool here serves every pod.
     let own = Add {
         pod: Some(pod_ref(&source)),
         ..add("db-source")
@@ -139,7 +141,8 @@ async fn start_and_migrate(lab: &Lab, a: &str, b: &str) -> Result<()> {
     let refusal = lab.agents.add(a, own).await?.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
 
-    // Another machine gets other addresses, on the same node and on the node of the migration's target.
+    // A second virtual machine does not get the addresses of the first one, not even on the node to which the first one
+    // migrates.
     kubevirt.start("web", NETWORK).await?;
     let other = kubevirt.pod("web", NETWORK, "web-1", b).await?;
     let others = lab.run(b, &other).await?;
@@ -154,7 +157,7 @@ async fn start_and_migrate(lab: &Lab, a: &str, b: &str) -> Result<()> {
         lab.held_by(address, b, &[a]).await?;
     }
     lab.end(a, &source).await?;
-    // The next migration is aborted.
+    // The virtual machine starts to migrate back to its first node, but this migration is aborted.
     let back = kubevirt.pod("db", NETWORK, "db-back", a).await?;
     assert_eq!(lab.run(a, &back).await?, has);
     lab.end(a, &back).await?;
@@ -182,7 +185,7 @@ async fn stop_and_delete(lab: &Lab, a: &str, b: &str) -> Result<()> {
         "the addresses of before"
     );
 
-    // The machine is deleted while its pod still runs: nobody else gets the addresses before the pod is gone.
+    // The virtual machine is deleted while its pod runs. No other pod gets the addresses before this pod is gone.
     let name = format!("db.{NETWORK}");
     kubevirt.delete("db").await?;
     gone(&kubevirt.ipam_claims, &name).await?;
@@ -201,7 +204,7 @@ async fn stop_and_delete(lab: &Lab, a: &str, b: &str) -> Result<()> {
     lab.end(a, &again).await?;
     gone(&lab.ip_claims, &name).await?;
 
-    // A new machine of the same name has an IPAMClaim of its own.
+    // A new virtual machine with the name of the deleted one gets a new IPAMClaim.
     kubevirt.start("db", NETWORK).await?;
     let anew = kubevirt.pod("db", NETWORK, "db-anew", b).await?;
     let has = lab.run(b, &anew).await?;

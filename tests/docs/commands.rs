@@ -27,7 +27,7 @@ const TARGETS: [(&str, &str); 3] = [
 pub struct CommandCheck {
     /// Targets of the Makefile
     targets: BTreeSet<String>,
-    /// Values of the chart
+    /// The content of the chart's values.yaml
     values: Value,
 }
 

@@ -21,7 +21,7 @@ const METRICS: [&str; 5] = [
 /// File extensions. Names of files such as `agent.sock` look like values of the chart, but are not values of the chart.
 const FILES: [&str; 7] = ["json", "lock", "log", "proto", "rs", "sock", "yaml"];
 
-/// The identifiers in code.
+/// Returns the identifiers in a piece of code. An identifier can contain dots, as the names of the chart's values do.
 fn identifiers(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c)))
         .map(|it| it.trim_matches('.'))

@@ -33,8 +33,8 @@ use super::run::RunId;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// A condition of NodeSubnets that another writer owns. The simulation updates the condition whenever an agent writes a
-/// status.
+/// The type of a NodeSubnet condition that neither the controller nor the agent writes. The simulation updates this
+/// condition whenever an agent writes a status.
 const OF_ANOTHER: &str = "OfAnother";
 
 /// The operation of a JSON Patch that fails if the node has another term.
@@ -101,23 +101,23 @@ pub struct Api {
     pub services: Kind<ServiceRange>,
     pub pods: Kind<Pod>,
     pub lease: Option<LeaseRecord>,
-    /// When each version of the Lease was written, by the wall clock of the writer.
+    /// For each version of the Lease, the time at which it was written, as the writer's wall clock showed it.
     renewals: BTreeMap<String, Timestamp>,
     /// UIDs of nodes that have a finalizer of another component.
     pub finalized: BTreeSet<ObjectUid>,
-    /// The statuses of NodeSubnets that agents have written, by the UID of the NodeSubnet.
+    /// For each NodeSubnet (UID), the status that the node's agent has written.
     pub statuses: BTreeMap<ObjectUid, NodeSubnetStatus>,
-    /// The NodeAddresses that agents have written, by name.
+    /// For each node name, the NodeAddresses that the node's agent has written.
     pub addresses: BTreeMap<NodeName, AddressesSeen>,
     /// The node of each pod, by the pod's UID. Deleted pods are kept.
     pub placed: BTreeMap<ObjectUid, NodeName>,
     /// Whether the Lease loses the intents (allocations that may be in flight) that are written to it.
     pub forgets_intents: bool,
-    /// For each node, by UID: the terms that the node had before touches that the mutation `TouchWithoutEffect` made
-    /// ineffective.
+    /// For each node (UID), its terms before the touches that had no effect because of the mutation
+    /// `TouchWithoutEffect`.
     overlooked: BTreeMap<ObjectUid, BTreeSet<Option<TermId>>>,
-    /// Two counts of how often only one test prevented that two nodes got one range. The first count is for the test of
-    /// the node's UID, the second is for the test of the term.
+    /// The first number counts how often only the test of the node's UID prevented that two nodes got one range. The
+    /// second number counts this for the test of the term.
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
@@ -174,7 +174,7 @@ impl Api {
         }
     }
 
-    /// Deletes a node at once. If the node has a finalizer, only marks it as deleted.
+    /// Deletes a node that has no finalizer. If the node has a finalizer, only marks it as deleted.
     pub fn delete_node(&mut self, name: &NodeName) {
         let Some(node) = self.nodes.get(name).cloned() else {
             return;
@@ -189,7 +189,7 @@ impl Api {
         }
     }
 
-    /// Deletes an object at once. If the object has finalizers, only marks it as deleted.
+    /// Deletes an object that has no finalizers. If the object has finalizers, only marks it as deleted.
     pub fn delete<T: Finalized>(&mut self, name: &T::Name) {
         let Some(object) = T::kind(self).get(name).cloned() else {
             return;
@@ -549,7 +549,7 @@ impl Api {
         }
     }
 
-    /// Returns the version of the Lease, and when that version was written, by the wall clock of the writer.
+    /// Returns the version of the Lease, and the time at which it was written, as the writer's wall clock showed it.
     pub fn renewal(&self, record: &LeaseRecord) -> Option<(u64, Timestamp)> {
         let renewed = self.renewals.get(&record.resource_version)?;
         Some((record.resource_version.parse().ok()?, *renewed))

@@ -42,7 +42,7 @@ pub struct BlockChecks {
     /// The keys of blocks that several nodes may have for one virtual machine. A block has one key for each node that
     /// its object has named.
     pub(super) named: BTreeSet<Key>,
-    /// When each node was deleted, by UID.
+    /// For each deleted node (UID), the time of its deletion.
     pub died: BTreeMap<ObjectUid, Time>,
 }
 
@@ -126,8 +126,8 @@ impl BlockChecks {
 }
 
 impl Checks {
-    /// Checks the guarantees 1 and 2 when a controller writes a NodeSubnet. Records the blocks that the agent has
-    /// released, and the blocks whose entries a user may have changed.
+    /// Checks a NodeSubnet that a controller writes against the guarantees 1 (*One holder*) and 2 (*Release*). Records
+    /// the blocks that the agent has released, and the blocks whose entries a user may have changed.
     pub fn blocks_listed(
         &mut self,
         before: Option<&Subnet>,
@@ -147,7 +147,7 @@ impl Checks {
             }
         }
         if author == Author::World {
-            // A user has changed the NodeSubnet, so the blocks that the NodeSubnet listed before count as edited.
+            // A user has changed the NodeSubnet. So the blocks that it listed before the change count as edited.
             for block in listed(before) {
                 self.blocks.histories.entry(block).or_default().edited = true;
             }
@@ -318,8 +318,8 @@ impl Checks {
         let was_listed =
             |it: &&(&Key, &BlockHistory)| *it.0 == key && it.1.listed.contains(&owner.uid);
         let was_listed = same.iter().any(|it| was_listed(&it));
-        // A late deletion may also have removed the block, and the controller may have created it again. In that case,
-        // the release of the earlier object counts.
+        // Perhaps a late deletion removed the block, and the controller created it again. In that case, the release of
+        // the earlier object counts.
         let is_let_go = |it: &BlockHistory| it.released.contains(&owner.uid);
         let remade = |it: &BlockHistory| is_let_go(it) && (it.edited || !was_listed);
         let remade = same.iter().any(|(_, it)| remade(it));
@@ -356,8 +356,8 @@ impl Checks {
             let pods = api.pods_on(&owner.name);
             let pods = pods.filter(|pod| !self.given_too_late.contains(&pod.uid));
             let mut addresses = pods.flat_map(|pod| pod.addresses.iter());
-            // An address may belong to a smaller block inside this block. A claim has such a block, or another node has
-            // borrowed it.
+            // An address may belong to a smaller block inside this block. Such a block belongs to a claim, or to a node
+            // that borrows it.
             let blocks = api.blocks.live.values();
             let nested = blocks.filter_map(|it| Some(it.spec.as_ref().ok()?.cidr));
             let nested = nested.filter(|it| spec.cidr.contains(it) && *it != spec.cidr);
@@ -491,7 +491,7 @@ impl Checks {
             return Ok(());
         };
         let older = |model: &&PoolModel| {
-            // The pool may have been deleted since, and a response may have shown a newer version than the watch.
+            // Perhaps the pool is deleted now, or a response has shown a newer version of it than the watch.
             let there = api.pools.get(&model.name);
             there.is_some_and(|it| it.uid == model.uid)
                 && model.age() < own.age()

@@ -26,7 +26,7 @@ const WRITES: usize = 16;
 const READS: usize = 40;
 /// The maximum number of requests of one process in a minute.
 const ALL: usize = 6_000;
-/// The maximum number of times in a minute that a process is woken by nothing but its clock.
+/// The maximum number of times in a minute that a process is woken only by its clock.
 const WAKES: usize = 2_400;
 
 /// The times of the events in the last minute.
@@ -132,7 +132,7 @@ impl Budget {
         self.fruitless.retain(|(_, _, key), _| !of_it.contains(key));
     }
 
-    /// Counts a waking of a process by nothing but its clock, and checks the count against the limit.
+    /// Counts that a process was woken only by its clock, and checks the count against the limit.
     pub fn woke(&mut self, run_id: RunId, now: Time) -> Verdict {
         let count = self.wakes.entry(run_id).or_default().add(now);
         if count > WAKES * self.pace {

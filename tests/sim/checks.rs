@@ -46,7 +46,8 @@ pub const DUPLICATE: &str = "one holder";
 pub struct Violation {
     pub rule: &'static str,
     pub text: String,
-    /// The names of the objects concerned. The trace of the failure shows the lines about these objects.
+    /// The names of the objects that the violation is about. The trace of the failure shows the lines about these
+    /// objects.
     pub names: BTreeSet<Text>,
 }
 
@@ -76,7 +77,8 @@ pub struct DeadNode {
     pub died: Time,
     /// Whether a NodeSubnet contained the ranges when the node was deleted, and no user has edited that record since.
     pub recorded: bool,
-    /// Whether a user has edited the record. A controller that received the edit counts the quarantine as over.
+    /// Whether a user has edited the ranges' record in the NodeSubnet. A controller that received the edit counts the
+    /// quarantine as over.
     pub edited: bool,
     /// The times at which lists of the node's pods contained none of the node's addresses.
     pub looked: Vec<Time>,
@@ -94,11 +96,11 @@ pub struct Checks {
     /// gets the ranges, and the ranges. If several processes chose them, the last choice counts.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
     pub born: BTreeMap<ObjectUid, Time>,
-    /// When the removal of a pool's finalizer was first requested, by the pool's UID and version.
+    /// For each version of a pool (its UID and the version), the time of the first request to remove its finalizer.
     pub finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
     /// All versions of all pools.
     pub models: Vec<PoolModel>,
-    /// The holder of the Lease, and since when this holder has it.
+    /// The holder of the Lease, and the time at which this holder got it.
     pub lease: (Option<String>, Time),
     pub intents: Option<Arc<WriteIntents>>,
     /// For each term, when the Lease was last written in that term, and the intents (allocations that may be in flight)
@@ -122,7 +124,7 @@ pub struct Checks {
     reported: BTreeMap<(RunId, String), (u64, u32)>,
     /// The last report of each process about each object.
     last_report: BTreeMap<(RunId, String), String>,
-    /// How many blocks were allocated to the Node of each UID.
+    /// For each Node (UID), how many blocks were allocated to it.
     pub allocated: BTreeMap<ObjectUid, u64>,
 }
 
@@ -184,7 +186,8 @@ impl Checks {
         self.chose(run_id, a, received, api, now)
     }
 
-    /// Records a list of a dead node's pods that contained none of the node's addresses. Other requests are ignored.
+    /// Records the time if a request listed the pods of a dead node, and none of these pods had an address of the node.
+    /// Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
         if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
             for dead in &mut self.dead_nodes {
@@ -288,12 +291,13 @@ impl Checks {
         });
     }
 
-    /// Returns when the ranges of a dead node may be allocated again at the earliest.
+    /// Returns the earliest time at which the ranges of a dead node may be allocated again.
     pub fn quarantined_until(&self, dead: &DeadNode) -> Time {
         dead.died + self.quarantine_of(|it| dead.ranges.iter().any(|range| it.overlaps(range)))
     }
 
-    /// The shortest quarantine among the versions of pools that `is_of` selects, as the fastest clock measures it.
+    /// The shortest quarantine of all versions of pools for which `is_of` returns true, as the fastest clock measures
+    /// it.
     pub fn quarantine_of(&self, is_of: impl Fn(&PoolModel) -> bool) -> Time {
         let versions = self.models.iter().filter(|it| is_of(it));
         let shortest = versions.map(|it| it.quarantine).min().unwrap_or(0) * SECOND;
@@ -325,8 +329,8 @@ impl Checks {
             _ => (allocated, 1),
         };
         let times = count.1;
-        // A node's blocks come and go. So the node may reach its limit several times, and an event may report that each
-        // time.
+        // A node's blocks come and go. So the node can reach its limit several times, and each time an event may report
+        // the limit.
         let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
         if again || times > OFTEN {
             let text = format!("{run_id} tells {times} times: {text}");

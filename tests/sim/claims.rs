@@ -43,7 +43,7 @@ const ORDINALS: u64 = 4;
 /// What the checks remember of claims.
 #[derive(Default)]
 pub struct ClaimRecords {
-    /// For each claim name, all addresses that claims with this name ever had, one after the other
+    /// For each claim name, all addresses that any claims with this name ever had
     of: BTreeMap<ClaimName, BTreeSet<Addr>>,
     /// The claim that each pod uses
     of_pod: BTreeMap<ObjectUid, ClaimName>,
@@ -67,7 +67,7 @@ impl ClaimRecords {
         self.asked.insert(uid.clone(), addr);
     }
 
-    /// Records that the runtime asks for the pod's address, and no annotation does.
+    /// Records that the runtime, and no annotation, asks for the pod's address.
     pub fn note_by_cni(&mut self, uid: &ObjectUid) {
         self.by_cni.insert(uid.clone());
     }
@@ -231,7 +231,8 @@ impl Sim {
         ranges.any(|it| it.contains_addr(addr) && it != Cidr::host(addr))
     }
 
-    /// Checks the addresses of a claim that a controller has written.
+    /// Checks a change of a claim. A claim keeps the addresses that it has, and no two claims get the same address. A
+    /// controller deletes no claim whose addresses a node has.
     pub fn check_claim(
         &mut self,
         author: Author,
@@ -367,8 +368,8 @@ impl Sim {
         pool.is_empty() || terms.any(|it| it.name == pool && it.serves_unknown)
     }
 
-    /// Checks at the end that a claim is not merely available while one of its pods waits on a node. Either a node has
-    /// the addresses, or the claim's condition says why no node has them.
+    /// Checks at the end that a claim whose pod waits on a node does not have the condition reason `Available`. Either
+    /// a node has the claim's addresses, or the condition says why no node has them.
     pub fn check_claim_comes(&self, pod: &ObjectUid, node: &str) -> Verdict {
         let mut pods = self.api.pods.live.values();
         let pod = pods.find(|it| it.uid == *pod && !it.finished);

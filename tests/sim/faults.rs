@@ -86,7 +86,8 @@ impl Sim {
             process.clocks.set_pace(now, rate, now);
             self.log(None, || format!("{run_id}'s clock runs at {rate} ppm"));
         }
-        // The process measures its timers by its clock, so the elector and the controller are called again.
+        // The timers of the process follow its clock, which has just changed. So the elector and the controller are
+        // called again to set new timers.
         self.after(0, Due::CallElector(run_id));
         self.after(0, Due::CallController(run_id));
     }
@@ -124,7 +125,8 @@ impl Sim {
         });
     }
 
-    /// Cuts the process off for longer than its lease, and in two of three cases also crashes or pauses it.
+    /// Cuts the process off from the API server for longer than its lease, and in two of three cases also crashes or
+    /// pauses it.
     pub fn fall_silent(&mut self, run_id: RunId) {
         let length = self.rng.between(20 * SECOND, 80 * SECOND);
         match self.rng.below(3) {
@@ -141,7 +143,7 @@ impl Sim {
         });
     }
 
-    /// Cuts the process off. Its writes arrive when the network is back, or never.
+    /// Cuts the process off from the API server. Its writes arrive when the network is back, or never.
     fn cut(&mut self, run_id: RunId) {
         let length = self.rng.stretch(SECOND, 90 * SECOND);
         self.processes[run_id.process].cut_until = self.now + length;

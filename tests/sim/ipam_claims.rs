@@ -1,8 +1,8 @@
 //! IPAMClaims, which KubeVirt creates for the interfaces of virtual machines.
 //!
 //! The pods of the last of the virtual machines that migrate name an IPAMClaim for their only interface, instead of an
-//! IPClaim. KubeVirt creates the IPAMClaim before the first pod, or a while later, and deletes it at any moment. The
-//! garbage collector deletes an IPClaim whose IPAMClaim is gone.
+//! IPClaim. KubeVirt creates the IPAMClaim before the first pod or a while after it, and deletes the IPAMClaim at any
+//! moment. The garbage collector deletes an IPClaim whose IPAMClaim is gone.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ impl Api {
     }
 
     /// Writes the addresses to the status. Notes an error if the status had other addresses, or if the IPClaim does not
-    /// have these.
+    /// have exactly the addresses that are written.
     pub fn fill_ipam_claim(
         &mut self,
         name: &ClaimName,
@@ -67,7 +67,7 @@ impl Api {
         let is_its = |it: &Claim| it.ipam_claim.as_ref() == Some(uid);
         let own: Vec<String> = match claim.filter(|it| is_its(it)) {
             Some(claim) => claim.addresses().map(|it| it.to_string()).collect(),
-            // The IPClaim was deleted meanwhile, by a user.
+            // A user has deleted the IPClaim since the controller decided on the write.
             None => ips.iter().map(|it| bare(it).to_owned()).collect(),
         };
         let is_same = ips
@@ -111,8 +111,8 @@ impl Sim {
         self.api.ipam_claims.live.insert(name.clone(), claim);
     }
 
-    /// Makes KubeVirt delete an IPAMClaim that no pod names, and the garbage collector the IPClaims of IPAMClaims that
-    /// are gone.
+    /// Makes KubeVirt delete IPAMClaims that no pod names. Also makes the garbage collector delete the IPClaims of
+    /// IPAMClaims that are gone.
     pub fn drop_ipam_claims(&mut self) {
         let live: Vec<ClaimName> = self.api.ipam_claims.live.keys().cloned().collect();
         for name in live {
@@ -144,7 +144,7 @@ impl Sim {
         }
     }
 
-    /// Checks at the end that each IPAMClaim whose IPClaim has addresses has them, too.
+    /// Checks at the end that each IPAMClaim has the addresses of its IPClaim.
     pub fn check_ipam_claims_end(&self) -> Verdict {
         for claim in self.api.claims.live.values() {
             let Some(uid) = &claim.ipam_claim else {

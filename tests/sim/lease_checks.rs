@@ -16,7 +16,7 @@ use super::received::Received;
 use super::run::RunId;
 
 impl Checks {
-    /// Records a write of the Lease; returns whether its holder has changed.
+    /// Records a write of the Lease. Returns whether the write changes the holder of the Lease.
     pub fn leased(&mut self, holder: Option<&str>, now: Time) -> bool {
         let new = self.lease.0.as_deref() != holder;
         if new {
@@ -25,7 +25,8 @@ impl Checks {
         new
     }
 
-    /// Checks and records the intents that a controller wants in the Lease. They can be its own, or inherited ones.
+    /// Checks and records the intents that a controller wants in the Lease. Each of them is an intent of this
+    /// controller, or one that it inherited from an earlier leader.
     pub fn wants(
         &mut self,
         run_id: RunId,

@@ -186,7 +186,8 @@ impl Sim {
         self.poll_lease(run_id);
     }
 
-    /// Schedules passing a changed leadership to the controller. Also retries requests that wait for the Lease.
+    /// Schedules that the changed leadership is passed to the controller. Also retries requests that wait for the
+    /// Lease.
     fn leadership_changed(&mut self, run_id: RunId) {
         let held = std::mem::take(&mut self.processes[run_id.process].run().awaiting_lease);
         for id in held {

@@ -27,11 +27,11 @@ pub enum Act {
 #[derive(Default)]
 pub struct Machines {
     pub hosts: Vec<Host>,
-    /// The index of the host of every Node that ever existed, by the UID of the Node.
+    /// For each Node (UID) that ever existed, the index of its host.
     pub of_node: BTreeMap<ObjectUid, usize>,
     /// The machine identity and the index of the last host of each Node name.
     last: BTreeMap<NodeName, (MachineIdentity, usize)>,
-    /// The index of each pod's host, and the UID of the Node to which the pod was bound, by the UID of the pod.
+    /// For each pod (UID), the index of its host, and the UID of the Node to which it was bound.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
     /// When an agent last reported other conflicts than before. The conflicts change if a probe finds one, or if the
@@ -59,7 +59,7 @@ impl Machines {
     }
 }
 
-/// Returns the pod with these addresses in its status.
+/// Returns a copy of the pod whose status contains these addresses.
 fn reporting(pod: &Pod, addresses: Box<[Addr]>) -> Pod {
     let mut pod = Pod::clone(pod);
     if let Some(claim) = &mut pod.claim
@@ -86,7 +86,7 @@ impl Sim {
         } else if self.machines.hosts[id].is_off {
             self.after(MS, Due::Machine(id, Act::Start));
         }
-        // Other hosts of that name are gone, so their addresses are no longer in use.
+        // Other hosts with the name of this Node are gone, so their addresses are no longer in use.
         for (other, host) in self.machines.hosts.iter_mut().enumerate() {
             if other != id && host.name == node.name {
                 host.forgotten.clear();

@@ -28,7 +28,8 @@
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
 //!
 //! `make sim SEED=7` runs one seed. `make sim STEPS=10000000` runs consecutive seeds until that many steps are done.
-//! `make soak MINUTES=60` runs seeds for that long. A failure prints its seed and the last relevant lines of the trace.
+//! `make soak MINUTES=60` runs seeds for 60 minutes. A failure prints its seed and the last relevant lines of the
+//! trace.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -36,7 +36,7 @@ pub struct MigrationRecords {
 }
 
 impl MigrationRecords {
-    /// Whether the two pods are of one virtual machine, so that they may have the same address.
+    /// Whether the two pods belong to the same virtual machine, so that they may have the same address.
     pub fn are_one(&self, pod: &ObjectUid, other: &ObjectUid) -> bool {
         let vmi = self.of_pod.get(pod);
         vmi.is_some() && vmi == self.of_pod.get(other)
@@ -53,19 +53,20 @@ impl MigrationRecords {
     }
 }
 
-/// Returns the owner and the standbys of a block, each with the number under which the block is listed to that node.
+/// Returns the owner and the standbys of a block, each with its number. The node's NodeSubnet lists the block under a
+/// UID that contains this number.
 fn holders(spec: &BlockSpec) -> impl Iterator<Item = (&Owner, u32)> {
     let standby = spec.standby.iter();
     let standby = standby.map(|(owner, number)| (owner, *number));
     [(&spec.owner, spec.number)].into_iter().chain(standby)
 }
 
-/// Returns the key of the block as it is listed to its owner.
+/// Returns the key under which the NodeSubnet of the block's owner lists the block.
 pub fn key_of_owner(spec: &BlockSpec, object: &ObjectUid) -> Key {
     key_of(spec, object, spec.number)
 }
 
-/// Returns the key of the block as it is listed to the node with this number.
+/// Returns the key under which the NodeSubnet of the node with this number lists the block.
 fn key_of(spec: &BlockSpec, object: &ObjectUid, number: u32) -> Key {
     (spec.cidr, listed_uid(object, number).into())
 }
@@ -82,8 +83,8 @@ impl BlockChecks {
         }
     }
 
-    /// Whether two nodes may have a block at the same time, because its object has named both of them for one virtual
-    /// machine.
+    /// Whether two nodes may have a block at the same time, because the block's object has named both of them for one
+    /// virtual machine.
     pub fn are_shared(&self, block: &Key, other: &Key) -> bool {
         let objects = [block, other].map(|it| object_uid(&it.1).0);
         let is_same = block.0 == other.0 && objects[0] == objects[1] && block.1 != other.1;
@@ -178,7 +179,7 @@ impl Sim {
         };
         for (owner, number) in holders(&was).filter(|_| was.vmi.is_some()) {
             let key = key_of(&was, &block.uid, number);
-            // Other checks judge the end of a block without standbys.
+            // Blocks without standbys are left out, because other checks judge how such blocks end.
             let is_sole = is.is_none() && was.standby.is_empty();
             let is_live = self.api.nodes.live.values().any(|it| it.uid == owner.uid);
             if stays(&owner.uid) || is_sole || !is_live {
@@ -195,8 +196,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks at the end that a pod of a virtual machine does not wait on a node while the machine's block has room for
-    /// a standby.
+    /// Checks at the end that a pod of a virtual machine does not wait on a node while the virtual machine's block has
+    /// room for a standby.
     pub fn check_migration_comes(&self, pod: &ObjectUid, node: &str) -> Verdict {
         let Some(vmi) = self.migrations.vmi_of(pod) else {
             return Ok(());

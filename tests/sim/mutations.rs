@@ -32,10 +32,10 @@ mod tried {
     use super::super::trace::Trace;
     use super::Trial;
 
-    /// One line for each mutation: its name, and the seed that finds it.
+    /// The path of a file that has one line for each mutation: the mutation's name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
 
-    /// How many seeds are tried after the first that finds a mutation, if the seeds are written.
+    /// How many further seeds are tried after the first that finds a mutation, if `found.txt` is written.
     const FURTHER: u64 = 60;
 
     /// A seed that finds a mutation.
@@ -53,7 +53,8 @@ mod tried {
     }
 
     /// Runs at most `most` steps of a seed with the mutation. Returns what the seed found, or the number of steps that
-    /// were run. The violation does not count if the seed fails within as many steps without the mutation, too.
+    /// were run. A violation does not count if the seed also fails without the mutation within the same number of
+    /// steps.
     fn try_seed(seed: u64, mutation: Mutation, trial: Trial, most: u64) -> Result<Find, u64> {
         let start = || Sim::new(seed, Some(trial), Trace::default());
         mutation::set(Some(mutation));

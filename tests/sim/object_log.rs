@@ -1,7 +1,7 @@
 //! The objects of one kind with all versions that they ever had, and watches of them.
 //!
 //! A list is a consistent snapshot. A watch delivers later changes in order, with any delay. A watch that restarts
-//! delivers the objects that exist, and does not report deletions that happened meanwhile.
+//! delivers the objects that exist, and does not report deletions that happened before the restart.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,10 +96,10 @@ impl<T: Stored> Kind<T> {
     }
 }
 
-/// A process's watch of one kind.
+/// The watch of one process for the objects of one kind.
 pub struct Feed<T> {
     stage: Stage<T>,
-    /// The index of the next change in the log to deliver.
+    /// The index in the log of the change that is delivered next.
     cursor: usize,
     /// The version up to which changes were delivered.
     seen: u64,
@@ -108,7 +108,7 @@ pub struct Feed<T> {
 enum Stage<T> {
     Down,
     /// The start of the list was delivered. The content of the list is read later, so it will include changes that
-    /// happen in between.
+    /// happen before that.
     Announced,
     Listing(std::vec::IntoIter<Arc<T>>),
     Listed,
@@ -201,11 +201,11 @@ impl<T: Stored> Feed<T> {
     }
 }
 
-/// What a process has received of one kind, as the checks record it. An object counts as known until the process has
-/// received its deletion, or a complete list without it.
+/// The objects of one kind as one process has received them. The checks record these objects. An object counts as known
+/// until the process has received its deletion, or a complete list without it.
 pub struct View<T: Object> {
     pub objects: BTreeMap<T::Name, T>,
-    /// Names of the objects that the list in delivery has not contained so far; `None` if no list is being delivered.
+    /// The names of known objects that the list has not contained so far. `None` if no list is being delivered.
     unlisted: Option<BTreeSet<T::Name>>,
 }
 

@@ -26,9 +26,9 @@ pub enum Subject {
     BlockCreations,
     /// Updates and deletions of blocks.
     BlockChanges,
-    /// podCIDRs of nodes, and touches.
+    /// Allocations of podCIDRs, and touches of Nodes.
     Nodes,
-    /// Specs of NodeSubnets.
+    /// Creations, deletions and other writes of NodeSubnets, except writes of their conditions.
     Subnets,
     SubnetConditions,
     /// Consistent lists of the pods of a node.
@@ -109,8 +109,8 @@ impl Sim {
     }
 }
 
-/// Whether a fault concerns the request. The fault concerns all requests of its kind (`all`), or only requests about a
-/// third of the objects.
+/// Whether a fault of the kind `subject` concerns the request. If `all` is false, the fault concerns only requests
+/// about a third of the objects.
 fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
     let (of, name): (_, &str) = match request {
         ApiRequest::SetFinalizers(ObjectKind::Pool, pool, _) => {

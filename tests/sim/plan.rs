@@ -21,7 +21,7 @@ pub struct Plan {
     pub crowded: bool,
     /// The maximum number of requests that one process has in flight.
     pub limit: usize,
-    /// How long objects change and faults happen, from the start of the run.
+    /// The time from the start of the run during which objects change and faults happen.
     pub faults_for: Time,
     /// How long the cluster may take to settle after `faults_for`, before the checks at the end.
     pub settle_for: Time,
@@ -48,7 +48,7 @@ pub struct Plan {
     pub lost_stores: u32,
     /// The chance that a new pod names a claim. If 0, there are no claims.
     pub claims: u32,
-    /// The chance that a new pod is of a virtual machine that may migrate.
+    /// The chance that a new pod belongs to a virtual machine that may migrate.
     pub migrating: u32,
     /// The chance that a new pod is the next pod of an ordinal of a StatefulSet with sticky addresses. If 0, there is
     /// no StatefulSet, and claims have no `ttlSecondsAfterUse`.
@@ -87,14 +87,16 @@ pub struct Network {
     /// The chance that the answer is lost and the request takes effect much later.
     pub late: u32,
     pub slow: u32,
-    /// The chance that an allocation arrives late, and that its process sends nothing else for a long time.
+    /// The chance that an allocation arrives late, and that the process that sent it then sends nothing for a long
+    /// time.
     pub last_words: u32,
     pub refused: u32,
     pub busy: u32,
     pub rejected: u32,
     /// The chance that a watch lags by seconds or minutes instead of milliseconds.
     pub lagging: u32,
-    /// The chance that time passes between the decision to send and the check of the lease.
+    /// The chance that time passes between the decision to send a request and the check that the process still has the
+    /// Lease.
     pub gap: u32,
     pub lease_lost: u32,
 }
@@ -314,7 +316,7 @@ impl Plan {
                 borrowing: 9_000,
                 ..plan
             },
-            // Reports are often lost, so for seconds the API server has outdated reports.
+            // Reports are often lost, so the API server sometimes has outdated reports for several seconds.
             Scenario::Withdrawals => Plan {
                 withdrawing: 2_000,
                 fatal_reports: 3_000,
@@ -432,13 +434,13 @@ impl Plan {
             },
             clocks_stop: true,
             fault_every: self.fault_every.min(20 * SECOND),
-            // A wait that began under a slow clock takes longer.
+            // If a wait begins while the clock is slow, it takes longer than in other runs.
             settle_for: 2 * self.settle_for,
             ..self
         }
     }
 
-    /// Whether clocks may show more time than has passed, so that waits end too early.
+    /// Whether clocks can show that more time has passed than in truth, so that waits end too early.
     pub fn clocks_lie(&self) -> bool {
         self.faults.wall > 0 || self.clocks_hurry()
     }
@@ -448,7 +450,7 @@ impl Plan {
         self.borrowing > 5_000
     }
 
-    /// Whether monotonic clocks may show more time than has passed.
+    /// Whether monotonic clocks can show that more time has passed than in truth.
     pub fn clocks_hurry(&self) -> bool {
         self.faults.clock > 0
     }

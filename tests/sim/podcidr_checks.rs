@@ -124,8 +124,8 @@ impl Checks {
         Ok(())
     }
 
-    /// Returns a better pool than `dealt` that lacks only its finalizer, according to the objects that the process has
-    /// received. If there is such a pool, the node should have waited for it.
+    /// Returns a pool from which the node should have waited to get its ranges. According to the objects that the
+    /// process has received, this pool is better than `dealt` and lacks only its finalizer.
     fn starting_before(
         &self,
         dealt: &PoolModel,
@@ -205,7 +205,7 @@ impl Checks {
         self.ours.insert(node.uid.clone());
         let back = |dead: &DeadNode| dead.name == node.name && dead.machine.same(&node.machine);
         for dead in self.dead_nodes.iter().filter(|dead| hits(&dead.ranges)) {
-            // The host gets its own range back, even if an earlier host of the same name had the range before.
+            // A host may get its own range back, even if an earlier host of the same name had the range before it.
             let had = |range: &Cidr| {
                 let mut later = self.dead_nodes.iter().filter(|it| it.died >= dead.died);
                 later.any(|it| back(it) && it.ranges.contains(range))
@@ -214,7 +214,8 @@ impl Checks {
                 continue;
             }
             let seen = received.is_some_and(|received| received.seen_deleted.contains(&dead.uid));
-            // If another node had all ranges of the dead node later, the quarantine of that other node counts instead.
+            // If another node got all ranges of the dead node after it and has died, too, the quarantine of that other
+            // node counts instead.
             let covers = |it: &Cidr, range: &Cidr| it.overlaps(range) && it.len() <= range.len();
             let had_since = |it: &DeadNode| {
                 let covered = |range| it.ranges.iter().any(|it| covers(it, range));

@@ -1,13 +1,13 @@
-//! Pools as the checks understand them. They are derived from the spec by code of their own; only CIDRs are parsed by
-//! the product's code.
+//! Pools as the checks understand them. The checks derive them from the specs with code of their own. Only to parse
+//! CIDRs, they use the product's code.
 
 use cadastre_api::{AllocationMode, AssignmentMode, Borrowing, FINALIZER, FirstBlock, IPPoolSpec};
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The podCIDRs of a node that a pool can have allocated. These are IPv4 podCIDRs of /20 or longer, and IPv6 podCIDRs
-/// of /64 or longer.
+/// Returns the podCIDRs of a node that can have been allocated from a pool. These are IPv4 podCIDRs of /20 or longer,
+/// and IPv6 podCIDRs of /64 or longer.
 pub fn counted(node: &Node) -> impl Iterator<Item = &Cidr> {
     node.pod_cidrs.iter().filter(|cidr| is_counted(cidr))
 }
@@ -27,7 +27,7 @@ pub struct PoolModel {
     pub uid: ObjectUid,
     pub created: i64,
     pub allocation_mode: AllocationMode,
-    /// CIDRs and block length of each family.
+    /// For each family, the CIDRs and the prefix length of blocks.
     pub families: Vec<(Family, Vec<Cidr>, u8)>,
     pub selector: Vec<(String, String)>,
     pub reserved: Vec<IpRange>,
@@ -158,7 +158,7 @@ impl PoolModel {
                 .all(|it| self.contains(it) && !is_reserved(it))
     }
 
-    /// All blocks of a family, in ascending order.
+    /// All blocks of a family that the pool could have, in ascending order.
     pub fn blocks(&self, family: Family) -> Vec<Cidr> {
         let own = self.families.iter().filter(|(f, _, _)| *f == family);
         own.flat_map(|(_, _, len)| self.blocks_of_length(family, *len))

@@ -275,7 +275,7 @@ impl Sim {
     }
 }
 
-/// Returns the range at the start of `range` that has four blocks of this size.
+/// Returns a range that begins where `range` begins, and has room for four blocks of this size.
 fn four_blocks(range: &str, block_size: Option<u32>) -> String {
     let len = u8::try_from(block_size.unwrap_or(28) - 2).unwrap();
     Cidr::new(cidr(range).first(), len).unwrap().to_string()

@@ -44,7 +44,8 @@ pub struct Process {
     /// The number of the current run. Events for earlier runs are dropped.
     pub incarnation: u32,
     pub paused_until: Time,
-    /// Until when the process is cut off. While it is cut off, nothing that it sends arrives, and it receives nothing.
+    /// The time until which the process is cut off. While it is cut off, nothing that it sends arrives, and it receives
+    /// nothing.
     pub cut_until: Time,
     pub run: Option<Run>,
 }
@@ -55,17 +56,17 @@ pub struct Run {
     pub elector: Elector,
     /// The leadership that was last passed to the controller.
     pub observed: Option<Leadership>,
-    /// Whether passing a changed leadership to the controller is scheduled.
+    /// Whether it is scheduled that a changed leadership is passed to the controller.
     pub leadership_scheduled: bool,
     /// Whether a request about the Lease is in flight.
     pub lease_in_flight: bool,
     /// Whether the process has read the Lease. Before that, it starts no watch.
     pub has_read_lease: bool,
-    /// When the process last received the outcome of a request about the Lease, by the monotonic clock.
+    /// The reading of the monotonic clock when the process last received the outcome of a request about the Lease.
     pub read_at: Option<Duration>,
     /// The version and renewal time of the Lease that the process last received.
     pub lease: Option<(u64, Timestamp)>,
-    /// Whether agents have had time to publish since this process began to lead.
+    /// Whether agents have had time to publish their reports since this process began to lead.
     pub agents_heard: bool,
     /// For how long nobody had led when this process last tried to acquire the Lease.
     pub vacant: Duration,
@@ -122,7 +123,7 @@ impl Feeds {
 #[derive(Default)]
 pub struct Deliveries {
     pub scheduled: bool,
-    /// Until when the watch delivers nothing, because its connection is cut or slow.
+    /// The time until which the watch delivers nothing, because its connection is cut or slow.
     pub held_until: Time,
 }
 

@@ -14,7 +14,7 @@ use super::Mutation::{self, *};
 pub enum Scenario {
     /// The conditions that follow from the seed alone.
     AsDrawn,
-    /// There is little space for many nodes, and leaders stop sending after an allocation.
+    /// There is little space for many nodes, and leaders stop sending requests after an allocation.
     Crowded,
     /// Like [`Scenario::Crowded`], with blocks.
     CrowdedBlocks,
@@ -23,7 +23,7 @@ pub enum Scenario {
     Restored,
     /// Leaders are asked to stop every few seconds, and watches lag.
     HandOvers,
-    /// Watches are cut every few seconds, and leaders stop sending after an allocation.
+    /// Watches are cut every few seconds, and leaders stop sending requests after an allocation.
     Behind,
     /// Allocations arrive late, while nodes wait for the ranges.
     Scarce,
@@ -45,7 +45,7 @@ pub enum Scenario {
     /// Like [`Scenario::Agents`] without lost stores. All pools require probes, and have so few addresses that each is
     /// soon used again.
     Probing,
-    /// Like [`Scenario::Claims`], and many pods are of virtual machines that migrate.
+    /// Like [`Scenario::Claims`], and many pods belong to virtual machines that migrate.
     Migrations,
     /// There are only small pools of blocks whose nodes borrow, a few nodes, and many pods.
     Lending,
@@ -391,8 +391,8 @@ pub fn proof(mutation: Mutation) -> Proof {
     }
 }
 
-/// The line about a mutation in docs/mutations.md and in the output of `make mutants`. It has the mutation, the effect
-/// of the mutation, and what finds the mutation.
+/// The line about a mutation in docs/mutations.md and in the output of `make mutants`. The line says what the mutation
+/// does, and which check or test finds it.
 pub fn row(mutation: Mutation) -> String {
     let sentence = mutation.sentence();
     let found = match proof(mutation) {

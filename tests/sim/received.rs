@@ -28,7 +28,7 @@ pub struct Received {
     pub blocks: View<Block>,
     pub services: View<ServiceRange>,
     pub pods: View<Pod>,
-    /// All sets of labels that each node was received with, by UID.
+    /// For each node (UID), all sets of labels with which it was received.
     pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
     /// All versions of pools that were received.
     pub models: Vec<PoolModel>,
@@ -43,7 +43,7 @@ pub struct Received {
     /// Whether the controller has requested a list in the present term.
     pub has_listed: bool,
     /// UIDs of nodes that were received with podCIDRs while they existed. An event of a deleted node may arrive after
-    /// newer events of the same name. The process ignores such an event, and so must the checks.
+    /// events of a newer node with the same name. The process ignores such an event, and so must the checks.
     had_podcidrs: BTreeSet<ObjectUid>,
     /// UIDs of nodes in `had_podcidrs` whose deletion was received, whoever led at that time.
     pub seen_deleted: BTreeSet<ObjectUid>,
@@ -56,14 +56,15 @@ pub struct Received {
     /// Blocks that a node's agent uses, according to a NodeSubnet that the process received. The controller may adopt
     /// them.
     pub used: BTreeSet<(Cidr, NodeName)>,
-    /// The newest version of each pool in a watch event or response, by UID.
+    /// For each pool (UID), the newest version that a watch event or a response has shown.
     newest: BTreeMap<ObjectUid, u64>,
-    /// The present version of a service range or pod, or the generation of a pool, and when that was received, by UID.
+    /// For each service range, pod or pool (UID), its present version (the generation of a pool), and the time at which
+    /// the process received that version.
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first chose ranges for a node. The key is the node's UID and the ranges.
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
     /// The dead nodes (by UID) whose quarantine a choice of ranges had to respect. The key is the UID of the node that
-    /// gets the ranges, and the ranges. This process made the choice, or inherited it from an earlier one.
+    /// gets the ranges, and the ranges. This process made the choice, or took it over from an earlier process.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 
@@ -145,7 +146,7 @@ impl Received {
         }
     }
 
-    /// Whether the process has known the object's present version since `then`.
+    /// Whether the process already knew the object's present version at the time `then`.
     pub fn has_known_since(&self, uid: &ObjectUid, then: Time) -> bool {
         self.versions.get(uid).is_some_and(|(_, at)| *at <= then)
     }
@@ -161,9 +162,9 @@ impl Received {
         }
     }
 
-    /// Records a write. With the first write of a term, the controller has passed the fence, and forgets nodes that
-    /// died earlier. Returns true if this is the first write after an unclean takeover, and if no list was requested
-    /// before it.
+    /// Records a write. At the first write of a term the controller has passed the fence, so nodes that no longer exist
+    /// are removed from `had_podcidrs`. Returns true if this is the first write after an unclean takeover, and if no
+    /// list was requested before it.
     pub fn begins_to_write(&mut self, api: &Api) -> bool {
         let begins = !std::mem::replace(&mut self.has_written, true);
         if begins {

@@ -35,8 +35,8 @@ impl Checks {
             let dead = dead_nodes.find(|dead| *dead.uid == *record.uid);
             let holder = live.filter(|node| node.pod_cidrs.contains(&record.range));
             let held_on = holder.is_some_and(|node| *node.uid == *record.uid);
-            // The record may be removed if a later node of the name got the range back, even if that node is deleted
-            // before the write takes effect.
+            // The record may be removed if a later node with the same name got the range back, even if that later node
+            // is deleted before the write takes effect.
             let returned = holder.is_some() || is.iter().any(|it| it.range == record.range);
             let early = dead.is_some_and(|g| g.recorded && now < self.quarantined_until(g))
                 && record.until.is_none_or(|until| until > seconds(now));
@@ -92,8 +92,8 @@ impl Checks {
         if let Some(node) = nodes.find(holds) {
             return fail(&node.name, "holds a range of it");
         }
-        // A node may have appeared with podCIDRs of its own after the decision. Ranges of such a node do not count,
-        // because the node could as well have appeared after the pool's deletion.
+        // A node may have appeared with podCIDRs of its own after the controller decided to remove the finalizer.
+        // Ranges of such a node do not count, because the node could as well have appeared after the pool's deletion.
         let version = (before.uid.clone(), before.version);
         let decided = self.finalizer_dropped.get(&version);
         let has_quarantined = |dead: &&DeadNode| {
@@ -115,7 +115,7 @@ impl Checks {
     }
 }
 
-/// A range of a node that a NodeSubnet records.
+/// A range of a node, as a NodeSubnet records it.
 #[derive(Debug)]
 pub struct Record {
     pub uid: String,

@@ -118,7 +118,7 @@ impl Sim {
         self.checks.intents = self.api.lease.as_ref().and_then(|it| it.intents.clone());
     }
 
-    /// Returns a random delay: until the server answers again, and up to `most` longer.
+    /// Returns a random delay from now, which ends at most `most` after the server answers again.
     fn once_back(&mut self, most: Time) -> Time {
         let lag = self.rng.stretch(MS, most);
         self.down_until.saturating_sub(self.now) + lag
@@ -210,7 +210,7 @@ impl Sim {
             host.held_until = self.now + notice;
             host.has_old_report = true;
             let (is_off, is_gone, boot) = (host.is_off, host.is_gone, host.boot());
-            // The agent lists again now, even if its watches were meant to stay cut for longer.
+            // The agent starts its watches with a list now, even if they were meant to stay cut for longer.
             self.reset_lines(id);
             if !is_off {
                 self.relist_host(id, false);

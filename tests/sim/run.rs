@@ -33,14 +33,14 @@ use super::trace::Trace;
 use super::withdrawn::Withdrawn;
 use super::workload::World;
 
-/// The share of seeds that restore the API server to an older state, in ten thousand.
+/// How many of ten thousand seeds restore the API server to an older state.
 const RESTORES: u32 = 1_500;
 
-/// The share of seeds with unreliable monotonic clocks, in ten thousand.
+/// How many of ten thousand seeds have unreliable monotonic clocks.
 const CLOCKS: u32 = 3_000;
 
-/// The share, in ten thousand, of seeds in which the Lease loses intents (allocations that may be in flight), as if a
-/// leader of an earlier version had written it.
+/// In how many of ten thousand seeds the Lease loses intents (allocations that may be in flight), as if a leader of an
+/// earlier version had written it.
 const UNNAMED: u32 = 1_000;
 
 /// An event that is scheduled for a virtual time.
@@ -87,9 +87,9 @@ pub enum Due {
     StartAgent(usize, u32),
     /// A write of an agent arrives at the API server.
     AgentWrite(usize, Box<AgentWrite>),
-    /// The kubelet reports the addresses of a pod (UID).
+    /// The kubelet reports the addresses of the pod with this UID.
     PodReports(ObjectUid),
-    /// A pod finishes (name).
+    /// The pod with this name finishes.
     PodFinishes(Text),
     /// A virtual machine that migrates runs in the pod.
     Migrated(Text),
@@ -100,9 +100,9 @@ pub enum Due {
     PodGone(Text),
     /// A user sets the requests in a NodeSubnet's annotations back to these earlier requests.
     AskAgain(NodeName, Box<Requests>),
-    /// The API server is backed up.
+    /// A backup of the API server is made.
     Backup,
-    /// The API server is restored.
+    /// The API server is restored from the backup.
     Restore,
     /// A host whose Node the server has lost registers again.
     Register(Box<Node>),
@@ -155,7 +155,7 @@ pub struct RunId {
     pub incarnation: u32,
 }
 
-/// When the sender of an executed request gets the answer.
+/// The time at which the sender of an executed request gets the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
@@ -243,7 +243,7 @@ pub struct Sim {
     pub budget: Budget,
     pub trace: Trace,
     pub trial: Option<Trial>,
-    /// Writes that were sent and not executed yet, by sender and request.
+    /// Writes that were sent and are not executed yet. The key is the sender and the id of the request.
     pub on_wire: BTreeMap<(RunId, RequestId), OutgoingRequest>,
     pub world: World,
     pub machines: Machines,
@@ -252,7 +252,7 @@ pub struct Sim {
     pub claims: ClaimRecords,
     pub migrations: MigrationRecords,
     pub backup: Option<Backup>,
-    /// Until when the API server does not answer.
+    /// The time until which the API server does not answer.
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
     pub registering: BTreeSet<NodeName>,
@@ -268,8 +268,8 @@ impl Sim {
         let plan = Plan::draw(&mut rng);
         let scenario = trial.map_or(Scenario::AsDrawn, |trial| trial.scenario);
         let plan = plan.under(scenario);
-        // These special conditions are drawn from a separate generator, so that the other draws of the seed stay the
-        // same.
+        // A separate generator draws restores, wrong clocks and other special conditions, so that the other draws of
+        // the seed stay the same.
         let mut chance = Rng::new(!seed);
         let draw = |chance: &mut Rng, only_in: Scenario, share| match scenario {
             Scenario::AsDrawn => chance.chance(share),
@@ -320,7 +320,7 @@ impl Sim {
             persistent_fault,
             ..plan
         };
-        // Whether nodes borrow is also drawn from a separate generator.
+        // A separate generator decides whether nodes borrow, so that the other draws stay the same.
         let plan = match trial {
             None if plan.blocks > 0 => {
                 let mut rng = Rng::new(seed.rotate_left(48) ^ !0);
@@ -335,7 +335,7 @@ impl Sim {
             }
             _ => plan,
         };
-        // Whether pools require probes is also drawn from a separate generator.
+        // A separate generator decides whether pools require probes, so that the other draws stay the same.
         let plan = match trial {
             None if plan.blocks > 0 => Plan {
                 probing: *Rng::new(seed.rotate_left(24) ^ !0).pick(&[0, 0, 0, 5_000]),
@@ -520,7 +520,7 @@ impl Sim {
             .insert((self.now + delay, self.scheduled), due);
     }
 
-    /// Reschedules events for now that were postponed because their process was paused or cut off.
+    /// Makes postponed events due now. They were postponed because their process was paused or cut off.
     pub fn resume(&mut self) {
         let now = self.now;
         let schedule = std::mem::take(&mut self.schedule).into_iter();

@@ -16,10 +16,10 @@ use super::mutations::Trial;
 use super::proofs::{Proof, proof};
 use super::run::{Failure, Sim, Tally};
 
-/// The number of steps that the seeds of a commit run whenever all tests run.
+/// Whenever all tests run, seeds computed from the commit are run until this many steps are done.
 const FRESH: u64 = 1_500_000;
 
-/// How often the totals so far are printed, in seconds.
+/// The interval in seconds at which the totals so far are printed.
 const INTERVAL: u64 = 30;
 
 /// Runs consecutive seeds from `first` on, until `is_over` returns true. Returns the totals.
@@ -95,8 +95,8 @@ fn seed_of_clock() -> u64 {
 #[test]
 fn guarantees_hold_over_fixed_seeds() {
     let total = run_steps(0, 500_000);
-    // The minimum is about half of what these seeds did when the numbers were chosen, or less. Only fixed seeds have a
-    // minimum, because other seeds differ too much from each other.
+    // Each minimum is at most about half of the total that these seeds reached when the minimum was chosen. Only fixed
+    // seeds have a minimum, because other seeds differ too much from each other.
     for (count, least) in [
         (total.assigned, 50),
         (total.freed, 100),

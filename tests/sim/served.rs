@@ -50,7 +50,7 @@ struct Wait {
 }
 
 impl Sim {
-    /// Checks for nodes that wait too long.
+    /// Checks that no node waits too long.
     pub fn look_who_waits(&mut self) -> Verdict {
         self.after(LOOK, Due::CheckServed);
         let Some(patience) = self.patience() else {
@@ -110,7 +110,7 @@ impl Sim {
         Some(PATIENCE + listening)
     }
 
-    /// Ranges that the controller may not yet know to be free.
+    /// Returns ranges that do not count as free, because perhaps the controller does not know yet that they are free.
     fn doubted(&self) -> Vec<Cidr> {
         let mut doubted = Vec::new();
         for dead in &self.checks.dead_nodes {
@@ -175,8 +175,8 @@ impl Sim {
         families.collect()
     }
 
-    /// Whether the node's blocks of a pool have fewer addresses than its agent demands, and the limit allows another
-    /// block.
+    /// Whether the node's blocks of a pool have fewer addresses than the node's agent demands, and `maxBlocksPerNode`
+    /// allows another block.
     fn lacks_of(&self, node: &Node, model: &PoolModel) -> bool {
         let subnet = self.api.subnets.get(&node.name);
         let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());

@@ -112,7 +112,8 @@ impl Sim {
             };
             let held = self.held();
             let mut held = held.iter().filter(|range| model.overlaps(range));
-            // A block that was allocated from this pool keeps the pool, even if the pool's ranges have changed since.
+            // The pool must stay while a block that was allocated from it exists, even if the pool's ranges no longer
+            // contain the block.
             let blocks = self.api.blocks.live.values();
             let mut blocks = blocks.filter_map(|block| block.spec.as_ref().ok());
             let carved = blocks.clone().any(|spec| *spec.pool == *pool.name);
@@ -269,7 +270,7 @@ impl Sim {
         models
     }
 
-    /// All podCIDRs, all blocks, and the addresses of claims.
+    /// Returns all podCIDRs, all blocks, and the addresses of all claims.
     pub fn held(&self) -> Vec<Cidr> {
         let nodes = self.api.nodes.live.values();
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();
@@ -277,7 +278,7 @@ impl Sim {
         all.chain(self.claimed()).collect()
     }
 
-    /// The addresses of claims.
+    /// Returns the addresses of all claims, each as a range.
     fn claimed(&self) -> BTreeSet<Cidr> {
         let claims = self.api.claims.live.values();
         let addresses = claims.flat_map(|claim| claim.addresses());

@@ -357,7 +357,8 @@ impl Sim {
         self.look_soon(run_id)
     }
 
-    /// Ends a run that was asked to stop, once it can hand over, or its time to stop is over.
+    /// Lets a run that was asked to stop hand over the Lease. This happens once the controller is settled, or when the
+    /// time to stop is over. A run that does not lead ends at once.
     pub fn wind_down(&mut self, run_id: RunId) -> Verdict {
         let run = self.processes[run_id.process].run();
         let Some(limit) = run.stopping.filter(|_| !run.released) else {
@@ -381,7 +382,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks at a clean hand-over that no podCIDR allocation of the process is in flight that can still take effect.
+    /// Checks at a clean hand-over that no podCIDR allocation that the process has in flight can still take effect.
     fn check_hand_over(&self, run_id: RunId) -> Verdict {
         for ((sender, _), outgoing) in &self.on_wire {
             let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {

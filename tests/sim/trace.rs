@@ -8,8 +8,9 @@ use cadastre_controller::cluster::objects::Text;
 
 use super::clock::{SECOND, Time};
 
-/// How many lines a failure prints. These are the last lines about the objects concerned. If the environment variable
-/// `LINES` is set to a number, the last lines of all objects are printed instead, as many as this number.
+/// How many lines a failure prints. These are the last lines about the objects that the failure names. If the
+/// environment variable `LINES` is set to a number, the last lines of all objects are printed instead, as many as this
+/// number.
 const SHOWN: usize = 60;
 
 /// The lines of one run. Recording is off by default. A failing seed is run again with recording on.

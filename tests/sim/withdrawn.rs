@@ -21,7 +21,7 @@ use cadastre_core::{Addr, Cidr};
 use super::checks::{Verdict, wrong};
 use super::run::Sim;
 
-/// The UID of the Node, and the ranges that this Node has handed back, by node name.
+/// For each node name, the UID of the Node, and the ranges that this Node has handed back.
 #[derive(Default)]
 pub struct Withdrawn {
     of: BTreeMap<NodeName, (ObjectUid, BTreeSet<Cidr>)>,
@@ -45,8 +45,8 @@ fn cidrs(texts: &[String]) -> BTreeSet<Cidr> {
     texts.map(|it| Cidr::parse_strict(it).unwrap()).collect()
 }
 
-/// Returns the UID of the Node in the spec, the agent's report if it is about that Node, and the lists `withdraw` and
-/// `returned`.
+/// Returns four parts of a NodeSubnet: the UID of the Node in the spec, the agent's report (if it is about that Node),
+/// and the lists `withdraw` and `returned`.
 fn lists(
     subnet: &Subnet,
 ) -> Option<(
@@ -63,8 +63,8 @@ fn lists(
 }
 
 impl Sim {
-    /// Records the withdrawals in a NodeSubnet that was written. Checks that no sandbox uses a range that is handed
-    /// back.
+    /// Handles a written NodeSubnet: records the withdrawals that it contains. Checks that no sandbox uses a range that
+    /// the agent has handed back.
     pub fn check_withdrawn(&mut self, before: Option<&Subnet>, after: Option<&Subnet>) -> Verdict {
         let Some(after) = after else {
             if let Some(before) = before {
@@ -118,7 +118,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Counts the parts of blocks that are lent. Checks that no part is returned to a node while the object of a block
+    /// Counts how many parts of blocks are lent. Checks that no part is returned to a node while the object of a block
     /// says that another node, live or deleted, has the part.
     fn check_returned(
         &mut self,
@@ -166,8 +166,8 @@ impl Sim {
         spec.is_some_and(|spec| spec.blocks.iter().any(|it| it.cidr == text))
     }
 
-    /// Checks that an address that was assigned from a block was not handed back. An address that the node has got
-    /// again as the block of a claim is allowed.
+    /// Checks that the node had not handed back the address that it assigns from `block`. The address of a one-address
+    /// block is allowed, because the node gets such a block for a claim.
     pub fn check_not_withdrawn(&self, id: usize, addr: Addr, block: Cidr) -> Verdict {
         let name = &self.machines.hosts[id].name;
         let uid = self.machines.live_node(id, &self.api);
@@ -179,15 +179,15 @@ impl Sim {
         Ok(())
     }
 
-    /// Checks at the end that a node has withdrawn no range that the controller does not want back. Every range that
-    /// the controller wants back must be withdrawn, or reported as in use.
+    /// Checks at the end that the node has withdrawn only ranges that the controller wants back, and all of these that
+    /// are not in use.
     pub fn check_withdrawals_settled(&self, id: usize) -> Verdict {
         let name = &self.machines.hosts[id].name;
         let subnet = self.api.subnets.get(name);
         let Some((uid, Some(report), withdraw, _)) = subnet.and_then(|it| lists(it)) else {
             return Ok(());
         };
-        // The agent of a host that is off does not receive that a range is returned.
+        // While a host is off, its agent does not learn which ranges are returned.
         if self.machines.hosts[id].is_off || self.machines.live_node(id, &self.api) != Some(uid) {
             return Ok(());
         }

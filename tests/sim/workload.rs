@@ -26,7 +26,7 @@ use super::run::{Due, Sim};
 pub struct World {
     /// The identity of the last host of each node name.
     machines: BTreeMap<NodeName, MachineIdentity>,
-    /// The specs of pools before they became unreadable, by UID.
+    /// For each pool (UID) whose spec became unreadable, the last readable spec.
     pub specs: BTreeMap<ObjectUid, IPPoolSpec>,
     count: u64,
 }
@@ -574,7 +574,7 @@ impl Sim {
             "its NodeSubnet is tampered with".to_owned()
         });
         let mut subnet = Subnet::clone(&subnet);
-        // In half of the edits the cleared parts count as invalid, in the other half as removed.
+        // In half of the edits, the parts that are cleared below count as invalid, in the other half as removed.
         subnet.is_partial = at.is_multiple_of(2);
         match (self.rng.below(4), &mut subnet.spec) {
             (0, Ok(spec)) => spec.quarantined.clear(),
@@ -619,7 +619,7 @@ impl Sim {
         }
     }
 
-    /// Sets a node's requests back to earlier ones, as a user who has changed their mind.
+    /// Sets a node's requests back to earlier ones, as a user does who has changed their mind.
     pub fn ask_again(&mut self, name: &NodeName, requests: Requests) {
         if let Some(subnet) = self.api.subnets.get(name).cloned()
             && self.has_faults

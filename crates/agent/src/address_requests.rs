@@ -24,8 +24,8 @@ struct Entry {
 }
 
 impl AddressRequestBook {
-    /// Records a request. If there are [`MOST_ADDRESS_REQUESTS`] already, the oldest request is removed first, because
-    /// the controller has most likely created an IPClaim for it by now.
+    /// Records a request. If there are [`MOST_ADDRESS_REQUESTS`] already, the oldest of them is removed. The controller
+    /// has most likely created an IPClaim for that request.
     pub fn add(&mut self, request: AddressRequest, now: Duration) {
         let known = self.0.get(&request.pod_uid);
         let since = known.map_or(now, |it| it.since);
@@ -48,7 +48,7 @@ impl AddressRequestBook {
         self.0.remove(pod_uid).is_some()
     }
 
-    /// Returns all requests, sorted by the UIDs of their pods, and when the first of them expires.
+    /// Returns all requests, sorted by the UIDs of their pods, and the time at which the first of them expires.
     pub fn current(&mut self, now: Duration) -> (Vec<AddressRequest>, Option<Duration>) {
         self.0.retain(|_, it| it.until > now);
         let all = self.0.values().map(|it| it.request.clone()).collect();

@@ -107,8 +107,8 @@ pub(crate) fn is_urgent(
         let age = wall_ms.saturating_sub(it.since_ms);
         u128::try_from(age).is_ok_and(|age| age < TO_BE_REPORTED.as_millis())
     };
-    // If the store is lost, the runtime still knows the addresses of pods' own interfaces, so they need not be listed
-    // at once.
+    // If the store is lost, the runtime still knows the addresses of pods' own interfaces, so these addresses need not
+    // be listed at once.
     let of_runtime =
         |it: &AttachmentRecord| it.attachment.ifname == OWN_INTERFACE && !pod_uid(it).is_empty();
     let others = snapshot.attachments.iter();
@@ -146,8 +146,8 @@ pub(crate) enum ListStep {
 /// The outcome of writing the list.
 #[derive(Debug)]
 pub enum ListOutcome {
-    /// The list was written. `Some` if the API server stored only a part of the list, because its CRD is older than the
-    /// agent
+    /// The list was written. `Some` if the API server stored only a part of the list, because the installed CRD is
+    /// older than the agent
     Done(Option<Box<PartialList>>),
     /// The write was rejected, or its outcome is indeterminate
     Failed,
@@ -203,7 +203,7 @@ impl Schedule {
         ListStep::Write
     }
 
-    /// Records that a write has ended. If `done` is false, the write is repeated after `soon`.
+    /// Records that a write has ended. If `done` is false, the next write follows after the pause `soon`.
     pub(crate) fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
         self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);

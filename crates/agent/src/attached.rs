@@ -37,7 +37,7 @@ pub struct Attached {
     pub addresses: Vec<Addr>,
 }
 
-/// The second networks of a pod.
+/// Which interfaces on second networks a pod has, as far as the pod's annotations show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SecondNetworks {
     /// The pod asks for no second network.

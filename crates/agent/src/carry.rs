@@ -62,7 +62,7 @@ pub struct AgentParts {
     pub leaks: watch::Sender<Arc<Reasons>>,
     /// Passes the node's ranges to the gRPC API
     pub holding: watch::Sender<Arc<NodeAllocation>>,
-    /// Cancelled to end the main loop
+    /// The main loop ends when this token is cancelled
     pub stop: CancellationToken,
 }
 

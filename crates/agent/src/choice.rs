@@ -2,17 +2,17 @@
 //!
 //! - A pod with a claim gets pools and addresses from an IPClaim. This is the IPClaim that the pod's annotation
 //!   `cadastre.dev/claim` names, or the IPClaim with the pod's name (`cadastre.dev/sticky`).
-//! - An interface for which the pod names an IPAMClaim (`ipam-claim-reference`) gets addresses from the IPClaim with the
-//!   name of the IPAMClaim.
+//! - An interface for which the pod names an IPAMClaim (`ipam-claim-reference`) gets addresses from the IPClaim that
+//!   has the name of the IPAMClaim.
 //! - Any other pod gets its pools from the first of these that names pools: the pod's annotation `cadastre.dev/pools`,
 //!   the same annotation of the pod's namespace, and the CNI config. If none of them names pools, the pools' selectors
 //!   decide.
 //! - The addresses that any other pod asks for are named by the CNI config, the runtime, or the pod's annotation
 //!   `cadastre.dev/addresses`. The addresses are in a block of the node, or they come from an IPClaim of the pod's own.
 //!
-//! All other annotations apply only to the pod's interface `eth0`, because other interfaces belong to other networks, whose CNI
-//! configs name their pools. An IPClaim of the pod's own applies only to `eth0`, too, because a pod has only one such
-//! IPClaim. If an annotation and the CNI request ask for different addresses,
+//! Annotations other than these apply only to the pod's interface `eth0`, because other interfaces belong to other
+//! networks, whose CNI configs name their pools. An IPClaim of the pod's own applies only to `eth0`, too, because a pod
+//! has only one such IPClaim. If an annotation and the CNI request ask for different addresses,
 //! [`Add::decide`](cadastre_node::Add::decide) refuses the ADD.
 //!
 //! # Guarantees
@@ -41,7 +41,8 @@ use cadastre_node::{OWN_INTERFACE, PodChoice, PoolOrder};
 /// errors.
 const KNOWN: [&str; 5] = [POOLS, ADDRESSES, CLAIM, STICKY, STICKY_TTL];
 
-/// The annotation that names IPAMClaims, with the key of its elements.
+/// How error messages name the place of an IPAMClaim's name: the annotation, and the key in an element of the
+/// annotation.
 const IPAM_CLAIM: &str = "k8s.v1.cni.cncf.io/networks, ipam-claim-reference";
 
 /// An annotation with more pools than this is rejected as a mistake.
@@ -49,7 +50,7 @@ const MOST_POOLS: usize = 16;
 /// At most this many characters of a wrong annotation are quoted.
 const QUOTED: usize = 100;
 
-/// A pool that may serve pods of this node.
+/// A pool from which pods of this node can get addresses.
 #[derive(Clone, Debug, Default)]
 pub struct ServingPool {
     /// The name of the IPPool, by which pods can ask for it
@@ -62,7 +63,7 @@ pub struct ServingPool {
     pub manual: bool,
 }
 
-/// What an ADD asks for besides addresses, and for which pod.
+/// The parts of an ADD, apart from the requested addresses, on which the choice of pools depends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PodRequest<'a> {
     /// The name of the interface in the container
@@ -81,7 +82,7 @@ impl ServingPool {
         self.namespace.specificity() > 0
     }
 
-    /// Whether the pool serves only some pods, by its namespace selector or its pod selector.
+    /// Whether the pool serves only some pods, because it has a namespace selector or a pod selector.
     pub(crate) fn is_selective(&self) -> bool {
         self.is_bound() || self.pod.specificity() > 0
     }
@@ -91,8 +92,8 @@ impl ServingPool {
 /// reason must not speak of a mismatch.
 const UNKNOWN_LABELS: &str = "it selects by labels that the agent does not know (is the API server reachable, and may the agent read pods and namespaces?)";
 
-/// Returns the pools that may serve pods on this node, in order of preference, and errors about selectors that cannot
-/// be parsed. `allocating` are the pools that have a block on this node from which new addresses are assigned. A
+/// Returns the pools that can serve pods on this node, in order of preference. Also returns errors about selectors that
+/// cannot be parsed. `allocating` are the pools that have a block on this node from which new addresses are assigned. A
 /// retained pool is a pool from which the node gets no new blocks. It serves pods only if it is in `allocating`.
 pub(crate) fn serving(
     pools: &[NodePool],
@@ -223,8 +224,8 @@ fn claim_of(pod: &Pod) -> Option<ClaimOfPod<'_>> {
     )
 }
 
-/// Returns the claim of the IPAMClaim that the pod names for the interface. Mirror pods have no claims, because a kubelet
-/// can create mirror pods in any namespace.
+/// Returns the pod, and the name of the IPAMClaim that the pod names for the interface. Returns `None` for a mirror
+/// pod, because a kubelet can create mirror pods in any namespace.
 fn interface_claim<'a>(request: &PodRequest<'a>) -> Option<(&'a Pod, &'a str)> {
     let pod = request.pod.filter(|pod| pod.mirrors.is_none())?;
     if Mutation::InterfaceClaimIgnored.is_on() {

@@ -21,7 +21,7 @@ pub(crate) fn set(
     })
 }
 
-/// Whether `is` contains all conditions of `wanted`. Timestamps are not compared.
+/// Whether the existing conditions (`is`) include all wanted conditions (`wanted`). Timestamps are not compared.
 pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     let says = |a: &Condition, b: &Condition| {
         (&a.type_, &a.status, &a.reason, &a.message) == (&b.type_, &b.status, &b.reason, &b.message)
@@ -29,9 +29,9 @@ pub(crate) fn has_all(is: &[Condition], wanted: &[Condition]) -> bool {
     wanted.iter().all(|it| is.iter().any(|is| says(is, it)))
 }
 
-/// Returns the conditions in `is`, changed so that each condition in `wanted` replaces the condition of the same type.
-/// Other conditions, such as the controller's, stay. If the status of a condition changes, its transition time becomes
-/// `now`.
+/// Returns the existing conditions (`is`), in which each wanted condition (`wanted`) has replaced the condition of its
+/// type. Conditions of other types, such as the controller's, stay. If the status of a condition changes, its
+/// transition time becomes `now`.
 pub(crate) fn merged(
     is: &[Condition],
     wanted: &[Condition],

@@ -43,7 +43,8 @@ pub(crate) fn to_probe(snapshot: &Snapshot) -> Option<ProbeTargets> {
     })
 }
 
-/// Returns those conflicts of the node that a user has declared over, each with the time at which the conflict began.
+/// Returns those conflicts of the node that a user has declared to be over, each with the time at which the conflict
+/// began.
 pub(crate) fn ended(snapshot: &Snapshot, by_people: &BTreeSet<(Addr, i64)>) -> Vec<(Addr, i64)> {
     let all = snapshot.conflicts.iter();
     let all = all.map(|it| (it.address, it.since_ms));
@@ -74,9 +75,8 @@ pub(crate) fn listed(snapshot: &Snapshot) -> Vec<AddressConflict> {
     all.collect()
 }
 
-/// Returns the condition about addresses in conflict, with timestamps that [`merged`](super::conditions::merged)
-/// replaces. Returns `None` if there is nothing to report. The condition is set to `False` only if `before` contains it
-/// already.
+/// Returns the condition about addresses in conflict; [`merged`](super::conditions::merged) sets its timestamp. Returns
+/// `None` if there is nothing to report. The condition is set to `False` only if `before` contains it already.
 pub(crate) fn condition(snapshot: &Snapshot, before: &[Condition]) -> Option<Condition> {
     let conflicts = &snapshot.conflicts;
     let is_true = !conflicts.is_empty();

@@ -31,17 +31,17 @@ use v1::runtime_service_client::RuntimeServiceClient;
 
 /// The time limit of each call to the runtime.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The maximum size of an answer in bytes. A node has some hundred sandboxes of a few kilobytes each.
+/// The maximum size of an answer in bytes. A node has a few hundred sandboxes of a few kilobytes each.
 const MESSAGE: usize = 16 << 20;
 
-/// A pod sandbox as the runtime lists it, including one that has ended and is not removed yet.
+/// A pod sandbox in the runtime's list. The list includes sandboxes that have ended but are not removed yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sandbox {
     /// The sandbox id, which is the container id of CNI
     pub id: String,
     /// The sandbox's pod; a static pod has the UID that the kubelet has generated
     pub pod: PodRef,
-    /// The addresses on the pod's first network; the CRI reports no others
+    /// The addresses on the pod's first network; the CRI reports no addresses on other networks
     pub addresses: Vec<Addr>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct CriError {
 }
 
 impl Runtime {
-    /// Returns a client of the runtime that listens on `socket`. The client connects again for each call.
+    /// Returns a client of the runtime that listens on `socket`. The client opens a new connection for each call.
     pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),

@@ -90,8 +90,8 @@ pub(crate) fn to_release(
     let mut going = Vec::new();
     let can_go =
         |it: &&BlockCount| it.state.is_listed() && busy(it) == 0 && !is_pod_cidr(snapshot, it);
-    // Borrowed blocks are released first, so that they return to their nodes. Among the other blocks, the highest is
-    // released first, because addresses are assigned from the lowest block.
+    // Borrowed blocks are released first, so that they return to the nodes that lent them. Among the other blocks, the
+    // highest is released first, because addresses are assigned from the lowest block.
     let mut blocks: Vec<&BlockCount> = snapshot.blocks.iter().rev().filter(can_go).collect();
     blocks.sort_by_key(|it| !it.borrowed);
     for block in blocks {

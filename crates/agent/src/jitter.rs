@@ -1,5 +1,5 @@
-//! Random delays, so that agents that start together do not all write at once. Also computes pauses that grow with each
-//! failure.
+//! Computes random delays, so that agents that start together do not all write at once. Also computes pauses that grow
+//! with each failure.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ impl Jitter {
     }
 }
 
-/// Returns the pause after a failure. The pause is `first`, doubled for each of the `failures` that came before, but at
-/// most `longest`.
+/// Returns the pause after a failure. `failures` is the number of earlier failures. The pause is `first`, doubled for
+/// each earlier failure, but at most `longest`.
 pub(crate) fn backoff((first, longest): (Duration, Duration), failures: u32) -> Duration {
     longest.min(first * 2u32.pow(failures.min(16)))
 }

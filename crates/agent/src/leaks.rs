@@ -93,7 +93,8 @@ impl LeakReason {
         }
     }
 
-    /// Whether the reason is that the pod is gone or finished. If so, a release needs the proof from the API, too.
+    /// Whether the reason is that the pod is gone or finished. If so, a release needs the proof from the API in
+    /// addition to the proof from the node.
     pub fn is_of_pod(self) -> bool {
         matches!(
             self,
@@ -125,7 +126,7 @@ pub struct NodeEvidence {
     pub present: BTreeSet<String>,
 }
 
-/// What the controller and users claim about attachments.
+/// The statements of the controller and of users that attachments are leaked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeakClaims<'a> {
     /// Addresses that the controller has named as leak candidates, each with the UID of the pod
@@ -135,7 +136,7 @@ pub(crate) struct LeakClaims<'a> {
 }
 
 impl LeakClaims<'static> {
-    /// The claims if neither the controller nor a user claims anything.
+    /// No statements: neither the controller nor a user says that an attachment is leaked.
     pub(crate) const NONE: Self = Self {
         leak_candidates: &[],
         container_gone: &BTreeSet::new(),
@@ -165,7 +166,7 @@ pub(crate) struct LeakDetector {
 pub struct Look {
     /// Candidates to prove now
     pub due: Vec<LeakedAttachment>,
-    /// When to look again if no event comes before, as a time since boot; `None` if there is no candidate
+    /// The time since boot of the next search if no event causes an earlier one; `None` if there is no candidate
     pub next: Option<Duration>,
 }
 
@@ -235,7 +236,7 @@ impl LeakDetector {
             self.since
                 .insert(record.attachment.clone(), (reason, since));
             let grace = match reason {
-                // The controller or the user has waited already. So there is no further grace period.
+                // The controller and users wait before they name a leak. So the agent does not wait for a grace period.
                 LeakReason::LeakCandidate => Duration::ZERO,
                 _ if confirmed => Duration::ZERO,
                 LeakReason::Superseded => self.grace.min(SUPERSEDED_GRACE),
@@ -258,7 +259,8 @@ impl LeakDetector {
 }
 
 impl NodeEvidence {
-    /// Whether the attachment is of an earlier boot. If the id of the current boot is unknown, returns false.
+    /// Whether the attachment was set up in an earlier boot of the node. If the id of the current boot is unknown,
+    /// returns false.
     fn is_of_earlier_boot(&self, record: &AttachmentRecord) -> bool {
         record.boot != self.boot && !self.boot.is_empty()
     }

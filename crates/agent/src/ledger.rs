@@ -26,9 +26,9 @@ enum State {
     Open {
         keeper: StoreThread,
         handle: StoreHandle,
-        /// The answer to STATUS as of the last look
+        /// The answer to STATUS that the last look at the store has found
         status: Option<Result<OpOutcome, OpError>>,
-        /// Why the file could not be read or written; cleared by the next look that succeeds
+        /// Why the file could not be read or written. The next look at the store that succeeds clears this error
         trouble: Option<OpError>,
     },
     Closed(String),

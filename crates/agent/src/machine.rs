@@ -126,7 +126,7 @@ pub struct MachineSettings {
 /// An object of this node, according to its watch.
 #[derive(Clone, Debug, Default)]
 enum Observed<T> {
-    /// Not read yet
+    /// The object was not read yet
     #[default]
     Unknown,
     /// The object does not exist
@@ -185,14 +185,14 @@ pub struct AgentMachine {
     store_problem: String,
     /// Whether the API may show other ranges than those in the store
     ranges_changed: bool,
-    /// The ranges written to the store last
+    /// The ranges that were last written to the store
     holding: NodeAllocation,
     /// The errors about parts of the NodeSubnet that were logged last
     parse_errors: Vec<String>,
     snapshot: Option<Arc<Snapshot>>,
     /// The ranges in `snapshot`. The files and the gRPC API use them
     held: Arc<NodeAllocation>,
-    /// When to look at the store again
+    /// When the next look at the store is due
     look_at: Duration,
     looked_at: Duration,
     /// Whether a block was released since the agent started
@@ -204,7 +204,7 @@ pub struct AgentMachine {
     /// The conflicts at the last look, each with the time at which it began; `None` before the first look
     conflicts: Option<BTreeSet<(Addr, i64)>>,
     is_probing: bool,
-    /// When addresses may be probed again after a failure
+    /// The earliest time of the next round of probes; later than now only after a round that failed
     probe_at: Duration,
     /// Why addresses could not be probed, as logged last; empty if the last round of probes succeeded
     probe_problem: String,
@@ -213,12 +213,12 @@ pub struct AgentMachine {
 
     publisher: Publisher,
     publish_at: Option<Duration>,
-    /// Whether the API server stored only a part of the last status
+    /// Whether the API server stored only a part of the status that was written last
     is_status_partial: bool,
     /// Decides when the list of addresses is written
     schedule: Schedule,
     list_at: Option<Duration>,
-    /// The last list, if the API server stored only a part of it
+    /// The list that was written last, if the API server stored only a part of it
     partial_list: Option<Box<PartialList>>,
     files: Files,
     /// Which network the node's pods use, as last reported
@@ -295,8 +295,8 @@ impl AgentMachine {
         }
     }
 
-    /// Brings the actual state closer to the desired one. Returns when the next turn is due if no event arrives before,
-    /// as a time since boot.
+    /// Brings the actual state closer to the desired one. Returns the time since boot at which the next turn is due if
+    /// no event arrives earlier.
     pub fn turn(
         &mut self,
         serving: ServiceView,
@@ -322,13 +322,13 @@ impl AgentMachine {
         self.next_wake(at)
     }
 
-    /// Whether a question or a write is under way. The agent waits for its answer before it exits.
+    /// Whether a question or a write is under way. Before the agent exits, it waits until none is under way.
     pub(crate) fn is_busy(&self) -> bool {
         let is_asked = self.in_flight.is_some() && self.answer.is_none();
         is_asked || self.publisher.is_writing() || self.schedule.is_writing()
     }
 
-    /// Returns the time since boot of the next turn.
+    /// Returns the time of the next turn, as a time since boot.
     fn next_wake(&self, now: Duration) -> Duration {
         let watched = &self.watched.namespaces;
         let mut all = vec![watched.wake(), self.report_turned_away_at()];
@@ -361,7 +361,7 @@ impl AgentMachine {
         Arc::make_mut(&mut self.watched)
     }
 
-    /// Schedules a look at the store soon. Called when the store may have changed.
+    /// Makes the next look at the store due soon. Called when the store may have changed.
     fn look_soon(&mut self) {
         self.look_at = self.look_at.min(self.looked_at + cycle::LOOK_PAUSE.0);
     }

@@ -101,9 +101,9 @@ fn explain(family: Family, error: &io::Error) -> String {
     )
 }
 
-/// Returns the ranges between which packets are not masqueraded, merged and sorted, for each family that has such
-/// ranges. These are the ranges of all pools, the node's own pools and blocks, and multicast. Multicast addresses
-/// matter only as destinations.
+/// Returns, for each family, the ranges between which packets are not masqueraded. The ranges are merged and sorted,
+/// and families without ranges are left out. These are the ranges of all pools, the node's own pools and blocks, and
+/// multicast. Multicast addresses matter only as destinations.
 fn exempt(pod_ranges: &[String], holding: &NodeAllocation) -> BTreeMap<Family, Vec<Run>> {
     let parse = |it: &str| Cidr::parse_strict(it).ok();
     let of_cluster = pod_ranges.iter().filter_map(|it| parse(it));

@@ -76,8 +76,8 @@ impl Namespaces {
         self.0.get(name)?.read.as_ref()
     }
 
-    /// Whether the namespace was read at least once, or the last read failed. In both cases an ADD need not wait for
-    /// the read.
+    /// Returns true if the namespace was read at least once, or if the last read failed. In both cases an ADD need not
+    /// wait for a read.
     pub fn is_settled(&self, name: &str) -> bool {
         let settled = |entry: &Entry| entry.read.is_some() || entry.failures > 0;
         self.0.get(name).is_some_and(settled)
@@ -96,7 +96,7 @@ impl Namespaces {
         due
     }
 
-    /// Returns when the next namespace should be read; `None` if no namespace needs a read.
+    /// Returns the time at which the next namespace should be read; `None` if no namespace needs a read.
     pub fn wake(&self) -> Option<Duration> {
         let waiting = self.0.values().filter(|it| it.wanted && !it.is_reading);
         waiting.map(|it| it.next_at).min()

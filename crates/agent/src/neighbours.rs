@@ -98,7 +98,8 @@ fn can_solicit(if_inet6: &str, name: &str) -> bool {
 pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
     match get(link, address)? {
         Some(entry) if is_kept(&entry) => return Ok(()),
-        // If the table has an entry for the address, the kernel does not ask again at once. So the entry is removed.
+        // If the table has an entry for the address, the kernel does not ask the hosts at once. So the entry is
+        // removed.
         Some(_) => forget(link, address)?,
         None => {}
     }
@@ -109,8 +110,8 @@ pub(crate) fn ask(link: &Link, address: IpAddr) -> io::Result<()> {
 }
 
 /// Returns the link-layer address of another host that has the address, according to the kernel's table of neighbours.
-/// Returns `None` if no other host has answered. Called some time after [`ask`]. Also removes the entry from the table,
-/// unless the entry was set by hand.
+/// Returns `None` if no other host has answered. The caller must have called [`ask`] some time before. Also removes the
+/// entry from the table, unless the entry was set by hand.
 pub(crate) fn answer(link: &Link, address: IpAddr) -> io::Result<Option<String>> {
     let Some(entry) = get(link, address)? else {
         let text = format!("the kernel has dropped {address} from its table of neighbours");

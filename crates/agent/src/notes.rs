@@ -11,8 +11,8 @@ use cadastre_node::{OWN_INTERFACE, PodNote, PodRef};
 
 /// The shortest pause between writes of notes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Stands for every interface that is not the pod's own and for which the pod names no IPAMClaim, because the choice of
-/// pools is the same for all of them. No interface has this name.
+/// Stands for all interfaces for which the pod names no IPAMClaim, except the pod's own interface. The choice of pools
+/// is the same for all these interfaces. No real interface has this name.
 const OTHER_INTERFACE: &str = "";
 
 /// The agent's copy of the notes in the store.
@@ -22,7 +22,7 @@ pub(crate) struct Notes {
     stored: Option<BTreeMap<(String, String), PodNote>>,
     /// Whether a pod, a namespace or a pool has changed since the notes were last compared with the pods
     is_due: bool,
-    /// When the notes were last compared with the pods, since boot
+    /// When the notes were last compared with the pods, as a time since boot
     compared_at: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Notes {
         self.is_due = true;
     }
 
-    /// Returns when to compare the notes with the pods; `None` if no comparison is needed.
+    /// Returns the time at which to compare the notes with the pods; `None` if no comparison is needed.
     pub(crate) fn due_at(&self) -> Option<Duration> {
         self.is_due.then(|| self.compared_at + PAUSE)
     }

@@ -11,16 +11,16 @@ use cadastre_node::Attachment;
 
 /// How long an entry is kept after its ADD last recorded it.
 const LIFE: Duration = Duration::from_secs(60);
-/// The maximum number of entries. No node starts more pods at once.
+/// The maximum number of entries. It exceeds the number of pods that a node starts at the same time.
 const MOST: usize = 1024;
 
-/// The pools of which each attachment wants an address, and when the entry expires.
+/// For each attachment: the pools of which it wants an address, and the time at which this entry expires.
 #[derive(Debug, Default)]
 pub struct PendingAddBook(BTreeMap<Attachment, (Vec<String>, Duration)>);
 
 impl PendingAddBook {
-    /// Records that an attachment wants an address of any of these pools. If there are too many entries already,
-    /// nothing is recorded.
+    /// Records that an attachment wants an address of any of these pools. If the maximum number of entries is reached,
+    /// no entry is added.
     pub fn add(&mut self, attachment: &Attachment, pools: &[String], now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(attachment) {
             return;
@@ -45,7 +45,8 @@ impl PendingAddBook {
         Some(until.saturating_sub(LIFE))
     }
 
-    /// Removes expired entries. Then returns how many ADDs want each pool, and when the next entry expires.
+    /// Removes expired entries. Then returns the number of ADDs that want each pool, and the time at which the next
+    /// entry expires.
     pub fn count(&mut self, now: Duration) -> (PendingAdds, Option<Duration>) {
         self.0.retain(|_, (_, until)| *until > now);
         let mut counts = PendingAdds::new();

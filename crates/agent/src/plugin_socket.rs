@@ -25,8 +25,8 @@ use cadastre_node::wire::{Request, Response};
 pub const CONNECTIONS: usize = 256;
 /// The time limit for a peer to send its request, and for a peer to receive its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// At most this many bytes are allocated before the message arrives. So a large number in the length field alone costs
-/// no memory.
+/// At most this many bytes are allocated before the message arrives. So a peer that only announces a large message
+/// costs little memory.
 const AT_ONCE: usize = 64 * 1024;
 
 /// Handles connections until `stop` is cancelled. Returns once all requests under way are answered.

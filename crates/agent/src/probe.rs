@@ -15,7 +15,7 @@ use super::neighbours::{self, Link};
 use cadastre_core::{Addr, Family};
 use cadastre_node::{ProbeRound, ProbeTargets, clock};
 
-/// How long a host may take to answer. The kernel asks once in this time.
+/// The time within which a host must answer. The kernel asks once in this time.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
 /// Probes addresses in rounds. Only one round is under way at a time, so that no round removes another round's entries
@@ -76,7 +76,8 @@ pub(crate) async fn probe(targets: &ProbeTargets) -> Result<ProbeRound, String> 
     })
 }
 
-/// Makes the kernel ask the link for an address. The interface is looked up once for each family, and kept in `links`.
+/// Makes the kernel ask the hosts on the link for an address. The interface is looked up once for each family, and kept
+/// in `links`.
 fn ask(interface: &str, addr: Addr, links: &mut BTreeMap<Family, Link>) -> io::Result<()> {
     let link = match links.entry(addr.family) {
         Entry::Occupied(link) => link.into_mut(),

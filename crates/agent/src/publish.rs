@@ -2,9 +2,9 @@
 //!
 //! - If a pool's demand exceeds its capacity, the status is written at once. While the capacity stays the same, further
 //!   writes come less and less often, down to one in 8 s.
-//! - If a block was released or a range was withdrawn, the status is written at once. The same holds if the stored
-//!   status does not report a block that is in use although the controller does not list it. If such changes follow
-//!   each other, the writes come less and less often, down to one in 8 s.
+//! - If a block was released or a range was withdrawn, the status is written at once. The same holds if a block is in
+//!   use although the controller does not list it, and the stored status does not report this block. If such changes
+//!   follow each other, the writes come less and less often, down to one in 8 s.
 //! - If an address is requested for another pod, the status is written at once. If such requests follow each other, the
 //!   writes come less and less often, down to one in 8 s, until one of the requests ends.
 //! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
@@ -13,7 +13,7 @@
 //!
 //! # Guarantees
 //! - At most one write is under way. Each write requires the version of the NodeSubnet on which the decision was based.
-//!   So if the controller has changed the NodeSubnet since, the agent reads the change first.
+//!   So if the controller has changed the NodeSubnet meanwhile, the agent reads the change before it writes.
 //! - A pool that allocates nothing does not delay requests for blocks of another pool. If a pool has allocated a block
 //!   and the node needs another one, the node requests it at once, because an ADD waits only for a few seconds.
 //! - If existing blocks cover the growth of the demand, there is no urgent write. So pods that start one by one cost
@@ -57,7 +57,7 @@ pub(crate) struct Publisher {
     requests: BTreeMap<String, BlockRequest>,
     /// The pace of urgent writes that are caused by requests for addresses
     address_pace: Pace,
-    /// The pace of urgent writes for other reasons
+    /// The pace of urgent writes that report releases, withdrawals, or blocks in use that the controller does not list
     other_pace: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
@@ -66,12 +66,12 @@ pub(crate) struct Publisher {
     behind_since: Option<Duration>,
     /// The resourceVersion and the content of the last written status, if only a part of it was stored
     partial: Option<(String, Box<NodeSubnetStatus>)>,
-    /// The version for which a write was rejected as outdated, and until when to wait for another version
+    /// The version for which a write was rejected as outdated, and the time until which to wait for a newer version
     outdated: Option<(String, Duration)>,
 }
 
-/// The pace of urgent writes for one reason. The first write is due at once; further writes in a row come less and less
-/// often.
+/// The pace of urgent writes for one reason. The first write is due at once. If further writes follow soon, the pauses
+/// between them grow.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// When the status was last written for this reason
@@ -105,7 +105,7 @@ impl Pace {
     }
 }
 
-/// A request for blocks of a pool which the controller has not answered yet.
+/// A request for blocks of a pool. The controller has not answered the request yet.
 #[derive(Clone, Copy, Debug)]
 struct BlockRequest {
     /// The pool's capacity at the time of the request. When the capacity changes, the request counts as answered. If
@@ -130,7 +130,7 @@ pub(crate) enum PublishStep {
         /// Whether an urgent change caused the write
         urgent: bool,
     },
-    /// Ask again at this time, if nothing happens before
+    /// Ask again at this time, unless an event causes an earlier call
     At(Duration),
     /// Ask again when the state has changed
     Nothing,
@@ -148,7 +148,7 @@ pub enum WriteOutcome {
         /// The status that was sent, if it differs from `status` because the CRD is older than the agent
         cut: Option<Box<NodeSubnetStatus>>,
     },
-    /// The write was rejected, because the NodeSubnet has another version.
+    /// The write was rejected, because the NodeSubnet no longer has the version that the write required.
     Outdated,
     /// The write failed, or its outcome is indeterminate.
     Failed,
@@ -184,12 +184,14 @@ impl Publisher {
         self.relisted = true;
     }
 
-    /// Records the NodeSubnet as the watch shows it. A version that is older than the last one is ignored, unless the
-    /// version comes from a list. An older version in a list means that the API server was restored to an older state.
+    /// Records the NodeSubnet as the watch shows it. A version that is older than the version seen last is ignored,
+    /// unless it comes from a list. An older version in a list means that the API server was restored to an older
+    /// state.
     pub(crate) fn seen(&mut self, version: &str, status: NodeSubnetStatus) {
         let is_older = |it: &Seen| is_older(version, &it.version);
         if std::mem::take(&mut self.relisted) {
-            // A list shows that the API server answers again, so earlier failures do not delay the next write.
+            // The version comes from a new list, so the API server answers again. Earlier failures do not delay the
+            // next write.
             self.failures = 0;
             self.retry_at = Duration::ZERO;
         } else if self.seen.as_ref().is_some_and(is_older) {
@@ -229,7 +231,8 @@ impl Publisher {
         self.in_flight.is_some()
     }
 
-    /// Returns the conditions of the NodeSubnet in the version that the next write requires.
+    /// Returns the conditions in the NodeSubnet that the watch last showed. The next write requires the version of this
+    /// NodeSubnet.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
@@ -245,8 +248,8 @@ impl Publisher {
         let Some(seen) = self.seen.as_ref().filter(|_| self.in_flight.is_none()) else {
             return PublishStep::Nothing;
         };
-        // If the CRD is older than the agent, the API server would drop the same part of the status again, so another
-        // write is useless.
+        // If the CRD is older than the agent, the API server has dropped a part of the written status. It would drop
+        // this part from every further write, so another write is useless.
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };
@@ -315,7 +318,7 @@ impl Publisher {
                 let seen = self.seen.as_ref().map(|seen| &seen.version);
                 let is_behind = target.filter(|target| Some(target) == seen);
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
-                // Nothing was written, so urgent changes are due again at once.
+                // Nothing was written, so urgent changes need not wait for the pause after a write.
                 self.address_pace.make_due(now);
                 self.other_pace.make_due(now);
                 for request in self.requests.values_mut() {
@@ -352,7 +355,8 @@ impl Publisher {
     }
 }
 
-/// Whether `version` is older than `than`. Both are compared as numbers; if one is not a number, the result is false.
+/// Whether the first version is older than the second. Versions are compared as numbers. If one is not a number, the
+/// result is false.
 fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u128>(), than.parse::<u128>()) {
         (Ok(version), Ok(than)) => version < than,
@@ -404,7 +408,7 @@ fn unrequested(
         pools.any(|of| of.pool == it.pool && of.demand >= it.demand)
     };
     // If the stored status does not have the counts of a block, the controller derives the block's capacity from its
-    // size. As a result, the controller may take the node's blocks for sufficient.
+    // size. As a result, the controller may assume that the node's blocks are sufficient.
     let is_counted = |pool: &str| {
         let mut of_pool = snapshot
             .blocks

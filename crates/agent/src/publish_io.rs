@@ -29,8 +29,8 @@ async fn send<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result
     answer.unwrap_or_else(|_| Err(timeout()))
 }
 
-/// Reads a namespace from the API server's cache. If the cache does not contain the namespace, it may have been created
-/// a moment ago, so it is read again with a consistent read. Returns `None` if a request fails.
+/// Reads a namespace from the API server's cache. If the cache does not contain the namespace, the namespace may be
+/// new. In this case, a consistent read follows. Returns `None` if a request fails.
 pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     let api: Api<PartialObjectMeta<v1::Namespace>> = Api::all(client);
     let read = send(async {
@@ -58,7 +58,7 @@ pub(super) async fn namespace(client: Client, name: &str) -> Option<Namespace> {
     }
 }
 
-/// Logs why a write failed. Errors that an administrator should resolve are warnings.
+/// Logs why a write failed. Errors that an administrator should resolve are logged as warnings.
 fn log_failure(what: &str, error: &kube::Error) {
     match error {
         kube::Error::Api(answer) if matches!(answer.code, 403 | 413 | 422) => warn!(

@@ -34,7 +34,7 @@ use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, OWN_INTERFACE, PodRef, RememberedAttachment};
 
 /// Returns the attachments in use. Attachments that only the runtime or the API shows get the network that most entries
-/// of `list` have. If `list` names no network, they get `network`.
+/// of `list` have. If `list` names no network, these attachments get the network `network`.
 pub(crate) fn known(
     holding: &NodeAllocation,
     list: Option<&NodeAddressesSpec>,
@@ -154,8 +154,8 @@ fn is_in(holding: &NodeAllocation, addr: &Addr) -> bool {
     blocks.any(|block| block.cidr.contains_addr(*addr))
 }
 
-/// Returns the pods that ask for second networks but whose addresses there no source shows. Each pod is named as
-/// `namespace/name`.
+/// Returns each pod that asks for second networks, if no source shows which addresses the pod has on these networks.
+/// The pods are named as `namespace/name`.
 pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
@@ -164,9 +164,9 @@ pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
         .collect()
 }
 
-/// Adds an entry of a list that was written in the boot with the id `boot`. An attachment with a pod keeps this boot. A
-/// container without a pod may have been restarted under the same id since that boot, so its attachment counts as set
-/// up in the current boot.
+/// Adds an entry of the published list. `boot` is the id of the boot in which the list was written. An attachment with
+/// a pod keeps this boot. A container without a pod may have been restarted under the same id since that boot, so its
+/// attachment counts as set up in the current boot.
 fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &str) {
     // If the entry's handle was truncated, no DEL can name the attachment. But the entry's addresses are in use, so the
     // attachment gets an id that is made from the first address.
@@ -202,7 +202,7 @@ fn remember(known: &mut Vec<RememberedAttachment>, entry: AddressEntry, boot: &s
     });
 }
 
-/// Returns the network of most attachments; `None` if no attachment names a network.
+/// Returns the network that most attachments have; `None` if no attachment names a network.
 fn usual_network(known: &[RememberedAttachment]) -> Option<String> {
     let networks = known.iter().map(|it| it.attachment.network.as_str());
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -291,8 +291,8 @@ mod tests {
         let expected = [
             ("c1", "boot", true),
             ("c2", "boot", false),
-            // A container without a pod may have been restarted under the same id, so the boot of the list does not
-            // count.
+            // A container without a pod may have been restarted under the same id after the list was written. So its
+            // attachment does not get the boot id of the list.
             ("c3", "", false),
             ("c4", "", false),
         ];
@@ -360,7 +360,8 @@ mod tests {
         let sandboxes = sandboxes.map(|(id, uid)| sandbox(id, uid, &[]));
         let mut pods = Pods::default();
         for (uid, address, finished) in [
-            // The list has this attachment, so the address of the annotation gets an attachment of its own.
+            // The published list has this attachment with another address, so the annotation's address gets an
+            // attachment of its own.
             ("u1", "10.0.0.9", false),
             ("u2", "10.0.0.2", false),
             // The pod has two sandboxes, and the annotation does not say which of them has the address. So the

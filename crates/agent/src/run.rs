@@ -43,8 +43,8 @@ pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result
         tokio::select! {
             Some(event) = events.recv() => {
                 machine.on(event, &clock::now());
-                // All events that have arrived are recorded before the next turn, so that the turn decides with all of
-                // them.
+                // All events that have arrived are recorded before the next turn, so that the turn takes all of them
+                // into account.
                 while let Ok(event) = events.try_recv() {
                     machine.on(event, &clock::now());
                 }
@@ -69,8 +69,8 @@ fn random() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Runs turns of the machine until no effect has an immediate answer. Returns when the next turn is due, as a time
-/// since boot.
+/// Runs turns of the machine until no effect has an immediate answer. Returns the time since boot at which the next
+/// turn is due.
 fn turn(machine: &mut AgentMachine, carrier: &mut Carrier) -> anyhow::Result<Duration> {
     loop {
         let now = clock::now();

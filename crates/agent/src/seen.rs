@@ -23,7 +23,7 @@ pub struct SubnetSeen {
     pub named: BTreeSet<Addr>,
     /// Addresses, each with the handle of a container that a user has declared gone
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// Addresses whose conflict a user has declared over, each with the time at which the conflict began (Unix
+    /// Conflicts that a user has declared to be over: each address, with the time at which the conflict began (Unix
     /// milliseconds)
     pub conflict_over: BTreeSet<(Addr, i64)>,
 }
@@ -64,7 +64,7 @@ pub fn node_uid(node: NodeLite) -> String {
 }
 
 /// Extracts the parts of a NodeSubnet object that the agent needs. If the spec or the status cannot be parsed, the
-/// other parts are extracted all the same.
+/// other parts are still extracted.
 pub fn subnet(subnet: NodeSubnetLite) -> SubnetSeen {
     let annotations = subnet.metadata.annotations.unwrap_or_default();
     let requests = Requests::read(|name| annotations.get(name).map(String::as_str));

@@ -10,9 +10,9 @@ use super::conditions::set;
 use super::files::others::PodNetworkOwner;
 use cadastre_api::SERVED_BY_OTHERS;
 
-/// Returns the condition to set, with timestamps that [`merged`](super::conditions::merged) replaces. Returns `None` if
-/// the condition in `before` should stay as it is. The condition is set to `False` only if `before` contains it
-/// already. `own` is the path of the agent's CNI configuration; `None` if the agent writes none.
+/// Returns the condition to set; [`merged`](super::conditions::merged) sets its timestamp. Returns `None` if the
+/// condition in `before` should stay as it is. The condition is set to `False` only if `before` contains it already.
+/// `own` is the path of the agent's CNI configuration; `None` if the agent writes none.
 pub(crate) fn condition(
     owner: Option<&PodNetworkOwner>,
     own: Option<&Path>,

@@ -42,7 +42,7 @@ pub struct Service {
     pub metrics: AgentMetrics,
     /// Emits events about wrong annotations
     pub events: Events,
-    /// Wakes the main loop when the store may have changed, or an ADD began to wait
+    /// Wakes the main loop when the store may have changed, or when an ADD has begun to wait
     pub changed: Notify,
     /// Incremented each time the node's ranges have been written to the store. Each increment wakes the waiting ADDs
     pub held: watch::Sender<u64>,
@@ -140,7 +140,7 @@ impl Service {
 
     /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this ADD
     /// waits for its turn, no address is probed. The other round may have probed enough addresses for this ADD, so the
-    /// store is asked again first.
+    /// store is asked again instead.
     async fn probe_for(&self, add: Add) -> Result<(), String> {
         let before = self.prober.rounds();
         let turn = self.prober.turn().await;
@@ -191,8 +191,8 @@ impl Service {
     }
 }
 
-/// Whether the main loop should read the store again after this result. `changes` is whether the operation may change
-/// the store.
+/// Whether the main loop should read the store after an operation with this result. `changes` says whether an operation
+/// of this kind can change the store.
 pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     match result {
         Ok(_) => changes,

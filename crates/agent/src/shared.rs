@@ -38,7 +38,7 @@ pub struct WatchState {
     pub pods_troubled: bool,
     /// Whether the agent has read a NodeSubnet since its start. If not, all fields about pools are empty
     pub pools_known: bool,
-    /// Pools that may serve pods, best first
+    /// Pools that can serve pods, best first
     pub serving: Vec<ServingPool>,
     /// Pools that have ranges on this node and are not in `serving`
     pub others: Vec<String>,

@@ -95,7 +95,8 @@ pub(crate) struct Peer {
     pub slot: Slot,
 }
 
-/// One of the connections that a socket may have at a time. The slot becomes free when this value is dropped.
+/// A place among the bounded number of connections that a socket can have at a time. Dropping this value frees the
+/// slot.
 pub(crate) type Slot = (OwnedSemaphorePermit, Counted);
 
 impl Socket {

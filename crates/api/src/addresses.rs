@@ -102,7 +102,7 @@ pub struct AddressEntry {
     pub superseded: bool,
 }
 
-/// The text of an unknown field in an entry.
+/// Stands for a field whose value is unknown.
 const NOTHING: &str = "-";
 const SUPERSEDED: &str = "superseded";
 

@@ -44,7 +44,7 @@ pub struct IPAMBlockSpec {
     /// The node to which the block is allocated. In quarantine, the deleted node to which the block was allocated.
     pub owner: BlockOwner,
 
-    /// Present if the owner has borrowed this block: the block of another node of which this block is a part.
+    /// The block of a different node that this block is a part of. Present only if the owner has borrowed this block.
     /// Immutable. The parent may no longer exist. If both blocks are routed, traffic for this block goes to its owner,
     /// because the longer prefix wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,13 +56,13 @@ pub struct IPAMBlockSpec {
     #[serde(default, rename = "vmiUID", skip_serializing_if = "Option::is_none")]
     pub vmi_uid: Option<String>,
 
-    /// Other nodes that may have the address, because a virtual machine migrates or has migrated. Route the address to
-    /// the owner only. A node leaves this list when its agent has released the address.
+    /// Nodes that may have the address in addition to the owner, because a virtual machine migrates or has migrated.
+    /// Route the address to the owner only. A node leaves this list when its agent has released the address.
     #[schemars(length(max = MOST_STANDBY))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standby: Vec<BlockOwner>,
 
-    /// The highest number that a node in spec.standby has ever had for this block.
+    /// The highest number that was ever given to a node in spec.standby of this block.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub last_number: u32,
 
@@ -134,8 +134,8 @@ pub enum OwnerKind {
 }
 
 /// Returns the UID under which a NodeSubnet lists a block. For the node to which the block was allocated, this is the
-/// UID of the IPAMBlock. For a node that was added to standby, the node's number follows the UID. So a node that has
-/// released the block can get the block again with a new number.
+/// UID of the IPAMBlock. For a node that was added to `spec.standby`, a plus sign and the node's number follow the UID.
+/// A node that has released the block can get the block again, because the number is then a new one.
 pub fn listed_uid(uid: &str, number: u32) -> String {
     match number {
         0 => uid.to_owned(),

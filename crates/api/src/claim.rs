@@ -47,9 +47,9 @@ pub struct IPClaimSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
 
-    /// For how many seconds the claim stays after its last use. The claim is deleted once, since `status.releasedAt`,
-    /// no pod has named the claim and no node has had its addresses for this many seconds. A claim that no pod has used
-    /// yet stays. Absent: the claim stays until somebody deletes it. Can be changed.
+    /// For how many seconds the claim stays after its last use. The controller deletes the claim when, since
+    /// `status.releasedAt`, no pod has named the claim and no node has had the claim's addresses for this many seconds.
+    /// A claim that no pod has used yet stays. Absent: the claim stays until somebody deletes it. Can be changed.
     #[schemars(range(min = 0, max = 2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_use: Option<u32>,

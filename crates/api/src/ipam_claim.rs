@@ -1,10 +1,10 @@
-//! IPAMClaims of the Kubernetes network plumbing group (`k8s.cni.cncf.io/v1alpha1`), by which KubeVirt keeps the addresses of
-//! a virtual machine's interfaces.
+//! IPAMClaims of the Kubernetes network plumbing group (`k8s.cni.cncf.io/v1alpha1`), by which KubeVirt keeps the
+//! addresses of a virtual machine's interfaces.
 //!
 //! Whoever runs virtual machines creates an IPAMClaim for each of their interfaces, and names it in the annotation
-//! `k8s.v1.cni.cncf.io/networks` of the pods: `[{"name": "vlan7", "ipam-claim-reference": "vm1.vlan7"}]`. For each IPAMClaim,
-//! the controller creates an [`IPClaim`](super::IPClaim) with the same name, which the IPAMClaim owns. The agent gives the
-//! IPClaim's addresses to that interface of the pod.
+//! `k8s.v1.cni.cncf.io/networks` of the pods: `[{"name": "vlan7", "ipam-claim-reference": "vm1.vlan7"}]`. For each
+//! IPAMClaim, the controller creates an [`IPClaim`](super::IPClaim) with the same name, which the IPAMClaim owns. The
+//! agent gives the IPClaim's addresses to that interface of the pod.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub const IPAM_CLAIM_GROUP: &str = "k8s.cni.cncf.io";
 /// API group and version of the kind `IPAMClaim`.
 pub const IPAM_CLAIM_API_VERSION: &str = "k8s.cni.cncf.io/v1alpha1";
 
-/// The kind `IPAMClaim`.
+/// Name of the kind `IPAMClaim`.
 pub const IPAM_CLAIM_KIND: &str = "IPAMClaim";
 
 /// Annotation of a pod in which users name the networks that the pod should be attached to. Multus reads it.
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Longer annotations are ignored.
+/// An annotation that is longer than this many bytes is ignored.
 const MOST_TEXT: usize = 64 << 10;
 /// At most this many IPAMClaims of a pod are read.
 const MOST_CLAIMS: usize = 16;
@@ -33,9 +33,9 @@ const LONGEST_INTERFACE: usize = 15;
 /// The fields of an IPAMClaim that Cadastre reads.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct IPAMClaimLite {
-    /// The metadata
+    /// The metadata of the IPAMClaim
     pub metadata: ObjectMeta,
-    /// The network
+    /// The spec, of which only the network is read
     #[serde(default)]
     pub spec: IPAMClaimLiteSpec,
 }
@@ -60,7 +60,7 @@ pub struct IPAMClaimIps {
 pub struct InterfaceClaim {
     /// Name of the interface in the pod
     pub interface: String,
-    /// Name of the IPAMClaim in the pod's namespace. The text may be no valid name
+    /// Name of the IPAMClaim in the pod's namespace. The text is not checked, so it can be an invalid name
     pub claim: String,
 }
 
@@ -77,7 +77,7 @@ struct Element {
 /// name that Multus gives it: `net1` for the first element, and so on.
 pub fn interface_claims(annotations: &BTreeMap<String, String>) -> Vec<InterfaceClaim> {
     let text = annotations.get(NETWORKS_ANNOTATION);
-    // The annotation can also be a list of names, which names no IPAMClaims.
+    // An annotation that is only a list of network names refers to no IPAMClaim.
     let text = text.filter(|it| it.len() <= MOST_TEXT && it.contains("ipam-claim-reference"));
     let elements = text.and_then(|it| serde_json::from_str::<Vec<Element>>(it).ok());
     let elements = elements.unwrap_or_default().into_iter().enumerate();

@@ -8,7 +8,7 @@ pub const GROUP: &str = "cadastre.dev";
 /// API version of all kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Annotation of the CRDs with the release to which they belong, so that installers can compare releases.
+/// Annotation of the CRDs. Its value is the release to which the CRD belongs, so that installers can compare releases.
 pub(crate) const VERSION_ANNOTATION: &str = "cadastre.dev/version";
 
 /// Finalizer of an IPPool. The controller removes the finalizer once no range of the pool is allocated or quarantined.
@@ -39,14 +39,14 @@ pub const LEASE_NAME: &str = "cadastre-controller";
 /// Field manager of all writes of agents.
 pub const AGENT_MANAGER: &str = "cadastre-agent";
 
-/// Annotation of a pod or a namespace with the names of the pools to use, separated by commas, best first. The
-/// namespace's annotation applies to its pods that do not have the annotation.
+/// Annotation of a pod or a namespace. It lists the names of the pools to use, separated by commas, best first. The
+/// annotation of a namespace applies to each pod in the namespace that does not have the annotation itself.
 pub const POOLS_ANNOTATION: &str = "cadastre.dev/pools";
 
-/// Annotation of a pod with the addresses to assign to it: at most one of each family, separated by a comma.
+/// Annotation of a pod. It lists the addresses to assign to the pod: at most one of each family, separated by a comma.
 pub const ADDRESSES_ANNOTATION: &str = "cadastre.dev/addresses";
 
-/// Annotation of a pod with the name of the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
+/// Annotation of a pod. It names the IPClaim whose addresses the pod gets. The claim is in the pod's namespace.
 pub const CLAIM_ANNOTATION: &str = "cadastre.dev/claim";
 
 /// Annotation of a pod of a StatefulSet. If it is `true`, the pod uses the IPClaim that has the name of the pod. If no
@@ -63,13 +63,13 @@ pub const MIGRATION_READY_ANNOTATION: &str = "kubevirt.io/migration-target-ready
 /// Finalizer of an IPClaim. The controller removes the finalizer once no node has an address of the claim.
 pub const CLAIM_FINALIZER: &str = "cadastre.dev/addresses-allocated";
 
-/// Annotation of a NodeSubnet with leaked addresses that should be released without the grace period (see
+/// Annotation of a NodeSubnet. In it, users list leaked addresses to release without the grace period (see
 /// [`requests`](super::requests)).
 pub const RELEASE_ANNOTATION: &str = "cadastre.dev/release";
 
-/// Annotation of a NodeSubnet with blocks that should be drained (see [`requests`](super::requests)).
+/// Annotation of a NodeSubnet. In it, users list blocks to drain (see [`requests`](super::requests)).
 pub const DRAIN_ANNOTATION: &str = "cadastre.dev/drain";
 
-/// Annotation of a NodeSubnet with addresses and ranges that should be taken out of the node's blocks (see
+/// Annotation of a NodeSubnet. In it, users list addresses and ranges to withdraw from the node (see
 /// [`requests`](super::requests)).
 pub const WITHDRAW_ANNOTATION: &str = "cadastre.dev/withdraw";

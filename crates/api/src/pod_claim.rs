@@ -11,8 +11,8 @@
 //! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
 //! call [`claim_of`], so they always use the same claim. The claim is in the pod's namespace.
 //!
-//! Two pods can have the address of a claim at a time if KubeVirt migrates a virtual machine from one pod to the other.
-//! In this case, the same VirtualMachineInstance controls both pods ([`vmi_of`]).
+//! Two pods can have the address of a claim at the same time if KubeVirt migrates a virtual machine from one pod to the
+//! other. In this case, the same VirtualMachineInstance controls both pods ([`vmi_of`]).
 
 use std::collections::BTreeMap;
 
@@ -33,12 +33,12 @@ const LONGEST_NAME: usize = 253;
 /// The claim that a pod uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimOfPod<'a> {
-    /// The claim that the annotation `cadastre.dev/claim` names. The text may be no valid name of an object
+    /// The claim that the annotation `cadastre.dev/claim` names. The text is not checked, so it can be an invalid name
     Annotated(&'a str),
     /// The claim with the name of the pod, because the pod's StatefulSet has sticky addresses
     Sticky(&'a str),
-    /// A claim for this pod alone, with the addresses that the pod requests. The pod does not need the claim if its
-    /// node has the addresses without it
+    /// A claim for this pod alone, with the addresses that the pod requests. The pod does not need this claim if a
+    /// range of the pod's node has the addresses
     Addresses {
         /// The name of the claim
         name: String,

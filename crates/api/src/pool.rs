@@ -91,8 +91,9 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub borrowing: Borrowing,
 
-    /// Names of the networks to whose IPAMClaims (k8s.cni.cncf.io) the pool gives addresses, as in the networks' CNI
-    /// configurations. KubeVirt keeps the addresses of virtual machines by IPAMClaims. Only for Blocks.
+    /// Names of networks. The pool gives addresses to the IPAMClaims (k8s.cni.cncf.io) of these networks. The name of a
+    /// network is in the network's CNI configuration. KubeVirt keeps the addresses of virtual machines by IPAMClaims.
+    /// Only for Blocks.
     #[schemars(length(max = 64), inner(length(min = 1, max = 253)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,

@@ -27,13 +27,14 @@ use cadastre_core::{Addr, Cidr};
 /// The maximum number of entries of an annotation that are read. Further entries are ignored.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 
-/// The prefix that distinguishes the handle of a container from the UID of a pod.
+/// In an entry of [`RELEASE_ANNOTATION`], this prefix comes before the handle of a container. Without a prefix, the
+/// text is the UID of a pod.
 const CONTAINER: &str = "container:";
 
-/// The prefix that distinguishes the beginning of a conflict from the UID of a pod.
+/// In an entry of [`RELEASE_ANNOTATION`], this prefix comes before the time at which a conflict began.
 const CONFLICT: &str = "conflict:";
 
-/// The requests on one NodeSubnet.
+/// The requests that users have written to the annotations of one NodeSubnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Addresses to release, each with the UID of the pod to which it was assigned
@@ -46,8 +47,8 @@ pub struct Requests {
     /// CIDRs of blocks to drain. No new address is assigned from such a block, and the block is released once it is
     /// empty
     pub drain: BTreeSet<Cidr>,
-    /// Ranges inside of blocks from which the node assigns no address until the request ends. A single address is a
-    /// range of one address
+    /// Ranges inside of the node's blocks. The node assigns no address of these ranges until the request ends. A single
+    /// address is a range of one address
     pub withdraw: BTreeSet<Cidr>,
 }
 

@@ -93,8 +93,8 @@ pub(super) fn block_cidr(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// A block must not be larger than any CIDR of the pool. `defaults` are the default block sizes for the allocation
-/// modes Blocks and NodeCIDR, in this order.
+/// A block must not be larger than the smallest CIDR of the pool. `defaults` are the default block sizes for the
+/// allocation modes Blocks and NodeCIDR, in this order.
 pub(super) fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     let by_default = format!(
         "self.allocationMode == 'Blocks' ? {} : {}",
@@ -288,9 +288,9 @@ pub(super) fn reserved(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// The gateway must lie in the pool's ranges, or meet the CEL expression `or`. Pods cannot reach a gateway elsewhere,
-/// unless the dataplane makes it reachable in another way. A gateway that does not change is always accepted, even if
-/// other parts of the object change.
+/// The gateway must lie in the pool's ranges, or meet the CEL expression in the argument `or`. Pods cannot reach a
+/// gateway outside of these ranges, unless the dataplane makes it reachable in another way. A gateway that does not
+/// change is always accepted, even if other parts of the object change.
 pub(super) fn gateway_inside(family: &str, or: &str) -> Rule {
     let number = family.trim_start_matches("ipv");
     let gateway = format!("self.{family}.gateway");

@@ -61,7 +61,7 @@ pub const MOST_POOLS: usize = 1_024;
 pub const MOST_RESERVED: usize = 1_024;
 /// The maximum number of withdrawals that a NodeSubnet lists and that an agent records.
 pub const MOST_WITHDRAWALS: usize = 1_024;
-/// The maximum number of pods in `requestedAddresses`, in which an agent reports the addresses that CNI requests.
+/// The maximum number of pods for which an agent reports requested addresses (`requestedAddresses`).
 pub const MOST_ADDRESS_REQUESTS: usize = 64;
 /// The highest count of free addresses that an agent reports. The number stands for any higher count, too, and is the
 /// largest number that every JSON parser represents exactly. An IPv6 /64 has 2,048 times as many addresses, but nobody
@@ -140,9 +140,9 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
 
-    /// Ranges inside of the node's blocks that the controller takes back, down to single addresses. The agent assigns
-    /// no new address in such a range. The agent reports the range in status.withdrawn once no address of the range is
-    /// in use or cooling.
+    /// Ranges that the controller takes back from the node. Each is a part of one of the node's blocks. It can be a
+    /// single address. The agent assigns no new address in such a range. The agent reports the range in
+    /// status.withdrawn once no address of the range is in use or cooling.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<String>,
@@ -153,7 +153,7 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<ClaimedAddress>,
 
-    /// Withdrawn ranges that other nodes have borrowed. Each range is an IPAMBlock of the other node.
+    /// Withdrawn ranges that other nodes have borrowed. Each range is an IPAMBlock of the node that borrowed it.
     #[schemars(length(max = MOST_WITHDRAWALS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lent: Vec<LentRange>,
@@ -196,7 +196,8 @@ pub struct LentRange {
     /// Name of the node that has borrowed the range.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// UID of the IPAMBlock that the range has become. The other node gets the block only if this list names the block.
+    /// UID of the IPAMBlock that was created for the range. The node that borrows the range gets this block only if
+    /// spec.lent of the lending node names the UID.
     #[serde(rename = "blockUID")]
     #[schemars(length(max = 63))]
     pub block_uid: String,
@@ -302,7 +303,8 @@ pub struct AllocatedBlock {
     pub cidr: String,
 
     /// UID of the block's IPAMBlock. If the same CIDR is allocated again, the block has a new IPAMBlock with another
-    /// UID. If the node was added to the standby of the block, a plus sign and the node's number follow the UID.
+    /// UID. If the node was added to spec.standby of the IPAMBlock, a plus sign and the number of the node follow the
+    /// UID.
     #[schemars(length(max = 128))]
     pub uid: String,
 
@@ -310,8 +312,8 @@ pub struct AllocatedBlock {
     #[schemars(length(max = 63))]
     pub pool: String,
 
-    /// The IPClaim of whose address the block consists, as NAMESPACE/NAME. The address is assigned only to a pod that
-    /// names the claim. Absent: the block belongs to no claim.
+    /// The IPClaim that has the block's only address, as NAMESPACE/NAME. The address is assigned only to a pod that
+    /// names this claim. Absent: the block belongs to no claim.
     #[schemars(length(max = 317))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
@@ -323,14 +325,14 @@ pub struct AllocatedBlock {
     #[serde(default, rename = "vmiUID", skip_serializing_if = "Option::is_none")]
     pub vmi_uid: Option<String>,
 
-    /// If true, another node is the owner of the block, and traffic for the address goes to that node. This node may
-    /// assign the address, too, to a pod of the virtual machine.
+    /// If true, another node is the owner of the block, and traffic for the address goes to that node. This node, too,
+    /// may assign the address to a pod of the virtual machine.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub standby: bool,
 
-    /// Present if this node has borrowed the block: the block of another node of which this block is a part. The
-    /// network address, gateway and broadcast address of a borrowed block are those of the pool's CIDR, not those of
-    /// the part.
+    /// The block of a different node that this block is a part of. Present only if this node has borrowed this block.
+    /// The network address, gateway and broadcast address of a borrowed block are those of the pool's CIDR, not those
+    /// of the part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentBlock>,
 
@@ -350,14 +352,14 @@ pub struct AllocatedBlock {
     pub on_request: Vec<String>,
 }
 
-/// How the controller recalls a block. IfEmpty: the agent releases the block if it is empty now, and otherwise keeps
-/// it. Drain: the agent assigns no new address from the block, and releases it once it is empty. Absent: the block is
-/// not recalled.
+/// How the controller recalls a block. IfEmpty: the agent releases the block if it is empty, and otherwise keeps it.
+/// Drain: the agent assigns no new address from the block, and releases it once it is empty. Absent: the block is not
+/// recalled.
 #[derive(
     JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum Recall {
-    /// The agent releases the block only if it is empty now
+    /// The agent releases the block if it is empty, and otherwise keeps it
     IfEmpty,
     /// The agent assigns no new address from the block, and releases it once it is empty
     Drain,
@@ -413,8 +415,8 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdrawing: Vec<String>,
 
-    /// Addresses for which ADDs wait, because the CNI configuration or the runtime requests the addresses for pods of
-    /// this node, and no range of the node has them. The controller creates an IPClaim for each of these pods.
+    /// Addresses that the CNI configuration or the runtime requests for pods of this node, and that no range of the
+    /// node has. The CNI calls for these pods wait. The controller creates an IPClaim for each of these pods.
     #[schemars(length(max = MOST_ADDRESS_REQUESTS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested_addresses: Vec<AddressRequest>,
@@ -450,11 +452,11 @@ pub struct AddressConflict {
     #[schemars(length(max = 253))]
     pub pool: String,
 
-    /// Link-layer address of the host that answered last.
+    /// Link-layer address of the host that most recently answered for the address.
     #[schemars(length(max = 64))]
     pub by: String,
 
-    /// When the host that answered last answered for the first time, in milliseconds of Unix time.
+    /// When the host with the link-layer address in `by` answered for the first time, in milliseconds of Unix time.
     pub since_ms: i64,
 }
 
@@ -554,7 +556,7 @@ pub struct QuarantinedNode {
     pub node_uid: String,
 
     /// spec.providerID of the deleted Node. If a Node with the same name and the same providerID registers, that Node
-    /// gets the ranges back.
+    /// gets the quarantined ranges.
     #[serde(
         default,
         rename = "providerID",

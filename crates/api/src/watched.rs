@@ -1,7 +1,8 @@
 //! Types for watched objects, with only the fields that Cadastre reads.
 //!
 //! A complete Pod takes about 36 KB of memory once parsed, and a cluster has very many pods. So parsing skips the
-//! fields that these types do not have. The API resource is the same: `Api<NodeLite>` lists, watches and patches Nodes.
+//! fields that these types do not have. The API resource is that of the complete type: `Api<NodeLite>` lists, watches
+//! and patches Nodes.
 //!
 //! # Caveats
 //! - Never write a whole object of these types: a replace would remove every skipped field. Only patch.
@@ -29,9 +30,9 @@ pub struct NodeLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// The podCIDRs and the provider ID
+    /// The spec of the Node: the podCIDRs and the provider ID
     pub spec: Option<NodeLiteSpec>,
-    /// The addresses and the machine ID
+    /// The status of the Node: the addresses and the machine ID
     pub status: Option<NodeLiteStatus>,
 }
 
@@ -87,9 +88,9 @@ pub struct PodLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// The name of the pod's node, and whether the pod uses the node's network
+    /// The spec of the Pod: the name of the pod's node, and whether the pod uses the node's network
     pub spec: Option<PodLiteSpec>,
-    /// The phase and the IP addresses of the pod
+    /// The status of the Pod: its phase and its IP addresses
     pub status: Option<PodLiteStatus>,
 }
 
@@ -134,11 +135,11 @@ macro_rules! unparsed {
             /// The metadata without the fields that Cadastre does not read, such as `managedFields`
             #[serde(with = "SlimMeta")]
             pub metadata: ObjectMeta,
-            /// Not parsed, so that one invalid object does not make parsing of the whole list fail
+            /// The spec is not parsed here, so that one invalid object does not make parsing of the whole list fail
             #[serde(default)]
             pub spec: Value,
-            /// Not parsed, so that one invalid object does not make parsing of the whole list fail; `Null` if the kind
-            /// has no status
+            /// The status is not parsed here, so that one invalid object does not make parsing of the whole list fail;
+            /// `Null` if the kind has no status
             #[serde(default)]
             pub status: Value,
         }

@@ -111,16 +111,17 @@ pub(crate) struct AddressReport {
     /// The smallest range that contains the address. The range's node may be live or deleted
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<RangeFact>,
-    /// Larger ranges that also contain the address; normally there are none
+    /// Ranges that contain the address and are larger than `range`; normally there are none
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_ranges: Vec<RangeFact>,
     /// The claim that has the address
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimUse>,
-    /// The other host that uses the address, if the node has set the address aside for that reason
+    /// The host that answered the node's probe for the address. Set only if the node has set the address aside because
+    /// of that answer
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conflict: Option<ConflictFact>,
-    /// Other claims that record the address or ask for it
+    /// Claims other than `claim` that record the address or ask for it
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_claims: Vec<ClaimUse>,
     /// The agents' entries for the address; normally there is at most one
@@ -132,15 +133,15 @@ pub(crate) struct AddressReport {
     pub nodes: Vec<String>,
 }
 
-/// The other host that answers for an address of a node. The node probed the address, got an answer from this host, and
-/// has set the address aside.
+/// A host that answers for an address although the address belongs to a node. The node probed the address, got an
+/// answer from this host, and has set the address aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConflictFact {
     pub address: String,
-    /// The link-layer address of the host
+    /// The link-layer address of the host that answers
     pub by: String,
-    /// When the host answered a probe for the first time
+    /// When the host with the link-layer address in `by` answered a probe for the first time
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
@@ -195,13 +196,13 @@ pub(crate) struct RangeFact {
     /// in the range at that time
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// How many addresses the agent reports as in use
+    /// How many addresses of the range the agent reports as in use
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<i64>,
-    /// How many addresses are in cooldown. The agent does not report which addresses these are
+    /// How many addresses of the range are in cooldown. The agent does not report which addresses these are
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cooling: Option<i64>,
-    /// How many addresses the agent can assign now
+    /// How many addresses of the range the agent can assign now
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free: Option<i64>,
 }
@@ -344,9 +345,9 @@ fn role(addr: Addr, range: &RangeFact, inventory: &Inventory) -> Option<AddressS
     })
 }
 
-/// Returns the state of an unused address of a block that an agent may assign. The agent reports only how many
-/// addresses of a block are free and how many are in cooldown, not which. So the state is `Cooling` only if no address
-/// of the block is free.
+/// Returns the state of an address that is in a block and that no pod uses. The agent reports only how many addresses
+/// of a block are free and how many are in cooldown, not which addresses these are. So the state is `Cooling` only if
+/// no address of the block is free.
 fn idle(addr: Addr, range: &RangeFact, inventory: &Inventory) -> AddressState {
     let subnet = inventory.subnets.get(range.node.as_str());
     let mut taken_out = subnet

@@ -1,8 +1,8 @@
 //! `kubectl cadastre support-bundle`: writes everything that a problem report needs to one folder.
 //!
 //! # Guarantees
-//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this file names are kept. These
-//!   are no environment variables, no commands, no volumes, and of the annotations only `cadastre.dev/*`.
+//! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this source file names are
+//!   kept. These are no environment variables, no commands, no volumes, and of the annotations only `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
 //! - `README.txt` names the files in the bundle, and the objects and metrics that could not be read.
 

@@ -1,4 +1,4 @@
-//! The parsed form of IPClaims that all verbs use.
+//! The parsed form of IPClaims that all subcommands use.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -8,7 +8,7 @@ use super::lists::full_name;
 use cadastre_api::{IPClaimLite, IPClaimSpec, IPClaimStatus};
 use cadastre_core::Addr;
 
-/// The parts of an IPClaim that verbs need.
+/// The parts of an IPClaim that the subcommands need.
 #[derive(Clone, Debug)]
 pub(crate) struct ClaimFact {
     /// `namespace/name`

@@ -1,4 +1,4 @@
-//! Completes command lines: verbs, flags, and the names of objects.
+//! Completes command lines: subcommands, flags, and the names of objects.
 //!
 //! To complete the command line of the kubectl plugin NAME, kubectl runs the program `kubectl_complete-NAME`. That
 //! program must print what programs made with cobra print: one line for each possible word with its description, then a
@@ -17,9 +17,9 @@ use super::lists::WantedKinds;
 use super::reach::ApiReach;
 use super::{Cli, ExitVerdict, Flags};
 
-/// Cobra's directive that the shell must not offer names of files.
+/// Cobra's directive that forbids the shell to offer names of files.
 const NO_FILES: &str = ":4";
-/// Cobra's directive that the shell may offer names of files.
+/// Cobra's directive that allows the shell to offer names of files.
 const FILES: &str = ":0";
 /// Time limit for each request to the API server. A user would not wait longer for a completion.
 const PATIENCE_SECONDS: u16 = 5;
@@ -39,7 +39,7 @@ pub(crate) enum Completion {
     Words(Vec<(String, String)>),
     /// The name of an object of this kind
     Names(NameKind),
-    /// A file name or any other text. There are no completions for it here
+    /// A file name or any other text, for which this module has no completions
     Anything,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn next(words: &[String]) -> Completion {
     positional(&path)
 }
 
-/// Finds a flag as it is written in `word`: a flag of the verb, or a global one.
+/// Finds a flag as it is written in `word`: a flag of the subcommand, or a global one.
 fn flag<'a>(root: &'a Command, at: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.trim_start_matches('-').split('=').next()?;
     let is = |arg: &&Arg| {
@@ -137,7 +137,7 @@ fn value(arg: &Arg) -> Completion {
     Completion::Words(values.iter().map(word).collect())
 }
 
-/// Returns the completions for a positional argument. `path` has the verbs, and an empty string for each argument
+/// Returns the completions for a positional argument. `path` has the subcommands, and an empty string for each argument
 /// before this one. Only `drain`, `undrain` and `claim release` take more than one argument.
 fn positional(path: &[&str]) -> Completion {
     Completion::Names(match path {
@@ -150,8 +150,8 @@ fn positional(path: &[&str]) -> Completion {
     })
 }
 
-/// Returns the names of the objects of a kind that a verb accepts. Pods without addresses and blocks in quarantine are
-/// left out.
+/// Returns the names of all objects of a kind that users can give as an argument. Pods without addresses and blocks in
+/// quarantine are left out.
 fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
     let Inventory {
         registry,
@@ -174,7 +174,7 @@ fn names(kind: NameKind, inventory: &Inventory) -> Vec<String> {
             let blocks = registry.blocks.iter().filter(|it| !it.owner.quarantined);
             blocks.map(|it| it.cidr.to_string()).collect()
         }
-        // This is never used, because `listed` requests the names of claims itself.
+        // This value is never used, because `listed` requests the names of claims itself.
         NameKind::Claim => Vec::new(),
     }
 }
@@ -193,7 +193,7 @@ async fn listed(kind: NameKind, reach: &ApiReach) -> anyhow::Result<Vec<String>>
     Ok(names(kind, &reach.inventory(wanted).await?))
 }
 
-/// Reads the flags that select the cluster and the user from a command line that may be incomplete.
+/// Returns the flags of a command line that select the cluster and the user. The command line may be incomplete.
 fn cluster(words: &[String]) -> Flags {
     let of = |names: &[&str]| {
         words.iter().enumerate().find_map(|(at, word)| {
@@ -218,8 +218,8 @@ fn cluster(words: &[String]) -> Flags {
     }
 }
 
-/// Returns the output for kubectl: the words that begin with `typed`, then the directive that the shell must not offer
-/// files.
+/// Returns the output for kubectl: the words that begin with `typed`, then the directive that forbids the shell to
+/// offer files.
 fn lines(all: &[(String, String)], typed: &str) -> String {
     let fit = all.iter().filter(|it| it.0.starts_with(typed));
     let fit = fit.map(|(word, about)| match about.as_str() {

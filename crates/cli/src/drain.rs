@@ -87,7 +87,7 @@ pub(crate) struct Drained {
     /// The node to which the block is allocated; empty if the node is unknown
     pub node: String,
     pub state: DrainState,
-    /// The reason of the state; may be empty
+    /// Why the block is in this state; empty if the state needs no explanation
     pub why: String,
 }
 

@@ -1,5 +1,5 @@
-//! The cluster as the verbs see it. The controller's own code parses the objects and finds out which node has each
-//! range.
+//! The cluster as the subcommands see it. The controller's own code parses the objects and finds out which node has
+//! each range.
 //!
 //! An object that cannot be parsed affects only itself: it is missing in the inventory, and `check` reports it.
 
@@ -67,7 +67,7 @@ pub(crate) struct Labelled {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// The parts of a pod that verbs need.
+/// The parts of a pod that the subcommands need.
 #[derive(Clone, Debug)]
 pub(crate) struct PodFact {
     /// `namespace/name`
@@ -101,18 +101,19 @@ pub(crate) struct PodFact {
     pub meta: Labelled,
 }
 
-/// The parts of a NodeSubnet, and of the NodeAddresses with the same name, that verbs need.
+/// The parts that the subcommands need of a NodeSubnet, and of the NodeAddresses with the same name.
 #[derive(Clone, Debug)]
 pub(crate) struct SubnetFact {
     /// The name of the NodeSubnet, which is also the name of the node
     pub name: NodeName,
-    /// `metadata.resourceVersion`; a write of the NodeSubnet succeeds only at this version
+    /// `metadata.resourceVersion`; a write of the NodeSubnet succeeds only if the NodeSubnet still has this version
     pub version: String,
     /// The spec, or why it cannot be parsed
     pub spec: Result<NodeSubnetSpec, String>,
-    /// The requests of users in the annotations: to release addresses, drain blocks or withdraw ranges
+    /// The requests of users in the annotations of the NodeSubnet: to release addresses, drain blocks or withdraw
+    /// ranges
     pub requests: Requests,
-    /// The UID of the Node for which the agent reports
+    /// The UID of the Node on which the agent runs, as the agent reports it
     pub agent_node: Option<String>,
     /// The version and the boot id that the agent reports
     pub agent: Option<AgentInfo>,
@@ -127,8 +128,8 @@ pub(crate) struct SubnetFact {
     pub conflicts: Vec<AddressConflict>,
     /// Addresses that the agent reports as orphans, each with the UID of its pod
     pub orphans: BTreeSet<(Addr, PodUid)>,
-    /// Addresses in use, from the list in the NodeAddresses. If the agent's newer status no longer reports used
-    /// addresses of a block, the addresses of that block are left out
+    /// Addresses in use, from the list in the NodeAddresses. The agent writes its status more often than this list. So
+    /// if the status reports that no address of a block is in use, the addresses of that block are left out
     pub allocations: Vec<(Addr, AddressEntry)>,
     /// When the agent made the list `allocations`; `None` if the agent has written no list
     pub listed_at: Option<Timestamp>,
@@ -143,7 +144,7 @@ pub(crate) struct AddressInUse {
     pub node: NodeName,
     /// The entry for the address in the agent's list
     pub allocation: AddressEntry,
-    /// Whether the agent reports for the Node that exists now, and not for an earlier Node of the same name
+    /// Whether the agent's report is about the Node that exists now, and not about an earlier Node of the same name
     pub current: bool,
 }
 
@@ -280,8 +281,8 @@ impl Inventory {
         self.claims.get(name)
     }
 
-    /// Returns whether a claim's address has been withdrawn from the node whose block contains it. This is so if the
-    /// node's agent reports the address as withdrawn.
+    /// Returns whether a claim's address has been withdrawn from the node whose block contains the address. The report
+    /// of that node's agent decides.
     pub(crate) fn is_handed_over(&self, addr: Addr) -> bool {
         let host = Cidr::host(addr);
         let is_claimed = self.registry.claims.of(&host).is_some();
@@ -440,7 +441,7 @@ impl Inventory {
     }
 
     /// Returns whether the agent's list has as many addresses of the block as the agent's status counts. If not, the
-    /// list is out of date, because the agent writes it less often than the counts.
+    /// list is out of date, because the agent writes the list less often than the counts.
     pub(crate) fn is_list_current(&self, entry: &BlockEntry) -> bool {
         let listed = self.in_use_within(&entry.cidr);
         let listed = listed.filter(|(_, it)| it.node == entry.owner.name).count();
@@ -495,8 +496,8 @@ impl Inventory {
         node.ok_or_else(|| anyhow::anyhow!("there is no node \"{name}\" (kubectl get nodes)"))
     }
 
-    /// Returns the nodes whose agents report that another network assigns the addresses of new pods, each with the
-    /// agent's message.
+    /// Returns the nodes on which another network, and not Cadastre, assigns the addresses of new pods. Each node has
+    /// the message in which its agent reports this.
     pub(crate) fn served_by_others(&self) -> Vec<(&str, &str)> {
         let message = |node: &'_ Arc<Node>| self.subnet_of(node)?.served_by_others.as_deref();
         let nodes = self.cache.nodes.iter();
@@ -667,7 +668,7 @@ impl SubnetFact {
         conflicts.find(|it| Addr::parse_lenient(&it.address) == Some(addr))
     }
 
-    /// Whether the agent reports for the Node with this UID.
+    /// Whether the agent's report is about the Node with this UID.
     fn is_of(&self, uid: &ObjectUid) -> bool {
         self.agent_node.as_deref() == Some(&**uid)
     }

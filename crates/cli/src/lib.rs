@@ -101,7 +101,7 @@ pub struct Cli {
     verb: Verb,
 }
 
-/// Flags of all verbs, spelled as in kubectl.
+/// Flags that all subcommands have, spelled as in kubectl.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Flags {
     /// Path of the kubeconfig file

@@ -1,4 +1,4 @@
-//! The lists of objects that a verb reads from the API server, unparsed, and which kinds to list.
+//! The lists of objects that a subcommand reads from the API server, unparsed, and which kinds to list.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -10,7 +10,7 @@ use cadastre_api::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite,
 };
 
-/// The listed objects, of the whole cluster. A kind that the verb does not need has an empty list.
+/// The listed objects, of the whole cluster. A kind that the subcommand does not need has an empty list.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterLists {
     pub nodes: Vec<NodeLite>,
@@ -32,8 +32,8 @@ pub(crate) struct ClusterLists {
     pub parts: Readable<Pod>,
 }
 
-/// Objects that a verb can do without. `Err` has the reason why the objects cannot be read. The verb reports this
-/// reason.
+/// Objects that a subcommand does not strictly need. `Err` has the reason why the objects cannot be read. The
+/// subcommand reports this reason.
 pub(crate) type Readable<T> = Result<Vec<T>, String>;
 
 /// Which of the optional kinds to list. NodeSubnets, NodeAddresses, IPPools, IPAMBlocks, IPClaims, Nodes and

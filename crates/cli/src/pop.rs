@@ -21,7 +21,7 @@ use cadastre_api::WITHDRAW_ANNOTATION;
 use cadastre_controller::cluster::objects::Node;
 use cadastre_core::{Addr, Cidr};
 
-/// Take addresses out of a node: pods get them no more until they are pushed back
+/// Take addresses out of a node, so that no pod gets them until you push them back
 ///
 /// Running pods keep their addresses: an address in use is taken out once its pod is gone and its cooldown is over.
 #[derive(Debug, clap::Args)]
@@ -105,7 +105,7 @@ pub(crate) enum PopState {
     Refused,
 }
 
-/// Returns why the range cannot be taken out of the node, or `None` if it can.
+/// Returns the reason why the range cannot be taken out of the node, or `None` if it can be taken out.
 pub(crate) fn obstacle(range: &Cidr, node: &Node, inventory: &Inventory) -> Option<String> {
     let mut blocks = inventory.registry.blocks.of(&node.uid);
     let block = blocks.find(|it| it.cidr.overlaps(range));

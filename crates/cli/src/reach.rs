@@ -55,7 +55,7 @@ pub(crate) struct ApiReach {
 pub(crate) enum WriteOutcome {
     /// The object is written.
     Done,
-    /// The write was rejected, because the object has another version by now.
+    /// The write was rejected, because the object no longer has the given resourceVersion.
     Changed,
 }
 
@@ -93,7 +93,8 @@ impl ApiReach {
 
     /// Lists the objects that a verb needs.
     ///
-    /// Pods are listed last. So a pod created meanwhile is found, and a pod deleted meanwhile is known to be gone.
+    /// Pods are listed last. So a pod that is created while the other kinds are listed is found. A pod that is deleted
+    /// during that time is known to be gone.
     pub(crate) async fn lists(&self, wanted: WantedKinds) -> anyhow::Result<ClusterLists> {
         let progress = &mut ListProgress::new();
         let controller_lease = ListParams::default().fields(&format!("metadata.name={LEASE_NAME}"));
@@ -104,9 +105,9 @@ impl ApiReach {
             blocks: self.list(progress).await?,
             subnets: self.list(progress).await?,
             addresses: self.list(progress).await?,
-            // An earlier version of the CustomResourceDefinitions does not have this kind.
+            // An earlier version of the CustomResourceDefinitions does not have IPClaims.
             claims: self.list_if_there(progress).await?,
-            // API servers before Kubernetes 1.33 do not have this kind.
+            // API servers before Kubernetes 1.33 do not have ServiceCIDRs.
             services: self.list_if_there(progress).await?,
             namespaces: match wanted {
                 WantedKinds::PodsAndNamespaces => self.namespaces(progress).await?,
@@ -121,7 +122,7 @@ impl ApiReach {
         })
     }
 
-    /// Lists objects that are not necessary for a verb.
+    /// Lists objects that a verb can do without. `Err` has the reason why they cannot be read.
     async fn optional<K: Listed>(&self, params: &ListParams) -> Readable<K> {
         let api = Api::<K>::all(self.client.clone());
         let listed = self.call(api.list(params)).await.map(|it| it.items);
@@ -270,8 +271,8 @@ impl ApiReach {
             .map_err(CallError::about::<K>)
     }
 
-    /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Has no effect if the NodeSubnet has
-    /// another version than `version` by now.
+    /// Sets an annotation of a NodeSubnet, or removes it if `value` is `None`. Changes nothing if the version of the
+    /// NodeSubnet is no longer `version`.
     pub(crate) async fn annotate(
         &self,
         name: &str,
@@ -326,7 +327,7 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    /// Does the same as [`Self::into_error`], with the name of the resource.
+    /// Converts the error like [`Self::into_error`], and takes the resource's name from its kind.
     fn about<K: Resource<DynamicType = ()>>(self) -> anyhow::Error {
         let (plural, group) = (K::plural(&()), K::group(&()));
         let dot = if group.is_empty() { "" } else { "." };

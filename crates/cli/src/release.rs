@@ -117,7 +117,7 @@ pub(crate) enum ReleaseState {
     Refused,
 }
 
-/// An address that may be released.
+/// An address for which the user can request the release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
     pub addr: Addr,
@@ -125,14 +125,14 @@ pub(crate) struct Target {
     pub node: String,
     /// The pod to which the address was assigned, as `namespace/name`
     pub pod: String,
-    /// The UID of that pod; empty if the address belongs to no pod
+    /// The UID of the pod to which the address was assigned; empty if the address belongs to no pod
     pub uid: String,
     /// Whether the pod lives and has a newer sandbox, so that the node releases the address without a request
     pub superseded: bool,
     /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
-    /// When the conflict of the address with another host began, in milliseconds of Unix time; `None` if the address is
-    /// in no conflict
+    /// The time at which the conflict of the address with another host began, in milliseconds of Unix time; `None` if
+    /// the address is in no conflict
     pub conflict: Option<i64>,
 }
 
@@ -278,8 +278,8 @@ pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
 }
 
 impl Target {
-    /// Whether the agent's list still has the address for the same pod. For an address in conflict, whether the agent
-    /// still reports the same conflict.
+    /// Returns whether the agent's list still has the address for the same pod. For an address in conflict, returns
+    /// whether the agent still reports the same conflict.
     fn is_assigned(&self, subnet: &SubnetFact) -> bool {
         if let Some(since) = self.conflict {
             let conflict = subnet.conflict_at(self.addr);

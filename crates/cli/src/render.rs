@@ -39,7 +39,7 @@ pub(crate) struct Style {
 /// The result of a verb, which can be printed in every output format.
 pub(crate) trait VerbReport: Serialize {
     /// Whether the text has colours if the style allows colours. A text with colours is printed unchanged. So `text`
-    /// itself must make strings from objects inert, so that they cannot send commands to the terminal.
+    /// itself must escape control characters in strings from objects, because they could send commands to the terminal.
     const COLOURED: bool = false;
 
     /// Formats the report for users. Each line must end with a line feed.
@@ -50,7 +50,7 @@ pub(crate) trait VerbReport: Serialize {
 const PLAIN_WIDTH: usize = 100;
 
 impl Style {
-    /// Returns the style that standard output and the environment allow (`COLUMNS`, `NO_COLOR`).
+    /// Returns the style that standard output and the environment variables `COLUMNS` and `NO_COLOR` allow.
     pub(crate) fn of_stdout(output: Output, now: Timestamp) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -69,8 +69,8 @@ impl Style {
     }
 }
 
-/// Formats a report. Strings from objects are made inert, so that they cannot send commands to the terminal. In reports
-/// with colours, [`VerbReport::text`] does this.
+/// Formats a report. Control characters in strings from objects are escaped, so that they cannot send commands to the
+/// terminal. In a report with colours, [`VerbReport::text`] must escape them.
 fn shown<R: VerbReport>(report: &R, output: Output, style: &Style) -> anyhow::Result<String> {
     let text = match output {
         Output::Table | Output::Wide if R::COLOURED && style.colour => {
@@ -167,7 +167,7 @@ impl Columns {
 pub(crate) struct FactLines(Vec<(String, String)>);
 
 impl FactLines {
-    /// Adds a value, unless it is empty.
+    /// Adds a line with a name and a value. Adds nothing if the value is empty.
     pub(crate) fn add(&mut self, name: &str, value: impl Into<String>) {
         let value = value.into();
         if !value.is_empty() {

@@ -23,8 +23,8 @@ const YOUNG_SECONDS: i64 = 120;
 /// The Lease of the controllers, and the pods of controllers and agents.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningComponents {
-    /// The Lease of the controllers, or `None` if no such Lease exists. If several exist, the one that was renewed
-    /// last. `Err` has the reason why Leases cannot be read
+    /// The Lease of the controllers, or `None` if no such Lease exists. If there are several, this is the Lease that
+    /// was renewed last. `Err` has the reason why Leases cannot be read
     pub lease: Result<Option<LeaseFact>, String>,
     /// The pods of controllers and agents, or why they cannot be read
     pub parts: Readable<ComponentPod>,
@@ -33,11 +33,11 @@ pub(crate) struct RunningComponents {
 /// The Lease by which the controllers elect their leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseFact {
-    /// `namespace/name`
+    /// The Lease as `namespace/name`
     pub name: String,
     /// The identity of the leader; empty if no controller leads
     pub holder: String,
-    /// When the leader last renewed the Lease
+    /// The time at which the leader last renewed the Lease
     pub renewed: Option<Timestamp>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct ComponentPod {
     /// Whether the pod is ready and not being deleted
     pub ready: bool,
     pub created: Option<Timestamp>,
-    /// When the pod's grace period ends; `None` if the pod is not being deleted
+    /// The time at which the pod's grace period ends; `None` if the pod is not being deleted
     pub ends: Option<Timestamp>,
     /// Whether the agent writes the runtime's CNI configuration, so that the node's pods use Cadastre
     pub configures: bool,
@@ -106,7 +106,7 @@ impl RunningComponents {
         agents.map(|it| it.node.as_str()).collect()
     }
 
-    /// Returns the state of each agent by node. Nodes without a pod of the agent are left out.
+    /// Returns a map from the node's name to the state of its agent. Nodes without a pod of the agent are left out.
     pub(crate) fn agents(&self, now: Timestamp) -> BTreeMap<&str, AgentPod> {
         let nodes = self.pods(true).map(|it| it.node.as_str());
         let states = nodes.filter_map(|node| Some((node, self.agent(node, now)?)));
@@ -124,7 +124,7 @@ impl LeaseFact {
         }
     }
 
-    /// Whether the leader has not renewed the Lease for more than a minute.
+    /// Returns whether the leader has not renewed the Lease for more than a minute.
     pub(crate) fn is_stale(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         self.renewed.is_none_or(|at| age(at) > STALE_SECONDS)
@@ -154,7 +154,7 @@ impl ComponentPod {
         })
     }
 
-    /// Whether the pod was just created, or is being deleted and about to be replaced.
+    /// Returns whether the pod was just created, or is being deleted and about to be replaced.
     pub(crate) fn is_young(&self, now: Timestamp) -> bool {
         let age = |at| now.duration_since(at).as_secs();
         let since = self.ends.or(self.created);
@@ -162,7 +162,8 @@ impl ComponentPod {
     }
 }
 
-/// Whether the agent's pod has the flag or environment variable that makes the agent write the CNI configuration.
+/// Returns whether the agent's pod has the flag or environment variable that makes the agent write the CNI
+/// configuration.
 fn configures(pod: &Pod) -> bool {
     let containers = pod.spec.iter().flat_map(|it| &it.containers);
     containers.into_iter().any(|it| {

@@ -13,8 +13,8 @@ const TRIES: usize = 8;
 /// The time between two reads of the objects while a command waits for nodes.
 pub(crate) const POLL: Duration = Duration::from_millis(500);
 
-/// Sets the annotation to the requests that `change` returns for the node. If the NodeSubnet has changed meanwhile,
-/// tries again.
+/// Sets the annotation to the requests that `change` returns for the node. If the NodeSubnet has changed since it was
+/// read, tries again.
 pub(crate) async fn update(
     node: &str,
     annotation: &str,

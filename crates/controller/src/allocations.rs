@@ -45,9 +45,9 @@ use quarantined::{left_of, machine};
 /// What [`AllocationState::sync`] found when it compared a Node's podCIDRs with the ledger.
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
-    /// podCIDRs that this leader did not allocate and that the ledger did not contain before.
+    /// podCIDRs of the Node that are new in the ledger, because this leader did not allocate them.
     pub foreign: Vec<Cidr>,
-    /// Whether the Node has a podCIDR whose write was not confirmed before.
+    /// Whether the Node has a podCIDR that the ledger had recorded in a state other than allocated.
     pub confirmed: bool,
     /// Whether a range became free, because the node has got other podCIDRs.
     pub freed: bool,
@@ -63,7 +63,7 @@ pub struct AllocationState {
     pub ledger: RangeLedger,
     /// What each pool may allocate now, and to which nodes
     pub pools: PoolStates,
-    /// podCIDRs in quarantine, by name and UID of the deleted Node
+    /// podCIDRs in quarantine. The key is the name and UID of the deleted Node
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// The blocks of all nodes, and the blocks in quarantine
     pub blocks: BlockTable,
@@ -71,15 +71,15 @@ pub struct AllocationState {
     pub claims: ClaimTable,
     /// Parts of blocks that the controller has asked nodes to lend
     pub lending: LendingTable,
-    /// Leak candidates by the UID of the Node. The Node's NodeSubnet lists them, so that the agent checks them
+    /// The leak candidates of each Node, by the Node's UID. The Node's NodeSubnet lists them, so that the agent checks
+    /// them
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use although the API server has lost them, and that cannot be adopted yet
     pub unadopted: UnadoptedBlocks,
     /// Whether the agent grace still runs. During the grace, agents report blocks that the API server has lost, and no
     /// block is allocated
     pub in_agent_grace: bool,
-    /// Whether this term follows a gap. A gap is so long that the API server may have been restored from a backup
-    /// meanwhile.
+    /// Whether this term follows a gap. During a gap, the API server may have been restored from a backup.
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
@@ -170,7 +170,7 @@ impl AllocationState {
         conflicts.len()
     }
 
-    /// Returns name and UID of the node that a holder stands for, or `None` for the holder of all claims.
+    /// Returns the name and UID of the node that a holder stands for, or `None` for the holder of all claims.
     pub fn node_of(&self, holder: Holder) -> Option<&(NodeName, ObjectUid)> {
         self.holders.node_of(holder)
     }

@@ -39,7 +39,8 @@ pub(crate) struct BlockLoop {
     pub queue: Queue<Cidr>,
     /// UIDs of deleted nodes whose pods are being listed
     listing_pods: BTreeSet<ObjectUid>,
-    /// Blocks that stay in quarantine although its planned end is over, and for which an event has said so
+    /// Blocks that must stay in quarantine although their planned time in quarantine has passed. An event has already
+    /// reported each of these blocks
     kept: BTreeSet<Cidr>,
 }
 
@@ -296,7 +297,7 @@ impl BlockLoop {
                 self.queue.add(*cidr);
             }
             (_, RequestOutcome::Block(_) | RequestOutcome::Gone) => self.queue.add(*cidr),
-            // The creation was rejected and the node was deleted meanwhile. No node ever had the block, so it is
+            // The creation was rejected, and the node is deleted by now. No node ever had the block, so the block is
             // dropped.
             (Some(Step::Create), RequestOutcome::Rejected(refusal))
                 if quarantined
@@ -325,20 +326,20 @@ impl BlockLoop {
     }
 }
 
-/// Returns an address of a quarantined block that a pod reports. `node` is the node that had the block.
+/// Returns an address that lies in a quarantined block and that a pod reports. `node` is the node that had the block.
 fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     let mut used = cx.cache.pods.all_in_range_of(node, block);
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to this block. An address does not if it lies in a smaller block inside this
-/// block, which a claim has or another node has borrowed.
+/// Returns whether an address belongs to this block. An address that lies in a smaller block inside this block does not
+/// belong to this block. A claim has such a smaller block, or another node has borrowed it.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }
 
-/// Returns why a block stays in quarantine: a pod reports an address of the block, or the agent of another node reports
-/// that an address of the block is in use. Returns `None` if nothing uses the block.
+/// Returns the reason why a block must stay in quarantine: a pod reports an address of the block, or the agent of
+/// another node reports that an address of the block is in use. Returns `None` if nothing uses the block.
 fn still_used(block: &Cidr, by_pod: Option<Addr>, allocations: &AllocationState) -> Option<String> {
     if let Some(addr) = by_pod.filter(|_| !Mutation::PodsOfBlockNotLookedAt.is_on()) {
         return Some(format!(
@@ -365,7 +366,7 @@ fn created(entry: &mut BlockEntry, block: &Block, now: Duration) {
 }
 
 impl BlockEntry {
-    /// Returns whether the object has the spec that follows from this entry.
+    /// Returns whether the block's object already has the spec that this entry requires.
     pub(crate) fn is_kept_in(&self, block: &Block) -> bool {
         block.spec.as_ref().is_ok_and(|spec| *spec == self.spec())
     }
@@ -438,7 +439,8 @@ mod tests {
             self.allocations.blocks.get_mut(&cidr(BLOCK)).unwrap()
         }
 
-        /// Passes to the loop the answer to the request of `step`. If there is no step, the answer is that to a read.
+        /// Passes to the loop the answer to the request of `step`. If `step` is `None`, passes to it the answer to a
+        /// read.
         fn answer(&mut self, step: Option<Step>, object: Block, now: Now) {
             let (key, outcome) = ((&cidr(BLOCK), self.holding), RequestOutcome::Block(object));
             let answered = |cx: &mut Context| self.blocks.written_or_read(key, step, &outcome, cx);

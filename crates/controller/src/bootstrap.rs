@@ -30,8 +30,8 @@ pub(crate) const NAME: &str = "default";
 pub(crate) const KUBEADM: (&str, &str, &str) =
     ("kube-system", "kubeadm-config", "ClusterConfiguration");
 
-/// Private ranges in the order in which they are tried: the usual range first, then those that clouds and hosts use
-/// least.
+/// Private ranges in the order in which they are tried. The usual range comes first. The others are ranges that clouds
+/// and hosts seldom use.
 const PRIVATE: Dual<&[&str]> = Dual {
     v4: &[
         "10.244.0.0/16",

@@ -57,8 +57,8 @@ pub(super) fn carve(
             if !allocations.blocks.has(&node.uid) {
                 allocations.holders.drop_uid(HolderUse::Blocks, &node.uid);
             }
-            // If pods or agents use addresses in a free range, the range counts as avoided, even if it only has room
-            // for a smaller block. Like a full-size block, it can be allocated once nothing uses these addresses.
+            // A free range counts as avoided if pods or agents use addresses in it. This also applies to a range that
+            // only has room for a smaller block, because it can be allocated once nothing uses these addresses.
             let avoided = full.avoided.max(avoided);
             return Err(PoolExhausted { avoided, ..full });
         }

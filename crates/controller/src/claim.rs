@@ -108,7 +108,7 @@ impl Loop for ClaimLoop {
         self.queue.load() + self.writes.load()
     }
 
-    /// Returns the next request for a claim's finalizers or status, or the deletion of a claim.
+    /// Returns the next request that writes a claim's finalizers or status, or that deletes a claim.
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         work_off(self, |it| &mut it.writes, Self::look, cx)
     }
@@ -123,8 +123,8 @@ impl Loop for ClaimLoop {
 }
 
 impl ClaimLoop {
-    /// Queues waiting claims. The caller has seen a range become free or a pool change. Of the claims that wait for an
-    /// exhausted pool, only the first few are queued. If one of them gets addresses, more are queued.
+    /// Queues waiting claims. The caller does this after a range has become free or a pool has changed. Of the claims
+    /// that wait for an exhausted pool, only the first few are queued. If one of them gets addresses, more are queued.
     pub(crate) fn requeue(&mut self) {
         self.full.clear();
         let mut exhausted = 0;
@@ -136,8 +136,8 @@ impl ClaimLoop {
         }
     }
 
-    /// Queues the claims that wait because something else uses their addresses. The caller has seen that a pod no
-    /// longer reports an address.
+    /// Queues the claims that wait because something else uses their addresses. The caller does this after a pod has
+    /// stopped reporting an address.
     pub(crate) fn requeue_in_use(&mut self) {
         let in_use = self.problems.iter().filter(|(_, it)| it.reason == IN_USE);
         for (name, _) in in_use {
@@ -329,8 +329,8 @@ fn joined(addresses: impl Iterator<Item = Addr>) -> String {
     addresses.join(" and ")
 }
 
-/// Returns whether a claim must get other addresses. This is so if a node has a range with one of its addresses, no pod
-/// has used the claim, and the claim did not ask for certain addresses.
+/// Returns whether new addresses must be chosen for a claim. This is so if a node has a range that contains an address
+/// of the claim. But a claim that a pod has used, or that asked for certain addresses, always keeps its addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
@@ -355,8 +355,8 @@ fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
 fn left_after(released_at: Timestamp, seconds: u32, cx: &Context) -> Duration {
     let until = released_at.as_second().saturating_add(i64::from(seconds));
     let left = until.saturating_sub(cx.now.wall.as_second());
-    // The time is bounded by `seconds`, because the clock may have been set back since, or the clock of the leader that
-    // wrote the time may have been ahead.
+    // The remaining time is at most `seconds`, because the clock may have been set back after the release. Or the clock
+    // of the leader that wrote `released_at` may have been ahead.
     let left = left.clamp(0, i64::from(seconds));
     Duration::from_secs(left.unsigned_abs())
 }

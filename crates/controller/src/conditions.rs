@@ -22,7 +22,7 @@ use cadastre_core::{Dual, Family, Holder};
 type Problem = Option<(&'static str, String)>;
 
 /// A type of condition that is True if there is a problem. The condition `Ready` is not of such a type, because it is
-/// True if there is no problem. No event reports changes of `Ready`, because it repeats other conditions.
+/// True if there is no problem. No event reports changes of `Ready`, because `Ready` repeats other conditions.
 pub(crate) struct ProblemType {
     /// `type` of the condition
     pub name: &'static str,
@@ -127,7 +127,7 @@ pub(crate) struct PoolCounts {
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
-    /// Addresses per family, for a pool in mode Blocks
+    /// Number of addresses per family, for a pool in mode Blocks
     pub totals: Dual<Totals>,
 }
 
@@ -261,7 +261,8 @@ fn ready(facts: &PoolFacts) -> Condition {
     condition("Ready", is_ready, reason, message)
 }
 
-/// Returns reason and message if the API server keeps rejecting the pool's finalizers or the creation of its blocks.
+/// Returns the reason and message of the condition if the API server keeps rejecting the pool's finalizers or the
+/// creation of its blocks. Returns `None` if not.
 fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &allocations.refusals;

@@ -63,27 +63,27 @@ pub struct WaitingNode {
 /// The queues of the demand loop, and the nodes that wait for blocks.
 #[derive(Debug, Default)]
 pub struct Demand {
-    /// Nodes without a block; they are handled first
+    /// Nodes without a block; they are handled before the nodes in `more`
     first: Queue<NodeName>,
-    /// Nodes that have blocks; they are handled after `first`
+    /// Nodes that have blocks; they are handled after the nodes in `first`
     more: Queue<NodeName>,
     /// The nodes that wait for blocks, by pool and node
     waiting: BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>,
-    /// Exhausted pools, with the message for events; emptied when space may have become free
+    /// Exhausted pools, each with the message for events. The map is emptied when ranges may have become free
     full: BTreeMap<PoolName, String>,
     /// Pairs of a node (by UID) and a pool. For these pairs, an event has reported that the node wants more blocks than
     /// it may have
     limited: BTreeSet<(ObjectUid, PoolName)>,
-    /// Recent events about nodes and pools. They are not repeated, because the demand comes and goes every few seconds
-    /// while pods fail and are created again
+    /// When events about waits and limits of nodes were last emitted. Such an event is not repeated soon, because the
+    /// demand comes and goes every few seconds while pods fail and are created again
     recent: RecentReports,
-    /// What the loop remembers about requests that nodes lend parts of their blocks, such as nodes that did not answer
+    /// What the loop remembers about its requests to nodes for parts of blocks, such as nodes that did not answer
     lending: Lending,
     /// Monotonic time of the next round of recalls and lending for waiting nodes
     recall_at: Option<Duration>,
     /// Whether the controller waits for answers of nodes that it has asked for parts of their blocks
     has_asks: bool,
-    /// Whether space may have become free, so that all waiting nodes must be handled
+    /// Whether ranges may have become free, so that all waiting nodes must be handled
     woken: bool,
     /// Whether `waiting` has changed since [`Demand::take_recount`] was last called
     recount: bool,
@@ -97,7 +97,7 @@ struct Lacking {
     need: NodeNeed,
     /// Whether the node has a block of the pool
     has_some: bool,
-    /// Why the pool has no block, for events
+    /// Text for events that says why the pool has no free block
     note: String,
 }
 
@@ -144,14 +144,15 @@ impl Demand {
         }
     }
 
-    /// Returns whether another node waits for the pool and its need is more urgent than a first block without demand.
+    /// Returns whether another node waits for the pool with a need that is more urgent than the need for a first block
+    /// without demand.
     fn is_needed_elsewhere(&self, pool: &PoolName, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
-    /// Ends a node's wait and returns it. If all other waiting nodes want only a first block without demand, queues
-    /// these nodes, because they may have waited only for this node.
+    /// Ends a node's wait, and returns the ended wait. If all nodes that still wait want only a first block without
+    /// demand, queues these nodes, because they may have waited only for this node.
     fn end_wait(&mut self, pool: &PoolName, node: &NodeName) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;
@@ -164,7 +165,7 @@ impl Demand {
         Some(ended)
     }
 
-    /// Makes the next [`Demand::work`] handle all waiting nodes, because space may have become free or a pool was
+    /// Makes the next [`Demand::work`] handle all waiting nodes, because ranges may have become free or a pool was
     /// added.
     pub fn requeue(&mut self) {
         self.woken = !Mutation::BlockWaitersNotWoken.is_on();
@@ -222,7 +223,7 @@ impl Demand {
         waits.map(|wait| wait.since).min()
     }
 
-    /// Returns whether a wait has begun, changed or ended since the last call.
+    /// Returns whether a wait has begun, changed or ended since this function was last called.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
@@ -354,8 +355,8 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx);
                 return None;
             }
-            // A node without blocks gets only one block. It gets more blocks after all other nodes without blocks have
-            // got their first one.
+            // A node without blocks gets only one block at first. It gets more blocks when all other nodes without
+            // blocks have got their first one.
             let is_first_only = first && self.first.has_ready(cx.now.mono);
             if carved >= AT_ONCE_PER_NODE || (carved > 0 && is_first_only) {
                 self.more.add(node.name.clone());
@@ -393,7 +394,8 @@ impl Demand {
         }
     }
 
-    /// Reports once that a node wants more addresses than its maximum number of blocks provides.
+    /// Emits an event if a node wants more addresses than its maximum number of blocks provides. The event is emitted
+    /// once, not for each report of the agent.
     fn report_limit(&mut self, pool: &PoolName, node: &Node, limited: bool, cx: &mut Context) {
         let key = (node.uid.clone(), pool.clone());
         if !limited {
@@ -434,8 +436,8 @@ impl Demand {
         waits.insert(node.name.clone(), wait);
     }
 
-    /// Ends a node's wait. If the node has got a block, an event reports this. If the node only demands no more
-    /// addresses, no event is emitted.
+    /// Ends a node's wait. An event reports this if the node has got a block, but not if the node merely demands fewer
+    /// addresses now.
     fn no_longer_waits(&mut self, pool: &PoolName, node: &Node, cx: &mut Context) {
         let Some(wait) = self.end_wait(pool, &node.name) else {
             return;

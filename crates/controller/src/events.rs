@@ -34,8 +34,8 @@ pub fn log(report: &EventRecord) {
     }
 }
 
-/// Converts a report to a note, from which a Kubernetes event is made. If the report is about a pod, the report's name
-/// is `namespace/name`.
+/// Converts a report to a note, from which a Kubernetes event is made. The name of a pod in the report is
+/// `namespace/name`.
 pub fn note(report: EventRecord) -> EventNote {
     let Regarding { kind, name, uid } = report.about;
     let (namespace, name) = match name.split_once('/') {

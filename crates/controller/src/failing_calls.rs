@@ -131,16 +131,16 @@ impl ObjectCall {
     }
 }
 
-/// Failures of one call since its last success, and its back-off.
+/// The failures of a call since the call last succeeded, and the call's back-off.
 #[derive(Debug, Default)]
 struct CallFailures {
     /// Number of failures since the last success
     failures: u32,
-    /// Time of the first of these failures, by the monotonic clock
+    /// Monotonic time of the first failure since the call last succeeded
     since: Duration,
     /// When the call may be repeated, by the monotonic clock
     again_at: Duration,
-    /// The server's last message, once the call counts as one that keeps failing
+    /// The server's last message; `None` unless the call counts as one that keeps failing
     persistent: Option<String>,
     /// When an event last reported that the call keeps failing
     reported_at: Option<Duration>,
@@ -284,7 +284,7 @@ impl FailingCalls {
         self.calls.get(call).is_some_and(|it| it.failures > 0)
     }
 
-    /// Returns how many calls keep failing for each kind of object.
+    /// Returns, for each kind of object, how many calls keep failing.
     pub fn count(&mut self, now: Duration) -> BTreeMap<ObjectKind, usize> {
         self.sweep(now);
         let mut count: BTreeMap<ObjectKind, usize> = BTreeMap::new();
@@ -309,7 +309,8 @@ mod tests {
         ObjectCall::SetPoolFinalizers("p".into())
     }
 
-    /// Repeats a failing call at the end of each delay. Returns the number of calls and the number of reports.
+    /// Repeats a failing call at the end of each delay, from the time `from` to the time `until`. Returns the number of
+    /// calls and the number of reports.
     fn fail(
         calls: &mut FailingCalls,
         call: &ObjectCall,

@@ -59,11 +59,11 @@ pub(crate) struct Fence {
     won: Duration,
     step: Step,
     lists: Lists,
-    /// Nodes (name, UID) that are not yet proven to be touched by an answer of the API server
+    /// Nodes (name, UID) for which no answer of the API server has proven that they are touched
     left: BTreeSet<(NodeName, ObjectUid)>,
     queue: Queue<(NodeName, ObjectUid)>,
-    /// Nodes to read before the next touch, because the precondition of the last touch failed or the last touch is
-    /// indeterminate
+    /// Nodes that must be read before they are touched again, because the precondition of their last touch failed or
+    /// that touch is indeterminate
     to_read: BTreeSet<(NodeName, ObjectUid)>,
     /// Nodes for which an event has reported that the API server rejects the touch
     reported: BTreeSet<(NodeName, ObjectUid)>,
@@ -210,8 +210,8 @@ impl Fence {
         self.touch_if_listed(cache);
     }
 
-    /// Returns whether the kind needs no list. This is so if the list of its watch was requested after the Lease was
-    /// won, or if the watch has reached the versions that earlier leaders had seen.
+    /// Returns whether the objects of this kind need not be listed. This is so if the list of the kind's watch was
+    /// requested after the Lease was won, or if the watch has reached the versions that earlier leaders had seen.
     fn needs_no_list<T: Object>(
         &self,
         table: &ObjectCache<T>,

@@ -1,4 +1,5 @@
-//! Computes the counts of a pool from the ledger each time, so that the counts always agree with the ledger.
+//! Computes the counts of a pool. They are computed from the ledger whenever they are needed, so that they always agree
+//! with the ledger.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +13,13 @@ use cadastre_core::{Cidr, Family, Holder, Holding, HoldingState};
 /// count ranges of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FamilyCounts {
-    /// Blocks that fit into the pool, not counting reserved and service ranges
+    /// Number of blocks that fit into the pool, without reserved and service ranges
     pub capacity: u128,
-    /// Ranges of live nodes, including ranges that are still being allocated
+    /// Number of ranges of live nodes, including ranges that are still being allocated
     pub held: u128,
-    /// Quarantined ranges of deleted nodes
+    /// Number of quarantined ranges of deleted nodes
     pub quarantined: u128,
-    /// Blocks that can be allocated now
+    /// Number of blocks that can be allocated now
     pub free: u128,
 }
 
@@ -93,10 +94,10 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
     figures
 }
 
-/// Returns whether the finalizer of a pool that is being deleted may be removed. It may not while any block exists that
-/// was allocated from the pool, even outside the pool's present ranges. Another pool must guard every range of the pool
-/// that is not free ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` returns true guards
-/// nothing, because its own finalizer may be removed at any time.
+/// Returns whether the finalizer of a pool that is being deleted may be removed. It must stay while any block exists
+/// that was allocated from the pool, even outside the pool's present ranges. Another pool must guard every range of the
+/// pool that is not free ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` returns true
+/// guards nothing, because its own finalizer may be removed at any time.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,
@@ -116,8 +117,8 @@ pub fn may_go(
     holdings.all(|it| is_guarded(&it.cidr) || goes && it.state == HoldingState::Quarantined)
 }
 
-/// Returns the holders of ranges that count against the pool. The value is true if the holder has at least one of these
-/// ranges as a live node.
+/// Returns the nodes that have ranges in the pool. A range that lies in several pools counts only for the oldest of
+/// them. The value is true if at least one of the node's ranges is not in quarantine.
 pub fn holders(state: &PoolState, allocations: &AllocationState) -> BTreeMap<Holder, bool> {
     let mut holders = BTreeMap::new();
     let families = Family::ALL.into_iter();

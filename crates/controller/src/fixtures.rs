@@ -67,7 +67,8 @@ pub(crate) fn node_with(name: &str, pod_cidrs: &[&str]) -> Node {
     }
 }
 
-/// Returns a pod that reports these addresses. Pods of all versions have the same name and UID.
+/// Returns a pod that reports these addresses. Its name and UID are always the same, so calls with different versions
+/// return versions of one pod.
 pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
     let addresses = addresses.iter().map(|text| text.parse().unwrap());
     Pod {
@@ -99,7 +100,7 @@ pub(crate) fn pool(name: &str, cidr: &str) -> Pool {
     }
 }
 
-/// Returns a pool that allocates /28 blocks and whose spec `change` has edited.
+/// Returns a pool that allocates /28 blocks. Its spec is edited by the function `change`.
 pub(crate) fn pool_with(name: &str, cidr: &str, change: impl FnOnce(&mut IPPoolSpec)) -> Pool {
     let mut pool = pool(name, cidr);
     change(pool.spec.as_mut().unwrap());

@@ -4,9 +4,9 @@
 //! - An allocation of podCIDRs to a node is sent only after a Lease write that names the allocation has succeeded. This
 //!   Lease write began after the node was read. The Lease names the allocation until the outcome of the allocation is
 //!   known.
-//! - Every other allocating write gets a number when it is decided. The write is sent only after a Lease write that
-//!   began later has succeeded (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader decides after
-//!   it lost its Lease is never sent.
+//! - Every other allocating write gets a number when it is decided. The write is sent only after a Lease write has
+//!   succeeded that began after the decision (see [`crate::cluster::lease_task::WriteGate`]). So a write that a leader
+//!   decides after it lost its Lease is never sent.
 //! - The size of the names in the Lease is bounded.
 
 use std::collections::BTreeMap;
@@ -35,20 +35,20 @@ const ASIDE: usize = 128 * 1024;
 pub(crate) struct IntentBook {
     past: InheritedIntents,
     named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
-    /// Number and bytes of the named allocations that are not set aside
+    /// How many of the named allocations are not set aside, and how many bytes these take in the Lease
     open: (usize, usize),
-    /// Bytes of the allocations that are set aside
+    /// How many bytes the allocations that are set aside take in the Lease
     aside: usize,
     /// Nodes whose allocations could not be named because the Lease named too many others
     waiting: Queue<NodeName>,
-    /// The highest number of a Lease write that the elector was asked for
+    /// The highest number of all Lease writes that this leader has requested from the elector
     requested: u64,
-    /// The highest number that a successful Lease write has reached
+    /// The highest number of all Lease writes that have succeeded
     confirmed: u64,
-    /// Whether a decided write waits for a Lease write that the elector was not asked for yet. The number of this Lease
-    /// write will be `requested` + 1
+    /// Whether a decided write waits for a Lease write that has not been requested from the elector. The number of this
+    /// Lease write will be `requested` + 1
     is_wanted: bool,
-    /// Whether the Lease may still name allocations whose outcome is known by now
+    /// Whether the Lease may still name allocations whose outcome is known already
     names_settled: bool,
 }
 

@@ -4,15 +4,15 @@
 //! IPAMClaim and IPClaim have the same name. The loop of claims does everything else, as for every IPClaim.
 //!
 //! # Guarantees
-//! - The IPAMClaim owns the IPClaim, so the garbage collector deletes the IPClaim after its IPAMClaim. Nothing else ends
-//!   the IPClaim.
+//! - The IPAMClaim owns the IPClaim, so the garbage collector deletes the IPClaim after its IPAMClaim. Nothing else
+//!   ends the IPClaim.
 //! - An IPClaim that exists is left as it is, whoever created it. So users can create it in advance, for example with
 //!   certain addresses. Then its owner is not the IPAMClaim, and the status of the IPAMClaim stays as it is.
 //! - The status of an IPAMClaim gets only addresses that the status of its IPClaim has, and these never change.
-//! - A pod whose IPClaim cannot be created hears of it by an event, and no other pod waits for that.
+//! - If the IPClaim for a pod cannot be created, an event reports this to the pod, and no other pod is delayed.
 //!
-//! IPAMClaims are not watched, because only those matter that a pod names, and because a cluster may lack the kind. So each
-//! new leader writes the addresses of all IPAMClaims once more, without effect.
+//! IPAMClaims are not watched, because only those matter that a pod names, and because a cluster may lack the kind. So
+//! each new leader writes the addresses of all IPAMClaims once more, which changes nothing.
 
 #[cfg(test)]
 mod tests;
@@ -42,10 +42,10 @@ use cadastre_api::{IPAMClaimIps, IPClaimSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 
-/// The longest interval at which the loop looks again for an IPAMClaim that is absent, or for a pool.
+/// The longest interval between two attempts of the loop to find an absent IPAMClaim, or a pool.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// State of the loop of IPAMClaims.
+/// The state of the loop of IPAMClaims.
 #[derive(Debug, Default)]
 pub struct IpamClaimLoop {
     /// Names of IPAMClaims that pods have named, and of IPClaims that IPAMClaims own
@@ -53,7 +53,7 @@ pub struct IpamClaimLoop {
     requests: InFlight<ClaimName>,
     /// IPAMClaims that were read, until their IPClaim exists
     read: BTreeMap<ClaimName, IpamClaim>,
-    /// IPAMClaims whose status has got its addresses since this process leads, and that still have an IPClaim
+    /// IPAMClaims that still have an IPClaim, and to whose status this leader has written the addresses
     filled: BTreeSet<ClaimName>,
     /// Pods whose IPClaims cannot be created
     waits: BTreeMap<ClaimName, Wait>,
@@ -63,11 +63,11 @@ pub struct IpamClaimLoop {
 #[derive(Debug)]
 struct Wait {
     pod: ObjectUid,
-    /// When the pod was told why it waits
+    /// The monotonic time of the last event that told the pod why it waits
     told_at: Duration,
-    /// When to look again for the IPAMClaim or the pool
+    /// The monotonic time at which the loop looks again for the IPAMClaim or the pool
     until: Duration,
-    /// How often the loop has looked without success
+    /// How often the loop has looked for the IPAMClaim or the pool without finding it
     looks: u32,
 }
 
@@ -103,7 +103,8 @@ impl Loop for IpamClaimLoop {
             ) => {
                 self.filled.insert(name.clone());
             }
-            // The IPAMClaim may be another one by now. If the creation took effect, the watch delivers the IPClaim.
+            // The IPAMClaim that was read may have been replaced by another one, so it is forgotten. If the creation
+            // took effect, the watch delivers the IPClaim.
             (IpamClaimStep::Create, _) => {
                 self.read.remove(name);
             }
@@ -114,7 +115,7 @@ impl Loop for IpamClaimLoop {
 }
 
 impl IpamClaimLoop {
-    /// Queues the IPAMClaims whose pods wait, because pools have changed.
+    /// Queues the IPAMClaims for which a pod waits. The caller calls this when pools have changed.
     pub(crate) fn requeue(&mut self) {
         for (name, wait) in &mut self.waits {
             (wait.until, wait.looks) = (Duration::ZERO, 0);
@@ -144,7 +145,8 @@ impl IpamClaimLoop {
         KeyDecision::Send(request, Purpose::IpamClaim { name, step })
     }
 
-    /// Returns the write of the IPAMClaim's status, if it lacks the addresses of its IPClaim.
+    /// Returns the write of the IPClaim's addresses to the status of its IPAMClaim. Returns `None` if the IPClaim has
+    /// no addresses, or if this leader has made the write already.
     fn fill(&mut self, claim: &Claim, cx: &Context) -> Option<(ApiRequest, IpamClaimStep)> {
         let name = &claim.name;
         self.read.remove(name);
@@ -168,8 +170,8 @@ impl IpamClaimLoop {
         ))
     }
 
-    /// Returns the read of the IPAMClaim, or the creation of its IPClaim, if a pod that is bound to a node needs it. The
-    /// error is the time at which to look again.
+    /// If a pod that is bound to a node needs the IPAMClaim, returns the read of the IPAMClaim or the creation of its
+    /// IPClaim. The error is the monotonic time at which the loop looks again.
     fn create(
         &mut self,
         name: &ClaimName,
@@ -214,8 +216,8 @@ impl IpamClaimLoop {
         Ok(Some((create, IpamClaimStep::Create)))
     }
 
-    /// Records that the oldest pod of the IPAMClaim waits, and tells it why, unless it was told a short time ago.
-    /// Returns when to look again.
+    /// Records that the oldest pod of the IPAMClaim waits. An event tells the pod why, unless the pod was told a short
+    /// time ago. Returns the monotonic time at which the loop looks again.
     fn wait(&mut self, name: &ClaimName, what: String, cx: &mut Context) -> Duration {
         let now = cx.now.mono;
         let Some(pod) = pod_of(name, cx.cache) else {

@@ -39,7 +39,7 @@ use loops::Loops;
 pub(super) struct SendBudget {
     /// Whether critical requests may be sent: requests about podCIDRs and blocks, and requests that must precede these
     pub critical: bool,
-    /// Whether all other requests may be sent
+    /// Whether requests that are not critical may be sent
     pub background: bool,
 }
 
@@ -51,13 +51,14 @@ pub(super) struct Leader {
     /// Whether the ledger has been rebuilt from the cache, so that the loops run
     pub(super) allocating: bool,
     allocations: AllocationState,
-    /// Whether a range became free since blocks were last adopted. An agent may already use that range, so adoption is
-    /// tried again
+    /// Whether a range has become free since blocks were last adopted. If so, the leader tries again to adopt blocks,
+    /// because an agent may already use that range
     freed: bool,
-    /// Whether it must be computed again which ranges each pool may allocate, and to which nodes
+    /// Whether the pools must be evaluated again. An evaluation computes which ranges each pool may allocate, and to
+    /// which nodes
     needs_evaluation: bool,
-    /// Whether a pool was created, deleted or changed in more than its status. If so, every NodeSubnet has to be
-    /// checked, because NodeSubnets list the ranges of pools
+    /// Whether a pool was created or deleted, or anything but the status of a pool has changed. If so, every NodeSubnet
+    /// has to be checked, because NodeSubnets list the ranges of pools
     reattribute: bool,
     /// For how long a pool allocates nothing after a foreign allocator has written a podCIDR in its ranges
     foreign_pause: Duration,
@@ -202,7 +203,7 @@ impl Leader {
                 || Mutation::HandOverWhileIndeterminate.is_on())
     }
 
-    /// Returns whether any write is indeterminate.
+    /// Returns whether any write is indeterminate, that is, its outcome is not known yet.
     pub(super) fn has_unclear(&self) -> bool {
         self.allocations.has_indeterminate()
     }
@@ -271,7 +272,7 @@ impl Leader {
         }
     }
 
-    /// Queues the claim that has this range as an address, because the block of that address has changed.
+    /// If the range is the address of a claim, queues this claim, because the block of the address has changed.
     fn look_at_claim(&mut self, range: &Cidr) {
         if let Some(claim) = self.allocations.claims.of(range) {
             self.loops.claims.queue.add(claim.clone());

@@ -58,8 +58,8 @@ pub struct Leaks {
     scan_at: Duration,
     /// Monotonic time of the last list of each node's pods
     listed_at: BTreeMap<NodeName, Duration>,
-    /// Addresses that several pods reported at the last comparison. The value is true if several pods reported the
-    /// address at the comparison before, too
+    /// Addresses that several pods reported at the last comparison. The value is true if several pods also reported the
+    /// address at the comparison before the last one
     duplicates: BTreeMap<Addr, bool>,
 }
 
@@ -117,7 +117,7 @@ impl Loop for Leaks {
 }
 
 impl Leaks {
-    /// Creates the loop with this grace period.
+    /// Creates the loop. `grace` is how long an address must be without a pod before it can become a leak candidate.
     pub(crate) fn after(grace: Duration) -> Self {
         Leaks {
             grace,
@@ -199,7 +199,7 @@ impl Leaks {
         self.report_duplicates(cx);
     }
 
-    /// Reports addresses that several pods reported in two comparisons in a row.
+    /// Reports each address that several pods report now and also reported at the previous comparison.
     fn report_duplicates(&mut self, cx: &mut Context) {
         let before = std::mem::take(&mut self.duplicates);
         for addr in cx.cache.pods.doubled() {
@@ -226,8 +226,8 @@ fn named(subnet: &Subnet) -> BTreeSet<Orphan> {
     named.collect()
 }
 
-/// Returns whether the address has no pod, according to the cached pods. This is so if the pod's UID is known, the pod
-/// is gone or has finished, and no pod reports the address.
+/// Returns whether the address has no pod, according to the cached pods. This is so if the UID of its pod is known,
+/// this pod is gone or has finished, and no pod reports the address.
 fn is_orphan((addr, uid): Orphan, node: &NodeName, cx: &Context) -> bool {
     let reported = cx.cache.pods.reports(node, addr) && !Mutation::ReportedAddressSuspected.is_on();
     uid != PodUid::default() && !cx.cache.pods.is_live(uid) && !reported

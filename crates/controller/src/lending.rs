@@ -9,18 +9,18 @@ use std::collections::BinaryHeap;
 use cadastre_core::usable::{above, union};
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// The prefix of a lent part is at most this many bits longer than that of the block.
+/// The prefix of a lent part is at most this many bits longer than the prefix of the block.
 const SMALLER: u8 = 6;
 /// The controller asks a node for at most this many parts at once.
 const MOST_OF_NODE: usize = 4;
 
-/// A node that may lend parts of its blocks of one family.
+/// A node that can lend parts of its blocks. All these blocks have the same family.
 #[derive(Clone, Debug)]
 pub(crate) struct Lender<N> {
     pub node: N,
     /// How many addresses the node can spare
     pub spare: u64,
-    /// How many parts the controller is asking the node for already
+    /// How many requests for parts the controller has sent to the node and not yet settled
     pub asks: usize,
     pub blocks: Vec<LenderBlock>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct LenderBlock {
     pub never: Vec<IpRange>,
 }
 
-/// A part that the controller is to ask a node for.
+/// A part of a block that the controller decides to ask a node for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part<N> {
     pub node: N,
@@ -140,7 +140,7 @@ fn halves(range: Cidr) -> impl Iterator<Item = Cidr> {
         .flatten()
 }
 
-/// Returns the intervals of a block that lie in no span.
+/// Returns the parts of a block that lie in none of the `spans`.
 fn gaps(block: Cidr, spans: &[IpRange]) -> Vec<IpRange> {
     let mut gaps = Vec::new();
     let mut from = Some(block.first());

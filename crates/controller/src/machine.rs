@@ -212,7 +212,7 @@ impl Controller {
         self.leader.as_ref()?.wake_at()
     }
 
-    /// Returns the reports since the last call, to be emitted as Kubernetes events.
+    /// Returns the reports that were made since this function was last called. They become Kubernetes events.
     pub fn take_reports(&mut self) -> Vec<EventRecord> {
         std::mem::take(&mut self.reports)
     }
@@ -224,7 +224,7 @@ impl Controller {
     }
 
     /// Returns whether the Lease may be handed over as clean: no request is in flight, no write is indeterminate, and
-    /// the fence against earlier leaders is complete. A process that does not lead is settled once no request is in
+    /// the fence against earlier leaders is complete. If this process does not lead, returns whether no request is in
     /// flight.
     pub fn is_settled(&self) -> bool {
         self.pending.is_empty() && self.leader.as_ref().is_none_or(Leader::is_settled)
@@ -357,7 +357,7 @@ impl Controller {
         }
     }
 
-    /// Queues the claims of pods for which CNI now requests other addresses or no addresses.
+    /// Queues the claims of pods for which the requests of CNI have changed.
     fn requests_changed(&mut self) {
         let claims = self.cache.pods.take_claims();
         if let Some(leader) = &mut self.leader {

@@ -33,11 +33,11 @@ pub(super) enum NodeNeed {
 
 /// What a node has of one pool, and how much it wants.
 pub(super) struct NodeBalance {
-    /// Addresses per family in the blocks that the node has or will get
+    /// Number of addresses per family in the node's blocks, including blocks that are still being created
     capacity: Dual<u64>,
-    /// Addresses per family that are in use or cooling, as the agent reports them
+    /// Number of addresses per family that are in use or cooling, as the agent reports them
     in_use: Dual<u64>,
-    /// Blocks per family that the node has or will get
+    /// Number of blocks per family, including blocks that are still being created for the node
     count: Dual<usize>,
     wanted: u64,
     /// The part of `wanted` that the agent reports as demand
@@ -132,9 +132,9 @@ pub(super) fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// Returns how many addresses of a block its agent never assigns. These are the network, gateway and broadcast
-/// addresses. If the pool names a gateway, the number is 0. If all addresses of small blocks counted, a node would at
-/// first get too few blocks for its demand.
+/// Returns how many addresses of a block the node's agent never assigns: the network, gateway and broadcast addresses.
+/// If they were counted as usable, a node with small blocks would at first get too few blocks. If the pool names a
+/// gateway, no such addresses are subtracted.
 fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     let ranges = pool.and_then(|pool| match block.family() {
         Family::V4 => pool.node_view.ipv4.as_ref(),
@@ -151,7 +151,7 @@ fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     }
 }
 
-/// Adds up the blocks of a pool that a node has.
+/// Computes what a node has of a pool, from the node's blocks and its agent's report.
 pub(super) fn node_balance(
     pool: &PoolName,
     wanted: u64,

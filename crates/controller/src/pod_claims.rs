@@ -12,7 +12,7 @@
 //! - A claim that exists is left as it is, even if the controller did not create it. So users can create the claims of
 //!   certain pods in advance.
 //! - The pod or its StatefulSet owns the claim. So the garbage collector deletes the claim after its owner.
-//! - If the claim of a pod cannot be created, an event reports this to the pod, and no other pod waits for that claim.
+//! - If the claim of a pod cannot be created, an event reports this to the pod, and no other pod is delayed.
 //! - Whether the node's ranges contain the addresses of a pod decides only whether a claim is needed. If the decision
 //!   is wrong, because the ranges change meanwhile, the pod waits, and the decision is made again.
 
@@ -47,7 +47,7 @@ use cadastre_core::{Addr, Cidr};
 /// new pool, queue the claim sooner.
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
-/// State of the loop of pods' claims.
+/// The state of the loop that creates claims for pods.
 #[derive(Debug, Default)]
 pub struct PodClaimLoop {
     /// Claims that a pod has named, and claims that are gone
@@ -84,7 +84,7 @@ impl Loop for PodClaimLoop {
 }
 
 impl PodClaimLoop {
-    /// Queues the claims for which there was no pool. The caller has seen pools change.
+    /// Queues the claims for which there was no pool. The caller calls this when pools have changed.
     pub(crate) fn requeue(&mut self) {
         for name in self.without_pool.keys() {
             self.queue.add(name.clone());

@@ -57,7 +57,7 @@ pub struct PodCidrs {
 struct Waiting {
     uid: ObjectUid,
     reason: WaitReason,
-    /// Since when the node waits, by the monotonic clock. Time in which no pool selected the node does not count
+    /// Monotonic time since which the node waits. Time in which no pool selected the node does not count
     since: Duration,
     /// Whether an event has reported that the node waits
     reported: bool,
@@ -254,8 +254,8 @@ impl PodCidrs {
             };
             let note = format!("pool \"{name}\": {full}");
             if full.avoided > 0 {
-                // The last free ranges have addresses in use. No watch event announces that these addresses are no
-                // longer used, so the node is queued for a later check.
+                // The last free ranges contain addresses that are still in use. No watch event announces that these
+                // addresses are no longer used, so the node is queued for a later check.
                 let at = cx.now.mono + IN_USE_PAUSE;
                 self.queue.add_at(node.name.clone(), at);
             } else {
@@ -266,7 +266,7 @@ impl PodCidrs {
         PodCidrDecision::Wait(WaitReason::Full { pools: choices }, notes.join("; "))
     }
 
-    /// Records that a node waits, and reports the reason by an event unless the note is empty.
+    /// Records that a node waits. An event reports the reason with the text `note`, unless `note` is empty.
     fn wait(&mut self, node: &Node, reason: WaitReason, note: String, cx: &mut Context) {
         let before = self.waiting.get(&node.name);
         let before = before.filter(|it| it.uid == node.uid);
@@ -290,7 +290,7 @@ impl PodCidrs {
         self.recount |= self.waiting.remove(name).is_some();
     }
 
-    /// Returns whether any node's wait or its reason has changed since the last call.
+    /// Returns whether a wait has begun, ended or got another reason since this function was last called.
     pub(crate) fn take_recount(&mut self) -> bool {
         std::mem::take(&mut self.recount)
     }
@@ -367,7 +367,7 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
             let mut holdings = allocations.holdings_of(uid).into_iter();
             if holdings.all(|(_, _, state)| state != HoldingState::Indeterminate) {
                 // The write had no effect, so the Lease need not name it until it is sent again. In this way, a write
-                // that is always rejected takes no room in the Lease from others.
+                // that is always rejected takes no room in the Lease from other writes.
                 allocations.intents.settled(uid);
             }
         }
@@ -428,7 +428,7 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
 
 /// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if the
 /// machine has no quarantined ranges, or if no pool allocates all of them to the node any more. Also returns `None` if
-/// an address in the ranges has been reserved since, or another node holds it.
+/// an address in the ranges is reserved now, or if another node holds such an address.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -441,7 +441,8 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         && ranges.iter().all(is_available)
         && pairs.all(|pair| pair[0].family() != pair[1].family());
     // Other holdings may overlap these ranges, because a foreign allocator may have given the same addresses to another
-    // node. The ranges are returned only if all these holdings are quarantines of this machine under this name.
+    // node. The node gets the ranges only if each overlapping holding is a quarantine of a Node with the same name and
+    // the same machine.
     let is_own = |holder| {
         let key = allocations.node_of(holder);
         let key = key.filter(|(name, _)| *name == node.name);
@@ -470,7 +471,7 @@ fn unserved(node: &Node, allocations: &AllocationState) -> PodCidrDecision {
         return PodCidrDecision::Wait(WaitReason::Unmanaged, String::new());
     }
     let pools = barred.iter().map(|state| state.name.clone()).collect();
-    // A pool that is about to allocate is no problem, so no event mentions it.
+    // A pool that is about to allocate is no cause for concern, so no event mentions it.
     let others = barred.iter();
     let others = others.filter(|state| state.phase != PoolPhase::Starting);
     let notes: Vec<String> = others

@@ -32,7 +32,7 @@ pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 /// Shortest interval between two checks of the counts of all pools.
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The queue of the pool loop, and when pools were last counted, written and reported.
+/// The queue of the pool loop, and the times at which counts were last computed and statuses last written.
 #[derive(Debug, Default)]
 pub(crate) struct PoolLoop {
     /// Names of pools whose finalizers or status may need a write
@@ -40,14 +40,14 @@ pub(crate) struct PoolLoop {
     requests: InFlight<PoolName>,
     /// How many nodes wait for each pool
     pub waiting: BTreeMap<PoolName, i64>,
-    /// Whether anything has changed that the status of a pool reports
+    /// Whether any fact that pool statuses report has changed since the loop last queued all pools
     dirty: bool,
     counted_at: Option<Duration>,
     written_at: BTreeMap<PoolName, Duration>,
     /// Numbers of addresses by pool and family, as last counted
     totals: BTreeMap<(PoolName, Family), Totals>,
     totals_at: Option<Duration>,
-    /// Whether anything has changed since `totals` was counted
+    /// Whether any fact that pool statuses report has changed since `totals` was counted
     outdated: bool,
     /// The last status and reason of each condition, by pool UID and type of the condition. An event reports each
     /// change
@@ -82,7 +82,7 @@ impl Loop for PoolLoop {
 }
 
 impl PoolLoop {
-    /// Records that something has changed that the status of a pool reports.
+    /// Records that a fact that pool statuses report has changed. The loop then checks all pools.
     pub(crate) fn mark(&mut self) {
         self.dirty = true;
     }
@@ -113,8 +113,8 @@ impl PoolLoop {
         Some(self.set_finalizers(pool, finalizers))
     }
 
-    /// Queues all pools if something has changed, but at most once in [`COUNT_PAUSE`]. Counts the addresses of all
-    /// pools first, but at most once in [`STATUS_PAUSE`].
+    /// Queues all pools if something has changed, but at most once in [`COUNT_PAUSE`]. Before that, counts the
+    /// addresses of all pools, but at most once in [`STATUS_PAUSE`].
     fn count(&mut self, cx: &Context) {
         let now = cx.now.mono;
         let to_count = self.dirty && self.counted_at.is_none_or(|at| at + COUNT_PAUSE <= now);

@@ -62,10 +62,10 @@ pub struct PoolState {
     pub quarantine: Duration,
     /// Whether the pool has Cadastre's finalizer
     pub guarded: bool,
-    /// Whether the pool allocates now. If it does not, says why
+    /// Whether the pool allocates now, and if not, why
     pub phase: PoolPhase,
-    /// Texts for the status that name the service ranges and node addresses in the pool. The pool does not allocate
-    /// these
+    /// Texts for the status of the pool. They name the service ranges and node addresses that lie in the pool's ranges
+    /// and that the pool therefore does not allocate
     pub left_out: Vec<String>,
     /// The monotonic time at which the pool's pause ends; `None` if the pool does not pause. A pool pauses because a
     /// foreign allocator writes podCIDRs in its range
@@ -106,7 +106,8 @@ pub enum PoolPhase {
     Disabled,
     /// The finalizer is not set yet.
     Starting,
-    /// An older pool has some of the same addresses. `range` of this pool overlaps `theirs` of the pool `older`.
+    /// An older pool contains some addresses of this pool. `range` is a range of this pool, and overlaps `theirs`, a
+    /// range of the pool `older`.
     Overlaps {
         older: PoolName,
         range: Cidr,
@@ -263,7 +264,7 @@ impl PoolStates {
         self.states.values()
     }
 
-    /// Returns the pool against which a range counts. This is the oldest pool that covers the range.
+    /// Returns the pool to which a range belongs: the oldest pool that covers the range.
     pub fn of(&self, range: &Cidr) -> Option<&PoolState> {
         self.oldest_over(range, |_| true)
     }
@@ -292,9 +293,9 @@ impl PoolStates {
         self.looks.load(Ordering::Relaxed)
     }
 
-    /// Compares this pool with the oldest pool that has the same selectors and priority. If that older pool has a
-    /// family that this pool lacks, returns the older pool and the lacking family. In this case only pods that ask for
-    /// this pool by name use it (see [`choose`]). Returns `None` if this pool lacks no family or does not allocate.
+    /// Compares the pool `state` with the oldest pool that has the same selectors and priority. If that older pool has
+    /// a family that `state` lacks, returns the older pool and the lacking family. In this case only pods that ask for
+    /// `state` by name use it (see [`choose`]). Returns `None` if `state` lacks no family or does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -326,8 +327,8 @@ impl PoolStates {
     }
 
     /// Returns the pools that allocate and select the node, in the order in which they are tried (see [`choose`]). The
-    /// flag is true if the node gets ranges of the pool only for requests that name the pool. Pools in `full` count as
-    /// having no free ranges.
+    /// flag is true if the node gets ranges of the pool only for requests that name the pool. Pools in `full` are
+    /// ordered as if they had no free range.
     pub fn choices<V>(
         &self,
         allocate: AllocationMode,
@@ -358,7 +359,7 @@ impl PoolStates {
     }
 
     /// Returns the pools from which a node may demand blocks, in order of their rank, best first. Free ranges do not
-    /// affect the order. The flag is true if only pods that name the pool get addresses of it.
+    /// affect the order. The flag is true if only pods that ask for the pool by name get its addresses.
     pub(crate) fn block_pools<'a>(&'a self, node: &'a Node) -> Vec<(&'a PoolState, bool)> {
         self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
@@ -380,8 +381,8 @@ impl PoolStates {
     }
 
     /// Returns the pools that select the node, are about to allocate, and rank before the pool `best`. If `best` is
-    /// `None`, returns such pools of every rank. The caller should wait for these pools, because a node keeps the
-    /// podCIDRs that it gets now.
+    /// `None`, returns such pools of every rank. The caller should wait for these pools, because a node keeps its
+    /// podCIDRs even if a better pool allocates later.
     pub fn starting_before<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -440,8 +441,8 @@ impl PoolState {
         Dual::from_fn(|family| self.space.block_len(family).is_some())
     }
 
-    /// Converts the pool to a candidate for the choice of a node's pools. Pools with `assignment: Manual` count as
-    /// automatic here, because pods can name such a pool. In that case the agent may demand blocks of the pool.
+    /// Converts the pool to a candidate for the choice of a node's pools. A pool with `assignment: Manual` counts as
+    /// automatic here, because the agent may demand blocks of it when a pod names it.
     fn candidate(&self) -> PoolCandidate<'_> {
         PoolCandidate {
             name: &self.name,

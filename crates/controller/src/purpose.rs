@@ -42,7 +42,7 @@ pub enum IpamClaimStep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub enum Purpose {
-    /// A list of all objects of one kind, read from etcd and not from a cache, for the fence
+    /// A list of all objects of one kind, for the fence. The API server reads the list from etcd and not from its cache
     Relist(ObjectKind),
     /// The list of NodeSubnets at the end of the agent grace. It is read from etcd, so it contains the reports of all
     /// agents. No block is allocated before this list is in the cache
@@ -51,10 +51,10 @@ pub enum Purpose {
     Touch { name: NodeName, uid: ObjectUid },
     /// The write of a node's podCIDRs, or the read of the node after a write that conflicted or is indeterminate
     Assign { name: NodeName, uid: ObjectUid },
-    /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate; `urgent` if the node
-    /// waits for the write
+    /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate. `urgent` is true if the
+    /// node waits for the write
     Subnet { name: NodeName, urgent: bool },
-    /// The last list of a deleted node's pods before the node's podCIDRs become free
+    /// The list of a deleted node's pods. It is the last check before the node's podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
     /// A request about a block's object: the write of `step`, or a read if there is no step. Two blocks can have the
     /// same CIDR one after the other. `holding` distinguishes them, so that an answer about an earlier block does not
@@ -64,7 +64,7 @@ pub enum Purpose {
         holding: HoldingId,
         step: Option<Step>,
     },
-    /// The last list of a deleted node's pods before the node's blocks become free
+    /// The list of a deleted node's pods. It is the last check before the node's blocks become free
     BlockPods { name: NodeName, uid: ObjectUid },
     /// A list of a node's pods, from which the leak loop learns whether the pods of orphans are gone. If they are gone,
     /// the orphans become leak candidates
@@ -77,8 +77,8 @@ pub enum Purpose {
     Answer { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
-    /// A write of a pool's status. Also the read of the pool after a write (of its status or its finalizers) that
-    /// conflicted or is indeterminate
+    /// A write of a pool's status. Also the read of the pool after a write of its status or finalizers that conflicted
+    /// or is indeterminate
     PoolStatus { name: PoolName },
     /// A write of a claim's status or finalizers, or its deletion. Also the read of the claim after a write that
     /// conflicted or is indeterminate

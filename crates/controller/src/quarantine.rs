@@ -26,7 +26,7 @@ use cadastre_core::{Addr, Cidr};
 /// The queue of the quarantine loop. The quarantines themselves are in the ledger.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// Quarantines to process. Each is due at its earliest end
+    /// Quarantines to process. Each is processed at the earliest time at which it may end
     pub queue: Queue<QuarantineKey>,
 }
 
@@ -120,8 +120,8 @@ impl Quarantine {
     }
 }
 
-/// Returns whether the NodeSubnet names the UID as that of its own node or of a deleted node. A NodeSubnet with an
-/// invalid spec counts as naming every UID.
+/// Returns whether the NodeSubnet contains the UID, either as the UID of its own node or as that of a deleted node. If
+/// its spec is invalid, returns true, because it may contain any UID.
 fn names(subnet: &Subnet, uid: &ObjectUid) -> bool {
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)

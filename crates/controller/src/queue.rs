@@ -21,7 +21,8 @@ pub struct Queue<K> {
     added: u64,
 }
 
-/// The size of a queue, for metrics and wake-ups.
+/// How many keys a queue contains, and when the first delayed key becomes ready. Metrics show this, and the leader
+/// computes from it when it must wake up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Keys that are ready to be processed
@@ -35,7 +36,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the load with `next_at` no later than `at`. The caller has work at the time `at` that is not in the
+    /// Returns the load with the earlier of `next_at` and `at`. The caller has work at the time `at` that is not in the
     /// queue.
     pub(crate) fn or_at(self, at: Option<Duration>) -> Self {
         let next_at = self.next_at.into_iter().chain(at).min();
@@ -139,7 +140,7 @@ impl<K: Ord + Clone> Queue<K> {
         self.later.first().map(|(at, _)| *at)
     }
 
-    /// Returns the size of the queue, for metrics and wake-ups.
+    /// Returns how many keys the queue contains, and when the first delayed key becomes ready.
     pub fn load(&self) -> Load {
         Load {
             ready: self.ready.len(),

@@ -63,7 +63,7 @@ impl<'a> RequestAnswer<'a> {
     reason = "short-lived, and most are the large ones"
 )]
 pub(crate) enum KeyDecision {
-    /// The key needs no request now. When that changes, an event or another loop queues the key.
+    /// The key needs no request now. An event or another loop queues the key when it may need one.
     Done,
     /// The key has to be processed again at this monotonic time.
     Later(Duration),

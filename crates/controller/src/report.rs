@@ -1,7 +1,7 @@
 //! Reports that become Kubernetes events. A state is reported once when it begins, and some states also when they end.
-//! These states are reported again after [`REPORT_PAUSE`] while they last:
+//! The following states are reported again after [`REPORT_PAUSE`] while they last:
 //! - a write keeps failing
-//! - a node goes on to borrow or lend
+//! - a node borrows or lends
 //! - a pod's claim is not created because no pool can serve the claim
 
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::ObjectKind;
 
 /// Minimum interval between two reports of one state of an object, so that a state that ends and begins again every few
-/// seconds causes few events. One case is exempt: if the end of a node's wait for blocks was reported, the next wait is
-/// reported at once.
+/// seconds causes few events. There is one exception: if the end of a node's wait for blocks was reported, the next
+/// wait is reported at once.
 pub(crate) const REPORT_PAUSE: Duration = Duration::from_secs(600);
 
 /// The object that an event is about.
@@ -50,7 +50,7 @@ impl From<&Node> for Regarding {
 pub struct EventRecord {
     /// The object that the event is attached to
     pub about: Regarding,
-    /// Whether an operator should act: the type of the event is then `Warning`, else `Normal`
+    /// Whether an operator should act. If so, the event has the type `Warning`, otherwise `Normal`
     pub warning: bool,
     /// Reason of the event, in CamelCase. It must never change, because users' alerts depend on it
     pub reason: &'static str,
@@ -78,8 +78,8 @@ impl EventRecord {
     }
 }
 
-/// When each state of a node and a pool was last reported. This prevents a report each time that a state ends and
-/// begins again after a few seconds.
+/// When each state of a node and a pool was last reported. If a state ends and begins again every few seconds, this
+/// record prevents a report each time.
 #[derive(Debug, Default)]
 pub(crate) struct RecentReports {
     /// Monotonic time of the last report, by the node's UID, the pool's name and the reason
@@ -87,7 +87,7 @@ pub(crate) struct RecentReports {
 }
 
 impl RecentReports {
-    /// Returns whether a report is due now. If so, the caller must make the report, because it is recorded as made.
+    /// Returns whether a report is due now. If it is due, it is recorded as made, so the caller must make it.
     pub(crate) fn is_due(
         &mut self,
         node: &Node,
@@ -105,7 +105,7 @@ impl RecentReports {
     }
 
     /// Forgets the last report of a state, so that a report is due at once if the state begins again. Returns whether
-    /// there was a last report.
+    /// the state had been reported.
     pub(crate) fn end(&mut self, node: &Node, pool: &PoolName, reason: &'static str) -> bool {
         let key = (node.uid.clone(), pool.clone(), reason);
         self.made.remove(&key).is_some()
@@ -121,7 +121,7 @@ impl RecentReports {
 pub(crate) const POD_CIDR_ALLOCATED: &str = "PodCIDRAllocated";
 /// Event reason: a node waits for podCIDRs.
 pub const WAITING: &str = "WaitingForPodCIDR";
-/// Event reason: the API server keeps rejecting a write, or keeps not answering a write.
+/// Event reason: the API server keeps rejecting a write, or answers no attempt of a write.
 pub(crate) const WRITE_REJECTED: &str = "WriteRejected";
 /// Event reason: a write that kept failing has succeeded.
 pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
@@ -129,7 +129,7 @@ pub(crate) const WRITE_ACCEPTED: &str = "WriteAccepted";
 pub(crate) const OVERLAPPING: &str = "OverlappingPodCIDR";
 /// Event reason: an entry of a node's `spec.podCIDRs` is not a valid CIDR.
 pub(crate) const UNREADABLE: &str = "UnreadablePodCIDR";
-/// Event reason: a podCIDR that overlaps a pool is wider than any range that a node can have been allocated. The
+/// Event reason: a podCIDR that overlaps a pool is wider than any range that can have been allocated to a node. The
 /// controller ignores such a podCIDR.
 pub(crate) const PODCIDR_TOO_WIDE: &str = "PodCIDRTooWide";
 /// Event reason: a foreign allocator has written podCIDRs in a pool's range.

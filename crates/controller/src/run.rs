@@ -31,7 +31,7 @@ use cadastre_daemon::watch::{
 /// Maximum number of watch events that wait for the controller. If so many events wait, the watches wait, too.
 const BACKLOG: usize = 4096;
 
-/// Log message about a list that shows an older state than an earlier list or watch event did.
+/// Log message about a list that shows an older state than this process has already seen in a list or watch event.
 const PUT_BACK: &str = "a list shows an older state than was known: the API server was put back to an older state (a restore of etcd?); what this process knows is no longer there, so it ends and must be started anew (docs/backup.md)";
 
 /// First and longest delay of a watch after an error, before jitter is added.
@@ -53,7 +53,7 @@ pub struct ControllerParts {
     pub clock: Clock,
     /// Whether this process leads, as the elector publishes it
     pub leadership: watch::Receiver<Leadership>,
-    /// Passes to the elector the content that the Lease should get
+    /// Passes the wanted content of the Lease to the elector
     pub want: watch::Sender<Option<LeaseContent>>,
     /// Metrics of the loops, of their requests, and of pools
     pub metrics: ControllerMetrics,
@@ -63,9 +63,9 @@ pub struct ControllerParts {
     pub page: Option<u32>,
 }
 
-/// Runs the controller until `stop` is true. After that, waits, for at most `grace`, until no request is in flight and
-/// no write is indeterminate. Returns whether the Lease may be handed over as clean. If a list shows that the API
-/// server was restored to an older state, returns false at once.
+/// Runs the controller until `stop` is true. After that, waits until no request is in flight and no write is
+/// indeterminate, but not longer than `grace`. Returns whether the Lease may be handed over as clean. If a list shows
+/// that the API server was restored to an older state, returns false at once.
 pub async fn run(
     parts: ControllerParts,
     settings: ControllerSettings,
@@ -308,7 +308,8 @@ impl Shell {
 
     fn wake_at(&self) -> Instant {
         let now = self.parts.clock.now();
-        // Work that is due already waits for an answer or for the Lease, so it needs no timer.
+        // If work is due now, it only waits for an answer or for the Lease. So a timer is needed only for work that is
+        // due later.
         let due = self.controller.wake_at().and_then(|at| at.checked_sub(now));
         let due = due
             .filter(|left| !left.is_zero())

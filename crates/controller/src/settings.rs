@@ -12,7 +12,7 @@ pub struct ControllerSettings {
     pub service_cidrs: Vec<Cidr>,
     /// Maximum number of critical requests in flight (see [`crate::machine`])
     pub critical_in_flight: usize,
-    /// Maximum number of all other requests in flight
+    /// Maximum number of requests in flight that are not critical
     pub background_in_flight: usize,
     /// How long a pool pauses after a foreign allocator has written a podCIDR in its range
     pub foreign_allocator_pause: Duration,

@@ -30,12 +30,12 @@ use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use crate::withdrawals::holds_back;
 use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
 
-/// The list of pools in a NodeSubnet may have at most this many bytes of JSON, because etcd limits the size of an
-/// object, and the rest of the object needs room, too.
+/// The maximum size of the list of pools in a NodeSubnet, in bytes of JSON. etcd limits the size of an object, and the
+/// rest of the NodeSubnet needs room, too.
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
 /// When a node gets podCIDRs, its NodeSubnet has to record them. The write of this record waits while other nodes get
-/// podCIDRs, but no longer than this. The wait is a risk: if the Node is deleted before the record is written, only
+/// podCIDRs, but at most for this time. The wait is a risk: if the Node is deleted before the record is written, only
 /// processes that saw the deletion know that the node's podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
@@ -44,16 +44,17 @@ const RECORD_WAITS: Duration = Duration::from_secs(5);
 pub struct Subnets {
     /// Names of NodeSubnets to process first, because nodes wait for the blocks in them
     pub urgent: Queue<NodeName>,
-    /// Names of all other NodeSubnets to process
+    /// Names of NodeSubnets to process after those in `urgent`
     pub queue: Queue<NodeName>,
     /// Names of nodes that got podCIDRs, each with the monotonic time at which it got them, oldest first
     unrecorded: VecDeque<(Duration, NodeName)>,
     /// Conditions whose write is in flight, by the name of the NodeSubnet
     conditions_in_flight: BTreeMap<NodeName, Vec<SubnetCondition>>,
-    /// Requests for specs in flight, by the name of the NodeSubnet. The value is the spec, if the request writes one
+    /// The requests in flight that read or write a spec, by the name of the NodeSubnet. The value is the spec that the
+    /// request writes, if any
     requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
-    /// Nodes (by UID) whose NodeSubnet has no room for all pools that select them. The value is the text that the event
-    /// reported
+    /// Nodes (by UID) whose NodeSubnets have no room for all pools that select them. The value is the text for the
+    /// event and the condition that report this
     left_out: BTreeMap<ObjectUid, String>,
     /// Names of nodes for which the API server has shown in this term whether it accepts writes. Either a write has
     /// succeeded, or a write has failed so often that it counts as one that keeps failing
@@ -92,8 +93,8 @@ impl Loop for Subnets {
                 self.conditions_in_flight.remove(name);
                 self.requests.note(name, answer);
             }
-            // The node may have changed since the request was sent, so its NodeSubnet is processed again even after
-            // success.
+            // The node may have changed since the request was sent, so its NodeSubnet is processed again, even if the
+            // request succeeded.
             affected.subnets.push(name.clone());
         }
         affected
@@ -101,14 +102,14 @@ impl Loop for Subnets {
 }
 
 impl Subnets {
-    /// Returns the next request for a NodeSubnet from the urgent queue, because the node waits for the request.
+    /// Returns the next request for a NodeSubnet in the urgent queue. For each NodeSubnet in this queue, a node waits.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, true, cx);
         work_off(self, |it| &mut it.urgent, look, cx)
     }
 
-    /// Queues the NodeSubnets with withheld podCIDRs. The caller has seen a range become free, so perhaps the agents
-    /// may use these podCIDRs now.
+    /// Queues the NodeSubnets with withheld podCIDRs. The caller has seen that a range became free, so perhaps these
+    /// podCIDRs no longer have to be withheld from the agents.
     pub fn requeue(&mut self) {
         for name in &self.withheld {
             self.queue.add(name.clone());
@@ -122,7 +123,8 @@ impl Subnets {
         self.queue.add(name.clone());
     }
 
-    /// Returns the write of the next NodeSubnet that has waited for [`RECORD_WAITS`] to record podCIDRs.
+    /// Returns the next overdue request. A request is overdue if a NodeSubnet has to record podCIDRs, and the record
+    /// has waited for [`RECORD_WAITS`].
     pub(crate) fn next_overdue(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         while let Some((at, name)) = self.unrecorded.front().cloned()
             && at + RECORD_WAITS <= cx.now.mono
@@ -168,8 +170,9 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        // A withdrawn range can be returned when nobody uses it any more. Perhaps only an event of another object, such
-        // as a pod, announces this. So this NodeSubnet is checked again later.
+        // A withdrawn range can be returned when nobody uses it any more. Possibly no event of this NodeSubnet
+        // announces this, but only an event of another object, such as a pod. So this NodeSubnet is checked again
+        // later.
         let withdrawn = is
             .and_then(|is| is.report.as_ref())
             .map_or(&[][..], |it| &it.withdrawn);
@@ -251,19 +254,20 @@ impl Subnets {
         KeyDecision::Send(request, Purpose::Answer { name: name.clone() })
     }
 
-    /// Returns whether a write of the NodeSubnet of that name may still take effect.
+    /// Returns whether a write of the NodeSubnet `name` can still take effect.
     pub fn is_open(&self, name: &NodeName) -> bool {
         self.requests.is_open(name)
     }
 
-    /// Returns whether the API server has stored the complete spec that was just written. `is` is the stored
-    /// NodeSubnet.
+    /// Returns whether the API server has stored the complete spec that the request in flight writes. The argument is
+    /// the NodeSubnet as the API server returned it.
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// Returns whether the API server has stored all conditions that were just written. `is` is the stored NodeSubnet.
+    /// Returns whether the API server has stored all conditions that the request in flight writes. The argument is the
+    /// NodeSubnet as the API server returned it.
     pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.conditions_in_flight.get(&is.name) else {
             return true;
@@ -273,13 +277,13 @@ impl Subnets {
     }
 }
 
-/// Returns the conditions that a NodeSubnet has now. Returns none if the NodeSubnet has no status.
+/// Returns the conditions that a NodeSubnet has now. The result is empty if the NodeSubnet has no status.
 fn present(subnet: &Subnet) -> &[SubnetCondition] {
     let report = subnet.report.as_ref();
     report.map_or(&[], |it| &it.conditions)
 }
 
-/// Returns the request that makes the NodeSubnet's spec equal `wanted`, or `None` if no request is needed.
+/// Returns the request after which the NodeSubnet has the spec `wanted`, or `None` if no request is needed.
 fn difference(
     name: &NodeName,
     wanted: Option<NodeSubnetSpec>,

@@ -17,7 +17,8 @@ pub struct Totals {
     pub held: u128,
     /// Addresses of the blocks that nodes have borrowed. They also count in `held`, as addresses of the lender's blocks
     pub borrowed: u128,
-    /// Addresses in use, as agents report them. In blocks that no agent reports, the addresses that pods report
+    /// Addresses in use, as agents report them. In blocks that no agent reports, the addresses that pods report are
+    /// counted
     pub used: u128,
     /// Addresses in cooldown, as agents report them
     pub cooling: u128,

@@ -44,7 +44,7 @@ pub struct ControllerView {
     pub waiting: BTreeMap<&'static str, usize>,
     /// Number of claims by state, as in the label `state`
     pub claims: BTreeMap<&'static str, usize>,
-    /// Number of nodes that wait for each pool. Pools without waiting nodes are missing
+    /// For each pool, the number of nodes that wait for a range of it. Pools without waiting nodes are missing
     pub pool_waiting: BTreeMap<PoolName, i64>,
     /// The longest time that a node has been waiting for a podCIDR or a block
     pub oldest_wait: Duration,
@@ -57,7 +57,7 @@ pub struct ControllerView {
     pub too_wide: usize,
     /// Number of ranges that stay reserved because a write is indeterminate
     pub indeterminate: usize,
-    /// Number of nodes whose podCIDRs a foreign allocator wrote while this process allocated
+    /// Number of nodes whose podCIDRs a foreign allocator wrote while this process allocated podCIDRs
     pub foreign_allocations: u64,
     /// Load of each loop's queues, by the name of the loop
     pub loops: Vec<(&'static str, Load)>,

@@ -1,8 +1,9 @@
-//! Withdrawals: which ranges a NodeSubnet wants back from its node, and which ranges it returns to the node.
+//! Withdrawals: which ranges the controller withdraws from a node, and which withdrawn ranges it returns to the node.
+//! The NodeSubnet of the node lists both.
 //!
-//! A NodeSubnet wants a range back for one of three reasons: a user requests the range, the range is the address of a
-//! claim, or another node borrows the range. For a claim or another node, the range is handed over in three versions of
-//! the NodeSubnet:
+//! A range is withdrawn for one of three reasons: a user requests the range, the range is the address of a claim, or
+//! another node borrows the range. For a claim or another node, the range is handed over in three versions of the
+//! NodeSubnet:
 //! 1. The controller lists the range in `spec.withdraw`.
 //! 2. The agent reports the range as withdrawn.
 //! 3. The controller lists the range in `spec.claimed`, with the UID of the claim, or in `spec.lent`, with the UID of
@@ -20,12 +21,13 @@
 //! over, it returns the part.
 //!
 //! # Guarantees
-//! - A range is wanted back only if it lies inside one of the node's blocks and is smaller than the block. A complete
+//! - A range is withdrawn only if it lies inside one of the node's blocks and is smaller than the block. A complete
 //!   block is drained instead.
-//! - A range that the agent has withdrawn and that nobody wants any more is returned until the agent no longer reports
-//!   it as withdrawn. Until then the range is not wanted back again, because the report might be older than the return.
-//!   The return does not end earlier even if somebody uses the range by now, because that may be the node itself.
-//! - A range is not returned while a block, a pod, or a report of an agent shows that anybody may use an address of it.
+//! - A range that the agent has withdrawn and that nobody wants any more is listed as returned until the agent no
+//!   longer reports it as withdrawn. Until then the range is not withdrawn again, because the report might be older
+//!   than the return. The range also stays listed if somebody uses an address of it, because the user may be a pod of
+//!   the node itself.
+//! - A range is not returned while a block, a pod, or a report of an agent shows that an address of it may be in use.
 //!   No range is returned during the agent grace.
 
 use std::collections::BTreeSet;
@@ -51,8 +53,8 @@ pub(crate) struct Withdrawals {
 }
 
 impl Withdrawals {
-    /// Returns the withdrawals that the NodeSubnet of a node with these blocks should list. `is` is the NodeSubnet as
-    /// it is now, whose annotations contain the requests of users.
+    /// Returns the withdrawals that the NodeSubnet of a node with these blocks should list. The argument `is` has the
+    /// present NodeSubnet, whose annotations contain the requests of users.
     pub(crate) fn of(
         node: &Node,
         is: Option<&Subnet>,
@@ -108,7 +110,7 @@ impl Withdrawals {
                 block_uid: uid.to_string(),
             })
         });
-        // The agent may already have followed the return, so the controller never takes a return back.
+        // A range that is listed as returned stays listed, because the agent may already assign addresses of it again.
         let is_returnable = |range: &&Cidr| {
             let is_free = || may_return(range, &wanted, cache, allocations);
             let stays = is_returned(range) && !Mutation::ReturnEndsEarly.is_on();
@@ -125,21 +127,23 @@ impl Withdrawals {
 }
 
 /// Returns whether a node's agent has withdrawn ranges that its NodeSubnet lists neither in `withdraw` nor in
-/// `returned`. Nobody wants such ranges back any more, but they cannot be returned yet.
+/// `returned`. No reason to withdraw these ranges is left, but they cannot be returned to the node yet, because
+/// something may still use them.
 pub(crate) fn holds_back(spec: &NodeSubnetSpec, withdrawn: &[Cidr]) -> bool {
     let is_listed = |range| lists(&spec.withdraw, range) || lists(&spec.returned, range);
     withdrawn.iter().any(|range| !is_listed(range))
 }
 
-/// Returns whether users have withdrawn the address from the node, so that something else can use it.
+/// Returns whether a user has requested to withdraw the address from the node, so that something other than a pod can
+/// use it.
 pub(crate) fn is_taken_out(node: &NodeName, address: &Cidr, cx: &Context) -> bool {
     let subnet = cx.cache.subnets.get(node);
     let mut ranges = subnet.into_iter().flat_map(|it| &it.requests.withdraw);
     ranges.any(|range| range.contains(address))
 }
 
-/// Returns whether a withdrawn range may be returned to its node, because nobody else uses the range. `wanted` are the
-/// ranges that stay withdrawn.
+/// Returns whether nobody else uses a withdrawn range, so that it can be returned to its node. `wanted` are the ranges
+/// that stay withdrawn.
 fn may_return(
     range: &Cidr,
     wanted: &BTreeSet<Cidr>,
@@ -159,7 +163,8 @@ fn may_return(
     !allocations.in_agent_grace && (!is_used || Mutation::ReturnedInUse.is_on())
 }
 
-/// Returns the ranges that users want back. A requested range counts only if it is a part of a block.
+/// Returns the ranges that users have requested to withdraw from the node. A request counts only if its range is a part
+/// of a block.
 fn requested(is: Option<&Subnet>, blocks: &[Cidr]) -> BTreeSet<Cidr> {
     let is_part = |range: &&Cidr| {
         let is_inside = |block: &Cidr| block.contains(range) && block != *range;

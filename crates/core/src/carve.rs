@@ -23,7 +23,7 @@ use crate::mutation::Mutation;
 pub struct PoolExhausted {
     /// The first family without a free block. In the other family no block was allocated either.
     pub family: Family,
-    /// The prefix length that was searched for.
+    /// The prefix length of the block that the search did not find.
     pub block_len: u8,
     /// The number of blocks that the pool would have if there were no holdings.
     pub capacity: u128,
@@ -165,8 +165,8 @@ impl RangeLedger {
     }
 }
 
-/// The pool's part for a family, and the order of its blocks (a block has `2^order` addresses). `None` if the pool
-/// cannot have blocks of that family.
+/// Returns the [`FamilyPool`] of a family, and the order of its blocks (a block has `2^order` addresses). Returns
+/// `None` if the pool cannot have blocks of that family.
 fn blocks_of(pool: &Pool, family: Family) -> Option<(&FamilyPool, u8)> {
     let part = pool.part(family)?;
     Some((part, family.bits().checked_sub(part.block_len)?))

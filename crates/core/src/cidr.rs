@@ -41,7 +41,7 @@ impl fmt::Display for Family {
 /// One address. Addresses sort by family, then by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Addr {
-    /// Decides how `value` is displayed, and how many of its bits are used.
+    /// The family of the address. It decides how `value` is displayed, and how many bits of `value` are used.
     pub family: Family,
     /// The address as a number; IPv4 uses only the low 32 bits.
     pub value: u128,
@@ -108,7 +108,7 @@ impl Cidr {
         Self::of_order(addr.family, addr.value & ones(addr.family.bits()), 0)
     }
 
-    /// The block of `2^order` addresses that begins at `value`. `value` must be a multiple of `2^order`.
+    /// Returns the block of `2^order` addresses that begins at `value`. `value` must be a multiple of `2^order`.
     pub(super) fn of_order(family: Family, value: u128, order: u8) -> Self {
         Self {
             family,
@@ -169,7 +169,7 @@ impl Cidr {
         self.contains(other) || other.contains(self)
     }
 
-    /// The block of twice the size that contains this one; `None` for `0.0.0.0/0` and `::/0`.
+    /// Returns the block of twice the size that contains this one; `None` for `0.0.0.0/0` and `::/0`.
     pub fn parent(&self) -> Option<Self> {
         Self::new(self.first(), self.len.checked_sub(1)?)
     }

@@ -24,8 +24,8 @@ pub enum ReservedEffect {
 /// The address ranges of one family of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FamilyRanges {
-    /// The CIDRs of which blocks are allocated. CIDRs inside another CIDR, CIDRs of the other family and CIDRs smaller
-    /// than a block are ignored.
+    /// The CIDRs from which blocks are allocated. CIDRs inside another CIDR, CIDRs of the other family and CIDRs
+    /// smaller than a block are ignored.
     pub cidrs: Vec<Cidr>,
     /// Prefix length of the blocks to allocate.
     pub block_len: u8,
@@ -34,7 +34,7 @@ pub struct FamilyRanges {
 /// One family of a pool, with the state of its search.
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPool {
-    /// Sorted and disjoint.
+    /// The CIDRs from which blocks are allocated, sorted and disjoint.
     pub cidrs: Vec<Cidr>,
     /// The prefix length of the blocks. Code that changes the length must call `open` afterwards, because the openings
     /// depend on the length.
@@ -42,7 +42,8 @@ pub(super) struct FamilyPool {
     /// A search starts with the highest block that ends at or below this address. If there are CIDRs, the cursor lies
     /// in one of them.
     pub cursor: u128,
-    /// Sorted and disjoint. Each opening is given by the first addresses of its first and of its last block.
+    /// The openings, sorted and disjoint. Each opening is given by the first address of its first block and the first
+    /// address of its last block.
     pub openings: Vec<(u128, u128)>,
 }
 
@@ -76,8 +77,8 @@ impl FamilyPool {
         counts.fold(0, u128::saturating_add)
     }
 
-    /// The first address of the highest block of `order` that no blocked span closes and that begins at or below
-    /// `address`.
+    /// Finds the highest block of `order` that no blocked span closes and that begins at or below `address`. Returns
+    /// the first address of this block.
     pub(crate) fn open_below(&self, order: u8, address: u128) -> Option<u128> {
         let after = self
             .openings
@@ -96,7 +97,7 @@ impl FamilyPool {
         (self.cursor & !ones(order)).checked_sub(1)
     }
 
-    /// Moves the cursor to just below a block that was just allocated.
+    /// Moves the cursor to the highest address below `block`, which has been allocated.
     pub(crate) fn pass(&mut self, block: &Cidr) {
         let next = block.first().value.checked_sub(1);
         let cidr = next.and_then(|next| Some((next, self.below(next)?)));
@@ -109,7 +110,7 @@ impl FamilyPool {
         self.cidrs.last().map_or(0, |cidr| cidr.last().value)
     }
 
-    /// The highest CIDR that begins at or below the address.
+    /// Returns the highest CIDR that begins at or below the address.
     pub(crate) fn below(&self, address: u128) -> Option<&Cidr> {
         let after = self
             .cidrs

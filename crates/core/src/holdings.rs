@@ -61,7 +61,7 @@ pub(super) struct Holdings {
 #[derive(Debug)]
 struct Record {
     first: [u64; 2],
-    /// Odd while the record is in use.
+    /// The generation, which is odd while the record is in use.
     generation: u32,
     holder: Holder,
     prev: u32,
@@ -132,8 +132,8 @@ impl Holdings {
         self.live -= 1;
         let vacant = self.vacant;
         let record = self.record_mut(id.number);
-        // If the generations of a record are used up (the counter has wrapped to 0), the record is never reused.
-        // Otherwise an old id could become valid again.
+        // If the generations of a record are used up (the counter is 0 again), the record is never reused. Otherwise an
+        // old id could become valid again.
         record.generation = record.generation.wrapping_add(1);
         if record.generation != 0 {
             record.next = vacant;

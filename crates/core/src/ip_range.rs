@@ -74,7 +74,7 @@ impl IpRange {
         self.family() == cidr.family() && self.first <= cidr.last() && cidr.first() <= self.last
     }
 
-    /// The part of the interval that lies in `cidr`; `None` if the interval and `cidr` are disjoint.
+    /// Returns the part of the interval that lies in `cidr`; `None` if the interval and `cidr` are disjoint.
     pub fn within(&self, cidr: &Cidr) -> Option<Self> {
         if !self.overlaps(cidr) {
             return None;

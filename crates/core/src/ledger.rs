@@ -30,8 +30,8 @@ pub struct RangeLedger {
 }
 
 impl RangeLedger {
-    /// Records a holding, even if it overlaps others or lies in no pool. Recording the same holding twice makes two
-    /// holdings.
+    /// Records a holding, even if it overlaps others or lies in no pool. If a holding is recorded twice, there are two
+    /// equal holdings.
     pub fn record(&mut self, holder: Holder, cidr: Cidr, state: HoldingState) -> HoldingId {
         let id = self.holdings.insert(Holding {
             holder,
@@ -47,7 +47,8 @@ impl RangeLedger {
             self.nested.insert((cidr, id.number()));
             return id;
         }
-        // The remaining outermost holdings lie inside the new holding, so they become nested.
+        // No outermost holding contains the new holding. So all outermost holdings that overlap the new holding lie
+        // inside it, and become nested.
         let inside: Vec<_> = outer
             .map(|(inside, holding)| (holding.cidr, inside.number()))
             .collect();
@@ -87,12 +88,12 @@ impl RangeLedger {
         self.holdings.get(id)
     }
 
-    /// All holdings of a holder, in no particular order.
+    /// Returns all holdings of a holder, in no particular order.
     pub fn of(&self, holder: Holder) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         self.holdings.of(holder)
     }
 
-    /// Returns each holding that overlaps `cidr` once, sorted by CIDR.
+    /// Returns the holdings that overlap `cidr`, sorted by CIDR. Each holding is returned only once.
     pub fn overlapping(&self, cidr: &Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let cidr = *cidr;
         self.outermost(cidr).flat_map(move |outer| {
@@ -101,7 +102,7 @@ impl RangeLedger {
         })
     }
 
-    /// Returns each holding that covers `addr` once, the widest first.
+    /// Returns the holdings that cover `addr`, the widest first. Each holding is returned only once.
     pub fn at(&self, addr: Addr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         self.overlapping(&Cidr::host(addr))
     }
@@ -116,8 +117,8 @@ impl RangeLedger {
         self.len() == 0
     }
 
-    /// The size of the allocated heap memory in bytes. The part of the nested holdings is an estimate, which assumes a
-    /// tree that is two thirds full.
+    /// Returns the size of the allocated heap memory in bytes. For nested holdings the size is only estimated: their
+    /// tree is assumed to be two thirds full.
     pub fn heap_bytes(&self) -> usize {
         let nested = self.nested.len() * size_of::<(Cidr, u32)>() * 3 / 2;
         let spaces: usize = self.spaces.iter().map(|(_, it)| it.heap_bytes()).sum();
@@ -135,8 +136,8 @@ impl RangeLedger {
             .free(cidr.first().value, cidr.order());
     }
 
-    /// The outermost holdings that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or there
-    /// is exactly one, which contains `cidr`.
+    /// Returns the outermost holdings that overlap `cidr`, in ascending order. Either all of them lie inside `cidr`, or
+    /// there is exactly one, which contains `cidr`.
     fn outermost(&self, cidr: Cidr) -> impl Iterator<Item = (HoldingId, Holding)> + use<'_> {
         let space = self.spaces.get(cidr.family());
         let mut from = Some(cidr.first().value);
@@ -150,9 +151,10 @@ impl RangeLedger {
         })
     }
 
-    /// The holdings that are nested in the outermost holding `outer` and overlap `cidr`: first those that contain
-    /// `cidr`, then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length, because
-    /// a walk through all nested holdings would be slow if somebody recorded a holding on a whole family by mistake.
+    /// Returns the holdings that are nested in the outermost holding `outer` and overlap `cidr`: first those that
+    /// contain `cidr`, then those equal to `cidr` or inside it. The containing holdings are looked up by prefix length,
+    /// because a walk through all nested holdings would be slow if somebody recorded a holding on a whole family by
+    /// mistake.
     fn nested_in(
         &self,
         outer: Cidr,

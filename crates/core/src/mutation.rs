@@ -52,7 +52,7 @@ mutations! {
     ReturnedRangesShared,
     /// A range stays held for a node although the node has other podCIDRs by now.
     ImpossibleHoldingKept,
-    /// A node that a lookup mistook for deleted loses its holding.
+    /// A node loses its holding if a lookup wrongly finds that the node was deleted.
     RevivedNodeLosesHolding,
     /// Pairs of nodes whose ranges overlap are not reported.
     OverlapsNotReported,
@@ -61,7 +61,7 @@ mutations! {
     /// When a pool is deleted, its ranges count as covered by another pool, although that other pool's finalizer is
     /// being removed.
     PoolThatGoesKeepsRanges,
-    /// A podCIDR takes space from pools even if it is wider than any range that a node could have been allocated.
+    /// A podCIDR takes space from pools even if it is wider than any range that could have been allocated to a node.
     WidePodCidrCounts,
     /// The agent may assign from a podCIDR although another node uses addresses in it.
     ContestedPodCidrAllocated,
@@ -104,7 +104,7 @@ mutations! {
     TermCountsFromLastTry,
     /// A Lease whose holder a user has cleared by hand counts as released by its holder.
     ClearedHolderCountsAsReleased,
-    /// A candidate trusts a watch event although it has seen a newer version of the Lease.
+    /// A candidate trusts a watch event although the candidate has seen a newer version of the Lease.
     OldNewsCounts,
     /// A Lease that is known only from a watch is acquired without a read once it seems to have expired.
     SilentWatchTrusted,
@@ -116,7 +116,7 @@ mutations! {
     DeletingNodeCountsAsGone,
     /// A new leader does not quarantine the ranges of nodes that were deleted while nobody led.
     UnseenDeletionNotQuarantined,
-    /// A new leader forgets deletions of Nodes that it saw before it led and that no NodeSubnet records.
+    /// A new leader forgets the deletion of a Node that it saw before it led, if no NodeSubnet records this deletion.
     UnrecordedDeathForgotten,
     /// The recorded end of a quarantine is used even if it is later than the pool's `quarantineSeconds` allow.
     RecordedQuarantineNotBounded,
@@ -137,7 +137,7 @@ mutations! {
     /// A block counts as confirmed once the response to its creation arrives, even if the watch has not reported the
     /// block yet.
     BlockConfirmedByAnswer,
-    /// A new block does not yield to a podCIDR that existed before.
+    /// A new block does not yield to a podCIDR that is older than the block.
     BlockDoesNotYieldToPodCidr,
     /// The response to a request for an earlier block counts for the next block of the same CIDR.
     AnswerToEarlierBlockCounts,
@@ -145,7 +145,7 @@ mutations! {
     BlocksJudgedDuringList,
     /// An IPAMBlock that was edited does not count as older than the IPAMBlocks that were never edited.
     EditedBlockKeepsItsAge,
-    /// A new leader does not read which blocks NodeSubnets list.
+    /// A new leader does not read which blocks are listed in NodeSubnets.
     ListedBlocksNotRead,
     /// A new leader ignores blocks that an earlier leader adds to a NodeSubnet in a late write.
     LateListIgnored,
@@ -157,7 +157,7 @@ mutations! {
     PodsOfBlockNotLookedAt,
     /// A quarantined block's quarantine counts as over although its IPAMBlock records a later end.
     RecordedBlockQuarantineIgnored,
-    /// A block that an agent uses and the API has lost is not adopted.
+    /// A block that an agent uses, but that the API server has lost, is not adopted.
     ForgottenBlockNotAdopted,
     /// A block that an agent uses is adopted although another node holds it.
     HeldBlockAdopted,
@@ -177,7 +177,7 @@ mutations! {
     FinalizerRemovedDuringQuarantine,
     /// Reserved addresses, service ranges and node addresses are not excluded from allocation.
     ReservedNotLeftOut,
-    /// An older pool's wider range does not count as an overlap.
+    /// A range of a pool does not count as overlapping a wider range of an older pool.
     WiderOlderPoolIgnored,
     /// The free space of a pool of both families is compared with that of pools of one family.
     RoomComparedAcrossFamilies,
@@ -187,16 +187,16 @@ mutations! {
     ReportedAddressSuspected,
     /// An empty NodeSubnet of a live node is deleted.
     EmptySubnetDeleted,
-    /// Conditions that others wrote to a NodeSubnet are overwritten.
+    /// Conditions that other programs wrote to a NodeSubnet are overwritten.
     OthersConditionsWiped,
-    /// A new leader withdraws the condition that the API server rejects writes for a node, before any write of the new
-    /// leader for the node has been answered.
+    /// A new leader reports that the API server accepts the writes for a node, although none of the new leader's writes
+    /// for this node has been answered.
     RejectionsOfPredecessorForgotten,
     /// A lost store is rebuilt without the node's published list of addresses.
     AddressListIgnored,
-    /// Addresses that only the agent has recorded are not published before the next interval.
+    /// Addresses that only the agent has recorded are published only at the end of an interval, not at once.
     UnknownAddressesListedLate,
-    /// The block below the lower end of a CIDR may be allocated.
+    /// The block directly below the lower end of a CIDR can be allocated.
     CarvesBelowCidr,
     /// The range of the first family stays allocated when the second family is exhausted.
     FirstFamilyStaysHeld,
@@ -204,9 +204,9 @@ mutations! {
     // Mutations of the cache of objects
     /// An older watch event restores an object although a response has shown that the object is gone.
     GoneByAnswerComesBack,
-    /// An older watch event restores an object although the object was missing in a requested list.
+    /// A watch event that is older than a list restores an object that was missing in the list.
     GoneByListComesBack,
-    /// The cache uses a response to a request that was sent before a relist.
+    /// After a relist, the cache uses the response to a request that was sent before the relist.
     AnswerBeforeRelistTaken,
     /// A response restores an object whose deletion the watch has reported.
     GoneByWatchComesBack,
@@ -234,7 +234,7 @@ mutations! {
     OneProofIsEnough,
     /// New addresses are assigned from a draining block.
     DrainingBlocksAssign,
-    /// New addresses are assigned from a block that is no longer listed.
+    /// New addresses are assigned from a block that the NodeSubnet no longer lists.
     UnlistedBlocksAssign,
     /// A block is reported as released as soon as none of its addresses are in use, before the store has recorded the
     /// release.
@@ -245,16 +245,16 @@ mutations! {
     FailedWriteIgnored,
     /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
-    /// Pools that require a probe before an address is used assign addresses without a probe.
+    /// An address is assigned without a probe, although its pool requires a probe.
     ProbeSkipped,
     /// An address that another host uses is assigned.
     ConflictAssigned,
-    /// A probe from before the last use of an address still counts.
+    /// The probe of an address counts although the address has been used since the probe.
     ProbeOutlivesUse,
     /// A block is released while some of its addresses are cooling.
     CoolingBlocksReleased,
-    /// A released block is used again if a NodeSubnet lists the block again because the API server was restored to an
-    /// older state.
+    /// After a restore of the API server to an older state, a NodeSubnet lists a released block again, and the agent
+    /// uses the block.
     ReleasedBlocksForgotten,
     /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,
@@ -270,7 +270,7 @@ mutations! {
     WithdrawnAssigned,
     /// A range is withdrawn although addresses of it are in use.
     WithdrawnInUse,
-    /// A range is reported as withdrawn before the store has recorded it.
+    /// A range is reported as withdrawn before the store has recorded the withdrawal.
     WithdrawalReportedBeforeStored,
     /// A withdrawal ends as soon as the NodeSubnet no longer lists it.
     UnlistedWithdrawalEnds,
@@ -293,30 +293,31 @@ mutations! {
     StandbyForEveryVmi,
     /// The NodeSubnet of a standby lists the block before the block's object names the standby.
     StandbyListedBeforeStored,
-    /// The block of a claim ends with the release by its owner, although standbys may have the address.
+    /// The block of a claim ends when its owner releases it, although the block has standbys.
     StandbyForgotten,
     /// A standby is dropped although its agent has not released the block.
     StandbyDroppedUnreleased,
-    /// A node that becomes a standby again gets the same number as before.
+    /// A node that becomes a standby for the second time gets the number that it had the first time.
     StandbyNumberReused,
     /// An IPAMClaim gets addresses before the status of its IPClaim records them.
     IpamClaimFilledBeforeStored,
     /// An interface for which the pod names an IPAMClaim gets any address of the network's pool.
     InterfaceClaimIgnored,
-    /// The address of a claim is taken from the block of a node before the agent has withdrawn it.
+    /// The address of a claim is taken from the block of a node before the agent of this node has withdrawn the
+    /// address.
     ClaimedBeforeWithdrawn,
     /// The address of a claim is taken from the block of a node before the NodeSubnet records the claim.
     ClaimedBeforeRecorded,
-    /// The controller wants a returned range back before the agent has seen the return.
+    /// The controller withdraws a returned range again before the agent has seen the return.
     ReturnTakenBack,
-    /// A withdrawn address is assigned from its wider block to a pod that asks for it.
+    /// A withdrawn address of a block is assigned to a pod that asks for it.
     WithdrawnAddressAssignedOnRequest,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
     /// The return of a range ends before the agent has reported that it has seen the return, because an address of the
     /// range is in use.
     ReturnEndsEarly,
-    /// A part of a block is lent to another node before the agent of the lender has withdrawn it.
+    /// A part of a block is lent to another node before the agent of the lender has withdrawn the part.
     LentBeforeWithdrawn,
     /// A borrowed block is confirmed before the NodeSubnet of the lender names the block as lent.
     LentBeforeRecorded,
@@ -324,7 +325,7 @@ mutations! {
     LentReturnedInUse,
     /// When a block ends, parts of it that other nodes have borrowed count as free.
     LentForgottenWithParent,
-    /// A pod that belongs to no StatefulSet gets a claim of its own by the annotation for sticky addresses.
+    /// A pod that belongs to no StatefulSet gets a claim of its own if it has the annotation for sticky addresses.
     StickyClaimOfBarePod,
     /// The claim of a StatefulSet's pod is created without its StatefulSet as owner.
     StickyClaimNotOwned,
@@ -334,9 +335,11 @@ mutations! {
     RequestOfAnyNodeBelieved,
     /// An agent can request addresses for a pod under any namespace and name.
     RequestForAnyNameBelieved,
-    /// An address that CNI requests in an ADD, and that no range of the node has, is not reported to the controller.
+    /// An address that CNI requests in an ADD, and that lies in no range of the node, is not reported to the
+    /// controller.
     RequestNotReported,
-    /// A claim whose time after use is over is deleted although a pod names it or a node has its addresses.
+    /// When the time after the use of a claim is over, the claim is deleted even if a pod names it or a node has its
+    /// addresses.
     ClaimExpiresInUse,
 }
 

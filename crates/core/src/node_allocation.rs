@@ -35,8 +35,8 @@ pub struct NodeAllocation {
 pub struct Block {
     /// The range as a CIDR; it includes the addresses that are never assigned
     pub cidr: Cidr,
-    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If only the UID changes and not the CIDR, the object
-    /// was recreated, and the block is still the same.
+    /// UID of the IPAMBlock; for a podCIDR, the UID of the Node. If the UID changes but the CIDR does not, the object
+    /// was recreated and still stands for the same block.
     pub uid: String,
     /// Name of the pool, or empty for a podCIDR that lies in no pool. The address of an IPClaim has a pool of its own
     /// ([`is_claim`])
@@ -44,7 +44,7 @@ pub struct Block {
     /// Whether no new address may be assigned from this block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    /// Whether the block is a part of another node's block, which this node has borrowed
+    /// Whether the node has borrowed the block. If so, the block is a part of another node's block
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub borrowed: bool,
     /// Addresses that are never assigned
@@ -68,7 +68,7 @@ pub struct PoolTerms {
     /// pool. True for a pool with a `namespaceSelector`, and for the pool of a claim
     #[serde(default)]
     pub bound: bool,
-    /// Whether pods that the agent does not know yet may get addresses
+    /// Whether the pool also serves pods that the agent does not know (`unknownPods: Serve`)
     #[serde(default)]
     pub serves_unknown: bool,
     /// Whether a pod that asks for a certain address of the pool is refused (`explicitAddresses: Deny`)
@@ -95,7 +95,7 @@ pub struct PoolTerms {
     /// DNS settings that CNI results contain. Kubernetes ignores them
     #[serde(default, skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
-    /// The prefix length that CNI results give an address
+    /// The prefix length of addresses in CNI results
     #[serde(default)]
     pub prefix: Prefix,
 }
@@ -123,7 +123,7 @@ pub enum Gateway {
     Address(Addr),
 }
 
-/// The prefix length that CNI results give an address.
+/// How the prefix length of addresses in CNI results is chosen.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefix {
     /// The length of an address: 32 or 128
@@ -163,7 +163,7 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Whether no setting is present, so that the settings are not serialized
+    /// Whether no setting is present. Such settings are not serialized
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -203,7 +203,7 @@ impl PoolTerms {
             automatic: !is_claim,
             bound: is_claim && !Mutation::ClaimServesEveryPod.is_on(),
             // An empty name stands for a podCIDR outside every pool. No pool's selectors apply to such a podCIDR, so a
-            // pod that the agent has not seen yet gets an address at once.
+            // pod gets an address at once, even if the agent does not know the pod.
             serves_unknown: name.is_empty(),
             denies_explicit: false,
             probes_conflicts: false,

@@ -23,7 +23,7 @@ use super::ip_range::IpRange;
 #[derive(Clone, Debug)]
 pub struct Pool {
     parts: Dual<Option<FamilyPool>>,
-    /// Sorted and disjoint
+    /// The blocked spans of each family, sorted and disjoint
     blocked: Dual<Vec<IpRange>>,
     closing: ReservedEffect,
 }
@@ -84,7 +84,7 @@ impl Pool {
         self.open();
     }
 
-    /// The families in which the pool has ranges, IPv4 first.
+    /// Returns the families in which the pool has ranges, IPv4 first.
     pub fn families(&self) -> impl Iterator<Item = Family> + use<> {
         let present = self.parts.as_ref().map(Option::is_some);
         Family::ALL
@@ -92,12 +92,12 @@ impl Pool {
             .filter(move |&family| *present.get(family))
     }
 
-    /// The prefix length of the blocks that are allocated now; `None` if the pool has no ranges of the family.
+    /// Returns the prefix length of the blocks that are allocated now; `None` if the pool has no ranges of the family.
     pub fn block_len(&self, family: Family) -> Option<u8> {
         Some(self.part(family)?.block_len)
     }
 
-    /// The CIDRs of a family, sorted and disjoint.
+    /// Returns the pool's CIDRs of a family, sorted and disjoint.
     pub fn cidrs(&self, family: Family) -> &[Cidr] {
         self.part(family).map_or(&[], |part| &part.cidrs)
     }
@@ -125,14 +125,14 @@ impl Pool {
         self.parts.get(family).as_ref()
     }
 
-    /// Moves the cursor to just below a block that was just allocated.
+    /// Moves the cursor to the highest address below `block`, which has been allocated.
     pub(super) fn pass(&mut self, block: &Cidr) {
         if let Some(part) = self.parts.get_mut(block.family()) {
             part.pass(block);
         }
     }
 
-    /// The highest CIDR that begins at or below the address.
+    /// Returns the highest CIDR of the pool that begins at or below the address.
     fn below(&self, addr: Addr) -> Option<&Cidr> {
         self.part(addr.family)?.below(addr.value)
     }

@@ -114,8 +114,8 @@ impl Space {
     }
 }
 
-/// How many blocks of `order` begin at addresses in `first..=last`. Saturates at `u128::MAX`, which is one less than
-/// 2^128.
+/// Returns how many blocks of `order` begin at addresses in `first..=last`. Saturates at `u128::MAX`, which is one less
+/// than 2^128.
 pub(super) fn blocks(order: u8, first: u128, last: u128) -> u128 {
     (last - first)
         .checked_shr(u32::from(order))

@@ -77,7 +77,7 @@ impl Space {
         self.set(first, order, holding);
     }
 
-    /// Frees a block. The same block must have been covered by one call of `cover`.
+    /// Frees a block. One call of `cover` must have covered exactly this block.
     pub(crate) fn free(&mut self, first: u128, order: u8) {
         self.set(first, order, FREE);
         self.narrow();
@@ -276,7 +276,7 @@ impl Space {
     }
 }
 
-/// The index of the slot of `order` that contains the address.
+/// Returns the index, within its node, of the slot of `order` that contains the address.
 pub(super) fn slot_of(address: u128, order: u8) -> usize {
     (address >> order) as usize & 3
 }

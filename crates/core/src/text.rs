@@ -29,7 +29,7 @@ pub enum CidrError {
         /// The family of the address in the text.
         family: Family,
     },
-    /// The text can be parsed, but API servers reject this form.
+    /// The text denotes a block, but in a form that API servers reject.
     #[error("`{text}` is not in canonical form: write `{canonical}`")]
     NotCanonical {
         /// The text as it was passed in.
@@ -91,7 +91,7 @@ impl Addr {
         Self::parse_lenient(text).filter(|addr| addr.to_string() == text)
     }
 
-    /// The next higher address; `None` after the last address of the family.
+    /// Returns the next higher address; `None` for the last address of the family.
     pub(super) fn next(self) -> Option<Self> {
         let value = self
             .value

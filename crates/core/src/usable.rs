@@ -27,7 +27,7 @@ pub struct Usable {
     pub excluded: Vec<IpRange>,
     /// The gateway that CNI results name; `None` if the pods of the block have no gateway
     pub gateway: Option<Addr>,
-    /// The prefix length that CNI results give the address
+    /// The prefix length of the block's addresses in CNI results
     pub prefix: u8,
 }
 
@@ -115,8 +115,8 @@ impl PoolTerms {
     }
 }
 
-/// Returns which addresses of a range can be assigned. `is_part` says whether the range is only a part of a block, as a
-/// borrowed block or the address of an IPClaim is.
+/// Returns which addresses of a range can be assigned. `is_part` is true if the range is only a part of a block, such
+/// as a borrowed block or the address of an IPClaim.
 pub fn usable_in(range: Cidr, is_part: bool, pool: Option<&PoolTerms>) -> Usable {
     let of_part = pool.filter(|_| is_part).map(|it| it.of_part(range));
     usable(range, of_part.as_ref().or(pool))
@@ -149,12 +149,13 @@ pub fn covering(spans: &[IpRange], addr: Addr) -> Option<&IpRange> {
     spans.get(at).filter(|span| span.first() <= addr)
 }
 
-/// The next higher address, if it does not exceed `last`.
+/// Returns the address after `addr`; `None` if that address would be above `last`.
 pub fn above(addr: Addr, last: Addr) -> Option<Addr> {
     addr.next().filter(|above| *above <= last)
 }
 
-/// The network address and, for IPv4, the broadcast address of a range. A range of one or two addresses has neither.
+/// Returns the network address and, for IPv4, the broadcast address of a range. A range of one or two addresses has
+/// neither.
 fn ends(range: Cidr) -> impl Iterator<Item = IpRange> {
     let has = range.size() > 2;
     let first = has.then(|| range.first());

@@ -91,7 +91,7 @@ fn render(note: EventNote, manager: &str, instance: &str, now: Timestamp) -> (St
 
 /// Shortens a text to the API's maximum length for notes.
 fn short(text: &str) -> String {
-    /// The API's maximum, in bytes
+    /// The maximum length of a note in the API, in bytes
     const LONGEST: usize = 1024;
     if text.len() <= LONGEST {
         return text.to_owned();

@@ -43,7 +43,8 @@ pub enum ListError {
 }
 
 impl ListError {
-    /// Whether the listed state no longer exists. If so, the list has to be started again.
+    /// Whether the list failed because the API server no longer has the listed state. If so, a new list has to be
+    /// started.
     pub(crate) fn is_expired(&self) -> bool {
         match self {
             ListError::Api(kube::Error::Api(status)) => status.code == 410,

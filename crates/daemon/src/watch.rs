@@ -62,8 +62,8 @@ pub struct WatchSource<K> {
     pub page: Option<u32>,
     /// How long to pause after an error
     pub pauses: Pauses,
-    /// Whether to list everything again after the server could not be reached at all. Meanwhile, the server may have
-    /// been restored to an older state. A watch that continues at the last version would never report such a change
+    /// Whether to list everything again after the server could not be reached at all. In that time, the server may have
+    /// been restored to an older state, which a watch that continues at the last version would never report
     pub doubtful: bool,
     /// How long the API server may be silent
     pub patience: SilenceTimeouts,
@@ -201,8 +201,8 @@ where
         loop {
             match list.next().await {
                 Ok(Some(object)) => {
-                    // A list may still fail after it has begun. So the watch counts as working again only once an
-                    // object has arrived.
+                    // A list can fail even after it has begun. So the watch counts as working again only once an object
+                    // has arrived.
                     self.came().await?;
                     let object = (self.read)(object);
                     self.change(ObjectEvent::Applied(object)).await?;
@@ -264,8 +264,8 @@ where
         self.came().await?;
         loop {
             let Ok(event) = timeout(bookmark, stream.next()).await else {
-                // A new watch at the same version delivers what was missed. But if the last watch was silent, too, or
-                // if the server may have been restored, everything is listed again.
+                // A new watch that begins at the last seen version delivers what this watch has missed. But if the
+                // previous watch was silent, too, or if the server may have been restored, everything is listed again.
                 let relist = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
                 let limit = bookmark.as_secs_f32();
                 let failure = format!(
@@ -333,7 +333,8 @@ where
         Ok(())
     }
 
-    /// Logs a failure unless it is the same as the last one. Reports that the watch does not work.
+    /// Logs a failure, unless the same failure was the last to be logged and the watch has not worked since. Reports
+    /// that the watch does not work.
     async fn trouble(&mut self, failure: String) -> Result<(), Over> {
         if self.trouble.as_ref() != Some(&failure) {
             warn!(watch.kind = self.source.kind, "{failure}");
@@ -342,7 +343,7 @@ where
         self.step(WatchStep::Trouble).await
     }
 
-    /// Reports the version up to which all changes have been seen, if it is a number.
+    /// Reports that all changes up to `version` have been seen. Does nothing if `version` is not a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
         match version.parse() {
             Ok(version) => self.change(ObjectEvent::Reached(version)).await,

@@ -17,7 +17,7 @@ use super::wire::{self, Greeting, Request, Response};
 
 /// If the agent has not sent its greeting within this time, the CNI plugin regards the agent as hung.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the CNI plugin waits for a locked store before it tries the agent again.
+/// How long the CNI plugin waits for a locked store before it tries to reach the agent again.
 const TURN: Duration = Duration::from_millis(500);
 /// Interval between attempts to connect while the queue of connections to the agent is full.
 const POLL: Duration = Duration::from_millis(5);

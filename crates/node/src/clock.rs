@@ -19,7 +19,7 @@ pub fn now() -> Now {
 }
 
 /// Returns the ID of the running boot, which is read once per process. If the kernel does not report an ID, the result
-/// is empty. In this case, reboots are not noticed, and an address that was released before a reboot may cool for
+/// is empty. In this case, reboots are not noticed, and an address that was released before a reboot can cool for
 /// longer than its cooldown.
 fn boot() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();

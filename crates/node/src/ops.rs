@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use cadastre_core::node_allocation::{Dns, Route};
 use cadastre_core::{Addr, Cidr};
 
-/// A moment. Decisions use only `boot` and `since_boot`, which do not change when the time of day is set.
+/// A moment, given by the time since boot and by the time of day. Decisions use only `boot` and `since_boot`, which do
+/// not change when the time of day is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Id of the running boot: `/proc/sys/kernel/random/boot_id`
@@ -61,7 +62,8 @@ pub enum Op {
     Status,
 }
 
-/// A request for addresses: one address of each family, all from the first pool that has them.
+/// A request for addresses. By default, it requests one address of each family, all from the first pool that has free
+/// ones.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {
@@ -100,7 +102,7 @@ pub struct Add {
 pub struct Check {
     /// The attachment to check. The check fails if the attachment has no address
     pub attachment: Attachment,
-    /// All addresses of the previous result. Addresses outside the node's blocks are ignored
+    /// All addresses that the container runtime remembers. Addresses outside the node's blocks are ignored
     pub addresses: Vec<Addr>,
 }
 
@@ -120,7 +122,7 @@ pub enum OpOutcome {
     /// The result of an ADD, or of a repeated ADD
     #[serde(rename = "given")]
     Assigned(AddressAssignment),
-    /// The result of every other operation. The operation was done, or the check found no problem
+    /// The result of a successful operation that returns no addresses: a DEL, CHECK, GC or STATUS
     Done,
 }
 
@@ -138,7 +140,7 @@ pub struct AddressAssignment {
 }
 
 impl AddressAssignment {
-    /// Returns the addresses alone, IPv4 first.
+    /// Returns only the addresses, without their other data, IPv4 first.
     pub fn addrs(&self) -> impl Iterator<Item = Addr> + Clone {
         self.addresses.iter().map(|it| it.address)
     }
@@ -154,7 +156,7 @@ pub struct AssignedAddress {
     /// Gateway for the address, if the pool has one
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<Addr>,
-    /// Name of the address's pool; empty for a podCIDR outside every pool
+    /// Name of the pool to which the address belongs; empty if the address is from a podCIDR that lies in no pool
     pub pool: String,
     /// CIDR of the block from which the address was assigned
     pub block: Cidr,

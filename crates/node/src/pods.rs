@@ -1,5 +1,5 @@
-//! Notes on which pools and addresses the pods of a node may have, by their labels and annotations. The agent writes
-//! the notes.
+//! Notes on which pools and addresses the pods of a node may have according to their labels and annotations. The agent
+//! writes the notes.
 //!
 //! The notes are in the store, so that they are available while the agent or the API server is unavailable. Without a
 //! note, a pod could get any address although it asks for another pool or for a certain address.
@@ -25,9 +25,9 @@ pub struct PodNote {
     pub mirrors: String,
     /// What the pod may have on the interface [`OWN_INTERFACE`]
     pub own: PodChoice,
-    /// What the pod may have on every other interface
+    /// What the pod may have on every interface that is neither [`OWN_INTERFACE`] nor a key of `interfaces`
     pub other: PodChoice,
-    /// What the pod may have on the interfaces, by name, for which it names IPAMClaims
+    /// What the pod may have on each interface for which the pod names an IPAMClaim. The keys are the interfaces' names
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, PodChoice>,
 }
@@ -85,16 +85,16 @@ impl PodNote {
 }
 
 impl Add {
-    /// Returns whether labels or annotations of the pod or its namespace may change what this ADD requests. `binds` says
-    /// whether any pool is restricted to some namespaces.
+    /// Returns whether the result of this ADD depends on labels or annotations of the pod or of its namespace. `binds`
+    /// says whether any pool is restricted to some namespaces.
     pub fn depends_on_pod(&self, binds: bool) -> bool {
         // The pod may name pools or a claim for its own interface, and an IPAMClaim for any other interface.
         let is_open = self.addresses.is_empty();
         !self.decided && self.pod.is_some() && (is_open || binds)
     }
 
-    /// Returns the IPClaim through which the pod may get the addresses that it requests, if no other block of the node
-    /// has these addresses.
+    /// Returns the IPClaim through which the pod may get the addresses that it requests. The IPClaim matters only if no
+    /// block outside of the IPClaim contains these addresses.
     pub fn claim_of_addresses(&self) -> Option<&str> {
         let mut claims = self.bound.iter().filter(|it| is_claim(it));
         let claim = claims.find(|it| !self.pools.contains(it));
@@ -105,8 +105,8 @@ impl Add {
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
     /// the pools in the network's configuration. Pools that are chosen by their selectors are used only if the
-    /// configuration names no pools. Fails if no pool serves the pod, or if the request names other addresses than the
-    /// pod.
+    /// configuration names no pools. Fails if no pool serves the pod. Also fails if the pod names certain addresses and
+    /// the request names a different one.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), OpError> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

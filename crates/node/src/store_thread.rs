@@ -31,7 +31,7 @@ use cadastre_core::mutation::Mutation;
 /// Timeouts of the store thread, and maximum numbers of requests.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
-    /// The store thread closes the file after this time without work.
+    /// When the store thread has had no work for this time, it closes the file.
     pub idle: Duration,
     /// How long the store thread waits for another process to close the file.
     pub wait: Duration,
@@ -82,7 +82,7 @@ impl CallTimes {
         }
     }
 
-    /// Sets the time of the request to `asked`, if `asked` is earlier.
+    /// Replaces the time of the request by `asked`, if `asked` is the earlier of the two.
     #[must_use]
     pub fn asked(mut self, asked: Option<Duration>) -> Self {
         self.asked = asked.unwrap_or(self.asked).min(self.asked);
@@ -101,7 +101,7 @@ impl CallTimes {
         self
     }
 
-    /// Returns the time since boot until which the caller waits.
+    /// Returns until when the caller waits, as a time since boot.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
@@ -116,12 +116,13 @@ impl CallTimes {
     }
 }
 
-/// The running store thread. This value only serves to wait for the thread's end.
+/// The running store thread. Callers use this value only to wait for the thread's end.
 pub struct StoreThread {
     thread: JoinHandle<()>,
 }
 
-/// Sends requests to the store thread. Once the last handle is dropped, the thread does the waiting requests and exits.
+/// Sends requests to the store thread. Once the last handle is dropped, the thread performs the waiting requests and
+/// then exits.
 #[derive(Clone)]
 pub struct StoreHandle {
     sender: SyncSender<StoreRequest>,
@@ -178,7 +179,7 @@ impl StoreHandle {
 
 /// Work to do on the store, together with the function that receives the result.
 pub struct StoreRequest {
-    /// `None` if the work is done whether or not a caller still waits
+    /// `None` if the work has to be done even if no caller waits for the result
     call: Option<CallTimes>,
     job: Box<dyn Step>,
 }
@@ -283,7 +284,7 @@ impl Work {
 
 type Open = Box<dyn FnMut() -> Result<Store, StoreError> + Send>;
 
-/// Does the work of the store thread, on whichever thread calls the methods. Reads no clock, and waits only for the
+/// Does the work of the store thread, on the thread that calls the methods. Reads no clock, and waits only for the
 /// file.
 pub struct StoreWorker {
     open: Open,

@@ -37,15 +37,16 @@ pub struct Greeting {
     pub version: u32,
 }
 
-/// The message of the CNI plugin, after the greeting.
+/// The message that the CNI plugin sends after it has received the greeting.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
     /// The CNI plugin's [`VERSION`]
     pub version: u32,
-    /// Time until which the CNI plugin waits for the agent, in milliseconds since boot
+    /// Until when the CNI plugin waits for the agent, in milliseconds since boot
     pub deadline_ms: u64,
-    /// Time at which the operation was requested, in microseconds since boot. Older CNI plugins do not send this field
+    /// Time at which the operation was requested, in microseconds since boot. CNI plugins of earlier versions do not
+    /// send this field
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_us: Option<u64>,
     /// The operation to do
@@ -73,7 +74,7 @@ impl Request {
         }
     }
 
-    /// Returns the time since boot until which the CNI plugin waits for the agent.
+    /// Returns until when the CNI plugin waits for the agent, as a time since boot.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }

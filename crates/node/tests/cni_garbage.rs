@@ -43,7 +43,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
 }
 
-/// Checks that no name in an operation could lead to a path outside of its directory.
+/// Checks that no name in an operation can lead to a path outside of the directory in which the name is used.
 fn check_op(op: &Op) {
     let check = |attachment: &cadastre_node::Attachment| {
         assert!(is_name(&attachment.network) && is_name(&attachment.container_id));
@@ -79,8 +79,8 @@ fn request(env: &Env, as_host_local: bool, refused: bool, stdin: &[u8]) {
         let error: Value = serde_json::from_str(&output.stdout).unwrap();
         let code = error["code"].as_u64().unwrap();
         assert!(code > 0 && !error["msg"].as_str().unwrap().is_empty());
-        // host-local reports code 999 only for errors that occur while it works. All other errors occur before it
-        // changes anything, so no file may have changed.
+        // host-local reports code 999 only for errors that occur while it works. All other errors occur before its
+        // first change of a file, so no file may have changed.
         if code != 999 && env.command != "DEL" {
             assert_eq!(files(&FOLDER), before, "{}", output.stdout);
         }

@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 const LIMIT: Duration = Duration::from_secs(120);
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Returns the default settings of a controller.
+/// Returns a controller's default settings for the Lease, with this nonce.
 fn usual(nonce: &str) -> LeaseSettings {
     LeaseSettings {
         identity: "test".to_owned(),

@@ -51,7 +51,7 @@ pub fn available() -> Result<(), String> {
 }
 
 impl Cgroups {
-    /// Removes cgroups of earlier runs, chooses a unique name, and starts the caretaker. Creates no cgroups yet.
+    /// Removes cgroups of earlier runs, chooses a unique name, and starts the caretaker. Does not create cgroups.
     pub fn new() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         sweep();
@@ -84,8 +84,8 @@ impl Cgroups {
         Ok(format!("/{}/{node}", self.name))
     }
 
-    /// Removes the cgroups of a node whose processes are dead. Otherwise, a restarted kubelet would wait 3 s for each
-    /// cgroup that is left.
+    /// Removes a node's cgroups once all processes of the node are dead. Otherwise, a restarted kubelet would wait 3 s
+    /// for each cgroup that is left.
     pub async fn clear(&self, node: &str) -> Result<()> {
         let start = Instant::now();
         loop {

@@ -24,7 +24,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts `command`, which must run an nsenter that forks. The output is appended to `log`.
+    /// Starts `command`, which must run `nsenter` in such a way that it forks. The output is appended to `log`.
     pub(super) async fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
         let mut outer = Process::spawn(name, command, log)?;
         let start = Instant::now();

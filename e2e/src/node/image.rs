@@ -13,14 +13,15 @@ use serde_json::json;
 
 use super::available;
 
-/// The image's name. No registry has it, so pods need `imagePullPolicy: Never`.
+/// The image's name. No registry has the image, so pods need `imagePullPolicy: Never`.
 pub const IMAGE: &str = "cadastre.dev/e2e:1";
 
 const APPLETS: [&str; 12] = [
     "cat", "echo", "hostname", "ip", "ls", "nc", "ping", "ping6", "sh", "sleep", "true", "wget",
 ];
 
-/// The entry point. It handles signals, because the first process of a container ignores signals without a handler.
+/// The entry point. This script handles signals, because the first process of a container ignores signals without a
+/// handler.
 const ENTRY: &str = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done";
 
 /// Writes the image to `folder` in the format of `docker save`, which containerd can import. Returns the archive's

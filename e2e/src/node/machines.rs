@@ -29,9 +29,9 @@ pub struct SiteOptions {
     pub control_plane: Options,
     /// Settings of kube-controller-manager. [`Site::start`] adds flags for the detection of dead nodes within 10 s
     pub kcm: KcmOptions,
-    /// Whether [`Site::start`] leaves it to the test to install Cadastre's CRDs
+    /// If true, [`Site::start`] does not install Cadastre's CRDs, so that a test can install them
     pub bare: bool,
-    /// Additional images that machines import, as `docker save` writes them
+    /// Archives of additional images that machines import, in the format of `docker save`
     pub images: Vec<PathBuf>,
     /// Whether machines have the host's boot id instead of one of their own. Agents that run in pods need this setting,
     /// because containers see the host's boot id. With this setting, an agent does not notice that its machine

@@ -20,9 +20,9 @@ pub struct Running {
     pub node: String,
     /// The pod's name in the namespace `default`
     pub name: String,
-    /// The pod's UID, which tells the pod from others of the same name
+    /// The pod's UID, which distinguishes the pod from other pods of the same name
     pub uid: String,
-    /// The container's id, as `containerd://ID`
+    /// The id of the pod's container, in the form `containerd://ID`
     pub container: String,
     /// The pod's addresses; at least one
     pub addresses: Vec<IpAddr>,

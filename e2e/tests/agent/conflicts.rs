@@ -57,7 +57,8 @@ impl Link {
         done.is_ok_and(|it| it.status.success())
     }
 
-    /// Runs `ip addr VERB`, which gives an address to the other host (`add`) or takes it away from that host (`del`).
+    /// Gives an address to the other host if `verb` is `add`, or removes the address from the other host if `verb` is
+    /// `del`.
     fn address(&self, verb: &str, address: &str) {
         let args = ["-n", &self.other, "addr", verb, address, "dev", "eth0"];
         assert!(Self::ip(&args), "ip {args:?}");

@@ -72,7 +72,7 @@ async fn an_add_that_waits_in_vain_is_refused_in_time_and_told_for_which_pool() 
     );
     // STATUS succeeds, because the agent is ready although the node has no free address.
     machine.ask(cadastre_node::Op::Status).await.unwrap();
-    // As soon as an address is free, the same ADD succeeds.
+    // As soon as an address is free, the ADD that was refused succeeds when it is repeated.
     machine.del("c0").await;
     eventually("an address is free again", async || {
         Ok(Some(machine.add("late").await?))

@@ -59,7 +59,7 @@ async fn the_cni_configuration_and_subnet_env_come_with_the_node_s_range() {
         )
     );
     assert_eq!(fs::read_dir(path("net.d")).unwrap().count(), 1);
-    // The agent leaves its configuration in place when it stops, unless a flag makes it remove the file.
+    // When the agent stops, it leaves its CNI configuration in place, unless a flag makes the agent remove it.
     machine.stop().await;
     assert!(fs::exists(&conf).unwrap());
     machine.flags.push("--remove-cni-conf".to_owned());

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Machine, patch, publishes, shared};
 
-/// The node's podCIDR, of which pods can use 13 addresses.
+/// The node's podCIDR. Pods can use 13 of its addresses.
 const RANGE: &str = "10.43.0.0/28";
 
 #[tokio::test]

@@ -86,8 +86,8 @@ async fn occupied_places_keep_an_agent_from_being_ready_and_are_told_until_they_
     is_unready_for(&mut machine, "lib: File exists").await;
     fs::remove_file(&lib).unwrap();
     is_unready_for(&mut machine, "net.d: File exists").await;
-    // An ADD succeeds although the agent is not ready. The agent lacks only the CNI configuration, without which the
-    // runtime does not use the network yet.
+    // An ADD succeeds although the agent is not ready. The agent lacks only the CNI configuration. A runtime uses the
+    // network only once this configuration exists.
     machine.add("c1").await.unwrap();
     fs::remove_file(&net).unwrap();
     // An ADD makes the agent write the configuration at once. Without an ADD, the agent tries again within a minute.

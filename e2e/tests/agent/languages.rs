@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::start;
 
-/// The socket's path in the code on the page, which the test replaces.
+/// The socket's path in the page's code. The test replaces this path by its own.
 const SOCKET: &str = "/run/cadastre/agent.sock";
 
 /// Returns the page's code blocks in a language.
@@ -17,7 +17,7 @@ fn blocks(language: &str) -> Vec<&'static str> {
     blocks.filter_map(|it| it.split("```").next()).collect()
 }
 
-/// Returns the first shell command of the page that contains `word`.
+/// Returns the first of the page's shell commands that contain `word`.
 fn command(word: &str) -> &'static str {
     let mut lines = blocks("sh").into_iter().flat_map(str::lines);
     lines.find(|it| it.contains(word)).unwrap()
@@ -32,7 +32,7 @@ fn with_dialer(code: &str) -> String {
         .replace("\"log\"", "\"log\"\n\t\"net\"")
 }
 
-/// Builds and runs each client. Returns each client's output or error. Fails if an earlier step fails.
+/// Prepares and runs the page's clients. Returns each client's output, or its error. Fails if the preparation fails.
 fn answers(desk: &Desk, socket: &str) -> Result<Vec<Result<String>>> {
     let here = |code: &str| code.replace(SOCKET, socket);
     desk.sh(command("--grpc_python_out"))?;

@@ -63,8 +63,8 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     fs::remove_file(machine.path("netns/leak-sandbox")).unwrap();
     suspected(&machine, "leak-pod", &["podGone", "leakCandidate"]).await;
     suspected(&machine, "leak-both", &["podGone", "leakCandidate"]).await;
-    // The controller now lists both addresses as leak candidates. Their network namespaces still exist, so neither
-    // address may be freed yet.
+    // The controller now lists two addresses as leak candidates. The agent must free neither of them while its network
+    // namespace exists.
     api.subnet_until("leak-1", "names two suspects", |it| {
         it.spec.leak_candidates.len() == 2
     })
@@ -78,7 +78,7 @@ async fn an_address_is_freed_only_when_both_its_pod_and_its_sandbox_are_gone() {
     assert_eq!(suspicion(&machine, "leak-sandbox").await.unwrap(), "");
     let name = "cadastre_agent_leaks_freed_total";
     assert!((machine.metric(name, &[]).await - 1.0).abs() < 0.1);
-    // A pod that has finished counts as gone, so its address is freed too.
+    // A pod that has finished counts as gone, so the agent frees the pod's address.
     let patch = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
     let params = PatchParams::default();
     api.pods
@@ -105,8 +105,8 @@ async fn what_is_no_pod_s_is_freed_by_its_namespace_alone() {
     }
     machine.add("unknown").await.unwrap();
     fs::remove_file(machine.path("netns/goes")).unwrap();
-    // Meanwhile there are other ADDs and DELs on the node. They must not delay or prevent the release of the leaked
-    // address.
+    // While the agent looks for leaks, the node also has ADDs and DELs of another container. They must not delay or
+    // prevent the release of the leaked address.
     eventually("it is freed", async || {
         machine.add("other").await?;
         machine.del("other").await;
@@ -231,8 +231,8 @@ async fn people_s_word_frees_what_the_node_cannot_judge_and_nothing_that_it_sees
     gone(&machine, "unknown").await;
     let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.0).collect();
     assert_eq!(held, ["of-pod", "other", "seen"]);
-    // The pod is gone from the API. The agent cannot check the pod's sandbox, because its network namespace is unknown.
-    // So the annotation releases the address.
+    // The pod is gone from the API. The agent cannot check the pod's sandbox, because the sandbox's network namespace
+    // is unknown. So the annotation is enough to release the address.
     api.delete_pod("word-pod").await.unwrap();
     gone(&machine, "of-pod").await;
     let held: Vec<String> = machine.in_use().await.into_iter().map(|it| it.0).collect();

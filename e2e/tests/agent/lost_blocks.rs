@@ -38,7 +38,7 @@ async fn a_node_subnet_that_is_deleted_comes_back_and_no_pod_notices() {
     let mut given = vec![machine.add("c0").await.unwrap()];
     publishes(&api, "torn-1", given.clone()).await;
     for n in 1..=3 {
-        // The NodeSubnet is deleted twice while the agent runs, and once while it does not.
+        // The NodeSubnet is deleted twice while the agent runs, and once while no agent runs.
         if n == 3 {
             machine.kill();
         }

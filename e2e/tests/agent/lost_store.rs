@@ -97,7 +97,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     assert!(text.contains("damaged-1"), "{text}");
     assert_eq!(machine.add_with(add_of(&pod, "c1")).await.unwrap(), first);
     assert_eq!(machine.add("c2").await.unwrap(), second);
-    // No address in use may be assigned again.
+    // The agent must assign none of the addresses in use to a new container.
     for n in 0..8 {
         let given = machine.add(&format!("new{n}")).await.unwrap();
         assert!(

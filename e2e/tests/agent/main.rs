@@ -169,8 +169,8 @@ impl DerefMut for Machine {
 }
 
 impl Machine {
-    /// Returns a machine whose agent is not started yet. The agent publishes changes within half a second, unless
-    /// `flags` have another interval.
+    /// Returns a machine, and does not start its agent. Once started, the agent publishes changes within half a second,
+    /// unless `flags` have another interval.
     fn new(cluster: &ControlPlane, node: &str, flags: &[&str]) -> Self {
         Self::of_user(cluster, ADMIN, node, flags)
     }
@@ -282,7 +282,7 @@ impl Machine {
     }
 }
 
-/// An ADD for a sandbox of `pod`.
+/// Returns an ADD for the sandbox `id` of the pod `pod`.
 fn add_of(pod: &Pod, id: &str) -> Add {
     Add {
         pod: Some(pod_ref(pod)),
@@ -320,7 +320,8 @@ async fn counts(api: &Fixtures, node: &str, addresses: &[String]) -> Result<bool
     }))
 }
 
-/// Waits until the NodeAddresses object lists exactly these addresses, and the counts in the NodeSubnet's status agree.
+/// Waits until the NodeAddresses object lists exactly these addresses, and the counts in the NodeSubnet's status agree
+/// with this list.
 async fn publishes(api: &Fixtures, node: &str, mut addresses: Vec<String>) {
     addresses.sort();
     eventually(

@@ -55,7 +55,7 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         "{word}"
     );
     machine.add("asked-by-a-network-of-its-own").await.unwrap();
-    // A restart of the agent changes nothing and does not emit the event again.
+    // A restart of the agent changes nothing and does not emit a second event.
     machine.stop().await;
     machine.start();
     machine.ready().await;
@@ -66,12 +66,12 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     assert_eq!(api.event_count(&uid, "LeftToOthers").await.unwrap(), 1);
     assert!(!ours.exists());
 
-    // Once the other configuration is removed, the agent writes its own.
+    // Once the configuration of the other network is removed, the agent writes its own configuration.
     fs::remove_file(&theirs).unwrap();
     written().await;
     assert_eq!(says(&api, "OursFirst").await.status, "False");
-    // The other configuration comes back under a name that sorts after the agent's. So the agent's configuration stays,
-    // even after a restart.
+    // The configuration of the other network comes back, and its name sorts after the name of the agent's
+    // configuration. So the agent keeps its own configuration, even after a restart.
     fs::write(&theirs, KINDNET).unwrap();
     machine.stop().await;
     machine.start();
@@ -80,7 +80,8 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
         .log_says("the runtime goes by 05-cadastre.conflist")
         .await;
     assert!(ours.exists());
-    // Now the other configuration sorts first. So the runtime uses it, and the agent reports that.
+    // Now the configuration of the other network sorts first. So the runtime uses that configuration, and the agent
+    // reports it.
     let first = file("00-first.conflist");
     fs::rename(&theirs, &first).unwrap();
     let behind = says(&api, "OthersFirst").await;
@@ -93,7 +94,8 @@ async fn another_s_network_keeps_the_node_until_it_is_gone_or_people_say_so() {
     fs::rename(&first, &theirs).unwrap();
     assert_eq!(says(&api, "OursFirst").await.status, "False");
 
-    // With the flag set, the agent writes its configuration although the other configuration exists.
+    // With `--cni-conf-over-others`, the agent writes its configuration although the configuration of another network
+    // exists.
     machine.stop().await;
     fs::remove_file(&ours).unwrap();
     machine.flags.push("--cni-conf-over-others".to_owned());

@@ -1,5 +1,5 @@
-//! CRDs, objects and clients of another version. Each program ignores fields that it does not know. When it writes an
-//! object, it keeps these fields.
+//! CRDs, objects and clients whose version differs from the version of the tested program. Each program ignores fields
+//! that it does not know, and keeps these fields when it writes an object.
 
 use std::time::Duration;
 
@@ -173,6 +173,6 @@ async fn what_older_crds_cut_off_is_told_once_and_not_written_without_end() {
         2,
         "once a kind"
     );
-    // The agent still assigns addresses.
+    // The agent assigns addresses although the API server drops fields of its objects.
     machine.add("c2").await.unwrap();
 }

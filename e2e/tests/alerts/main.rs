@@ -34,7 +34,8 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     assert!(said.contains("SUCCESS"), "{said}");
 }
 
-/// These panels must show no data here, because no pool grows for hours.
+/// The panels that must show no data here, because they show a forecast, and a pool has a forecast only after it has
+/// grown for hours.
 const EMPTY: [&str; 2] = ["First pool exhausted in", "Time until exhausted"];
 
 #[tokio::test]
@@ -130,7 +131,7 @@ async fn fires(server: &Prometheus, expected: &[(&str, &str, &str)]) {
     .unwrap();
 }
 
-/// Uses the chart's rules with every `for` set to one second, so that alerts fire soon.
+/// Every `for` in the chart's alert rules is set to one second, so that alerts fire soon.
 #[tokio::test]
 async fn an_exhausted_pool_alerts_an_extension_resolves_it_and_so_does_a_controller_that_is_gone() {
     let mut stage = TestCluster::start(Options::default(), &[]).await.unwrap();

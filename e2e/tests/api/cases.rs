@@ -59,7 +59,7 @@ fn blocks(fields: Value) -> Value {
     replaced(with(json!({"allocationMode": "Blocks"})), fields)
 }
 
-/// Returns the spec of a pool of blocks in which the field `key` has the value `value`.
+/// Returns the spec of a pool of blocks. The field `key` of this spec has the value `value`.
 fn one(key: &str, value: Value) -> Value {
     blocks(Value::from_iter([(key, value)]))
 }
@@ -675,7 +675,7 @@ pub fn subnets() -> Vec<NamedCase> {
     cases
 }
 
-/// Statuses that an agent may or may not write to an existing NodeSubnet.
+/// Statuses of NodeSubnets that the API server accepts or rejects. They are written to an existing NodeSubnet.
 pub fn statuses() -> Vec<Case> {
     let whole = json!({
         "nodeUID": "u", "pools": [{"pool": "default", "demand": 40}],
@@ -716,7 +716,8 @@ pub fn statuses() -> Vec<Case> {
     .concat()
 }
 
-/// A pool's spec before and after an update, and the cause if the API server rejects the update.
+/// Returns cases of updates: a pool's spec before the update and after it, and the cause if the API server rejects the
+/// update.
 pub fn transitions() -> Vec<(Value, Value, Option<Cause>)> {
     const STAYS4: &str = "ipv4 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family";
     const STAYS6: &str = "ipv6 cannot be removed, as nodes may hold ranges of it: put it back, set disabled, and add a new pool for the other family";

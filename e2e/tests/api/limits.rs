@@ -100,7 +100,7 @@ impl Lab {
         self.longest_node().await;
     }
 
-    /// A pool in which all reserved entries lie outside the CIDRs. So every entry is compared with every CIDR.
+    /// Checks a pool in which all reserved entries lie outside the CIDRs. So every entry is compared with every CIDR.
     async fn longest_in_vain(&self) {
         let mut spec = longest(256, 128, 0);
         let entry = |n| format!("2001:db8:1234:5678:9abc:def0:1235:{n:x}");
@@ -114,8 +114,8 @@ impl Lab {
         );
     }
 
-    /// A NodeSubnet with the maximum number of blocks, with a status for each block, and with the maximum number of
-    /// orphans.
+    /// Checks a NodeSubnet with the maximum number of blocks, with a status for each block, and with the maximum number
+    /// of orphans.
     async fn longest_node(&self) {
         let plain = subnet("longest", &json!({}));
         self.subnets

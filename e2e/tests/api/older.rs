@@ -42,8 +42,8 @@ fn wrong() -> Value {
 }
 
 impl Lab {
-    /// Creates a pool that violates the rules, then installs the rules. The pool must stay changeable, except by
-    /// changes that themselves violate a rule.
+    /// Creates a pool that violates the rules, then installs the rules. Changes of the pool must succeed, unless the
+    /// change itself violates a rule.
     pub(crate) async fn what_older_rules_let_in_stays_usable(&self) {
         self.create(&pool("older", &wrong())).await;
         self.apply("crds.yaml", &crd::yaml().unwrap()).await;

@@ -102,7 +102,8 @@ async fn a_pod_gets_the_address_that_it_asks_for_on_any_node() -> Result<()> {
         assert_eq!((&*owner.kind, &*owner.name), ("Pod", name));
         assert_eq!(Some(&owner.uid), pod.metadata.uid.as_ref());
 
-        // The pod moves to another node. The next pod waits until the old container is gone.
+        // The pod is deleted. A new pod on another node asks for the same address, and waits until the deleted pod's
+        // container is gone.
         fixtures.delete_pod(name).await?;
         let next = format!("{name}-next");
         let moved = asking_pod(&fixtures, &next, "ask-2", &address).await?;

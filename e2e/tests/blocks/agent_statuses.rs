@@ -131,7 +131,7 @@ async fn what_makes_no_sense_is_ignored_and_reported_and_the_rest_is_used() -> R
         fixtures.listed("bad-1", 1).await?;
         blocks(&fixtures, "bad", 2).await?;
     }
-    // Only the NodeSubnet of the node with the wrong status has the condition.
+    // Only the node with the wrong status has the condition `Accepted` in its NodeSubnet.
     let neighbour = fixtures.subnets.get("bad-2").await?;
     assert_eq!(accepted(&neighbour), None);
     agents.allocate("bad-2", "bad", "web").await?;
@@ -155,14 +155,14 @@ async fn a_status_of_an_earlier_node_of_the_name_is_ignored() -> Result<()> {
     fixtures.write_status("stale-1", demand).await?;
     fixtures.listed("stale-1", 3).await?;
     fixtures.delete_node("stale-1").await?;
-    // The same machine registers again and gets its blocks back.
+    // The machine of the deleted node registers again, and its new Node gets the blocks of the deleted node.
     let second = fixtures.node("stale", "stale-1").await?;
     assert_ne!(first.metadata.uid, second.metadata.uid);
     let subnet = fixtures.subnet_until("stale-1", "is of the new node", |it| {
         it.spec.node_uid == second.metadata.uid && it.spec.blocks.len() == 3
     });
     let listed = subnet.await?.spec.blocks;
-    // The agent of the deleted node demands a fourth block and releases the others.
+    // In this status, the agent of the deleted node demands a fourth block and releases the three existing blocks.
     let released = listed
         .iter()
         .map(|it| json!({"cidr": it.cidr, "uid": it.uid, "released": true}));
@@ -239,7 +239,7 @@ async fn of_a_node_with_a_thousand_addresses_sixteen_are_reserved() -> Result<()
         message.contains(named) && message.contains(" and 11 more"),
         "five and eleven: {message}"
     );
-    // All other blocks can be allocated.
+    // All blocks of the pool except the one with the reserved addresses can be allocated.
     fixtures.keep_free("crowd", 63 * 16).await?;
     let listed = fixtures.listed("crowd-1", 63).await?;
     assert!(!listed.contains(&"10.172.0.0/28".to_owned()), "{listed:?}");

@@ -180,7 +180,7 @@ async fn a_claim_gets_an_address_in_the_block_of_a_node_that_no_pod_uses() -> Re
     };
     let refusal = ask("asks").await?.unwrap_err();
     assert_eq!(refusal.why, OpErrorKind::NotInBlocks, "{refusal}");
-    // The pod is deleted. Otherwise, the controller would create a claim for the address that the pod asks for.
+    // The test deletes the pod. Otherwise, the controller would create a claim for the address that the pod asks for.
     fixtures.delete_pod("asks").await?;
     // In the second round, the claim's pod runs on the node whose own block contains the claim's address.
     for (round, on) in ["wide-2", "wide-1", "wide-2"].into_iter().enumerate() {

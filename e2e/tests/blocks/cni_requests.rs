@@ -20,11 +20,11 @@ use crate::{node, shared};
 /// A way in which a runtime requests an address.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// `CNI_ARGS` with `IP=`
+    /// The variable `CNI_ARGS`, which contains `IP=ADDRESS`
     Args,
-    /// `args.cni.ips` of the configuration
+    /// The field `args.cni.ips` of the configuration
     ArgsOfConfig,
-    /// `runtimeConfig.ips` of the configuration
+    /// The field `runtimeConfig.ips` of the configuration
     RuntimeConfig,
 }
 
@@ -119,7 +119,7 @@ async fn is_refused(
     .await
 }
 
-/// Returns a /28 of the range `START.0/25` that is in no node's NodeSubnet.
+/// Returns a /28 of the range `START.0/25` that `listed` does not contain.
 fn unlisted(start: &str, listed: &[&str]) -> Result<String> {
     let blocks = (0..8).map(|n| format!("{start}.{}/28", n * 16));
     let mut blocks = blocks.filter(|it| !listed.contains(&it.as_str()));
@@ -172,7 +172,8 @@ async fn a_pod_gets_the_address_that_its_runtime_requests_on_any_node() -> Resul
             let again = call_on(&agents, ("ADD", "cni-1", "eth0"), (way, &address), &pod);
             assert_eq!(again.await?.as_ref(), Ok(&address));
 
-            // The pod moves to another node. The next pod waits until the old container is gone.
+            // The pod is deleted. A new pod on another node asks for the same address, and waits until the deleted
+            // pod's container is gone.
             fixtures.report_addresses(&name, &[&address]).await?;
             fixtures.delete_pod(&name).await?;
             let next = fixtures.pod(&format!("{name}-next"), "cni-2", &[]).await?;

@@ -25,7 +25,7 @@ const FLAGS: [&str; 3] = [
     "--retry-period=1",
 ];
 
-/// The CIDRs of all IPAMBlocks.
+/// Returns the CIDRs of all IPAMBlocks.
 async fn objects(fixtures: &Fixtures) -> Result<BTreeSet<String>> {
     let blocks = fixtures.blocks.list(&ListParams::default()).await?;
     Ok(blocks.into_iter().map(|it| it.spec.cidr).collect())
@@ -50,8 +50,8 @@ async fn lists(fixtures: &Fixtures) -> Result<BTreeMap<String, BTreeSet<String>>
     Ok(lists)
 }
 
-/// Makes each node of one half of the nodes demand `blocks` blocks of 16 addresses, in addition to the addresses in
-/// use.
+/// Changes the demand of all nodes in one half. Each of these nodes then demands 16 * `blocks` addresses more than it
+/// uses.
 async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) -> Result<()> {
     let name = format!("half{half}-1");
     let warm = json!({"warm": {"low": blocks * 16, "high": blocks * 16}});
@@ -120,7 +120,7 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
     for half in 0..2 {
         demand(&fixtures, half, 7).await?;
     }
-    // In the end every node has the blocks it demands, and every IPAMBlock is listed.
+    // In the end, every node has enough blocks for its demand, and every IPAMBlock is listed in a NodeSubnet.
     until("all is settled", LIMIT, async || {
         let lists = lists(&fixtures).await?;
         let listed: BTreeSet<String> = lists.values().flatten().cloned().collect();

@@ -1,5 +1,5 @@
-//! Blocks of a deleted node are quarantined, and then become free. As long as the blocks are quarantined, the same
-//! machine may get them back.
+//! Blocks of a deleted node are quarantined, and then become free. As long as the blocks are quarantined, the machine
+//! of the deleted node can get them back.
 
 use std::time::{Duration, Instant};
 

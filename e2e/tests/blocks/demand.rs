@@ -1,4 +1,4 @@
-//! Nodes that demand more: many blocks, limits, both families or neither, reserved addresses.
+//! Nodes whose demand exceeds their blocks. Subjects: many blocks, limits, pools of two families, reserved addresses.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ async fn a_large_demand_is_met_in_full_and_a_repeated_one_changes_nothing() -> R
     let distinct: BTreeSet<&String> = listed.iter().collect();
     assert_eq!(distinct.len(), 40);
     assert_eq!(blocks(&fixtures, "many", 40).await?, listed);
-    // The node demands the same again, and then less. The existing blocks are enough.
+    // Each of these demands needs 40 blocks, which the node already has.
     for low in [639, 640, 625] {
         fixtures.keep_free("many", low).await?;
         demands(&fixtures, "many-1", low).await?;
@@ -70,12 +70,12 @@ async fn max_blocks_per_node_limits_each_family() -> Result<()> {
         })
         .await?;
     assert_eq!((family(&subnet, false), family(&subnet, true)), (3, 3));
-    // When the limit is raised, the node gets more blocks without delay.
+    // When `maxBlocksPerNode` is raised, the node gets more blocks without delay.
     fixtures
         .change_pool("most", json!({"maxBlocksPerNode": 5}))
         .await?;
     fixtures.listed("most-1", 10).await?;
-    // When the limit is lowered, the node keeps its blocks.
+    // When `maxBlocksPerNode` is lowered, the node keeps its blocks.
     fixtures
         .change_pool_observed("most", json!({"maxBlocksPerNode": 1}))
         .await?;

@@ -106,7 +106,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     assert!(all.contains(&recalled[0]));
     let left = fixtures.listed("rich-1", 3).await?;
     assert!(!left.contains(&recalled[0]));
-    // Now both nodes want more free addresses than they have, so the pool counts two waiting nodes.
+    // At this point both nodes want more free addresses than they have, so the pool counts two waiting nodes.
     fixtures.in_use("rich-2", 1).await?;
     waiting(&fixtures, "rich", 2).await?;
     let uid = second.metadata.uid.unwrap();
@@ -121,7 +121,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
     free_block().await;
     waiting(&fixtures, "rich", 1).await?;
     assert_eq!(fixtures.listed("rich-1", 3).await?, left);
-    // Now the first node demands only two blocks, so its third block is recalled for the second node.
+    // Once the first node demands only two blocks, its third block is recalled for the second node.
     free_block().await;
     fixtures.listed("rich-2", 2).await?;
     fixtures.listed("rich-1", 2).await?;
@@ -132,7 +132,7 @@ async fn an_empty_block_of_a_node_with_several_is_recalled_for_a_node_that_waits
 #[tokio::test]
 async fn of_scarce_blocks_every_node_gets_a_first_one() -> Result<()> {
     let (_, fixtures, agents) = shared().await?;
-    // The first eight nodes demand all blocks of the pool before the last node exists.
+    // The first eight nodes demand more than the pool has, before the last node exists.
     let mut spec = pool("10.32.0.0/24");
     spec["firstBlock"] = json!("OnDemand");
     spec["warm"]["low"] = json!(10_000);

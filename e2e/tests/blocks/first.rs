@@ -89,7 +89,8 @@ async fn where_the_first_block_is_on_demand_a_node_gets_none_before() -> Result<
         fixtures.block_pool(name, spec).await?;
         let node_name = format!("{name}-1");
         let made = node(&fixtures, &agents, name, &node_name).await?;
-        // The NodeSubnet must exist, because the agent publishes demand in it.
+        // The NodeSubnet must exist although the node has no block, because the agent publishes its demand in the
+        // NodeSubnet.
         let subnet = fixtures
             .subnet_until(&node_name, "names the pool", |it| names(it) == [name])
             .await?;

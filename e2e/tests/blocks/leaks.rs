@@ -47,7 +47,7 @@ async fn only_addresses_without_a_pod_are_leak_candidates() -> Result<()> {
             entry(2, goes.metadata.uid.as_deref().unwrap()),
             entry(3, stranger),
             entry(4, stranger),
-            // The node does not have this address.
+            // This address is in none of the node's blocks.
             {"address": "192.0.2.55", "podUID": stranger},
         ],
     });

@@ -10,11 +10,11 @@ use serde_json::json;
 use crate::{node, shared};
 
 const NODES: usize = 20;
-/// How many of the addresses of a /26 pods can have.
+/// The number of addresses in a /26 that pods can use.
 const OF_BLOCK: usize = 61;
-/// How many addresses each lending node uses itself.
+/// The number of addresses that each lending node uses for its own pods.
 const OF_LENDER: usize = 2;
-/// How many containers are added concurrently.
+/// The number of containers that are added concurrently.
 const AT_ONCE: usize = 64;
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Objects that users edit or delete by hand. The controller restores what it knows, and nodes are not affected.
+//! Objects that users edit or delete by hand. The controller restores the objects that it has written, and nodes are
+//! not affected.
 
 use anyhow::Result;
 use cadastre_api::{IPAMBlock, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus, OwnerKind};
@@ -58,7 +59,7 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() -> Result<()> {
             it.spec.blocks.len() == 1 && Some(&it.spec.blocks[0].uid) == again.metadata.uid.as_ref()
         })
         .await?;
-    // The node continues to use its block, which no other node got meanwhile.
+    // The node continues to use its block. No other node got the block while the IPAMBlock did not exist.
     let more = agents.allocate("mend-1", "mend", "db").await?;
     assert_ne!(more, first);
     let uid = again.metadata.uid.unwrap();
@@ -89,8 +90,8 @@ async fn a_node_subnet_that_is_edited_or_deleted_is_restored_with_all_blocks() -
     node(&fixtures, &agents, "list", "list-1").await?;
     fixtures.listed("list-1", 3).await?;
     agents.allocate("list-1", "list", "web").await?;
-    // The demand is lower than the number of addresses. So an agent that temporarily misses its blocks demands no
-    // further block.
+    // The demand is lower than the number of addresses. So the agent demands no further block while the NodeSubnet
+    // temporarily lists none of its blocks.
     fixtures.keep_free("list", 0).await?;
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);
     let what = "demands one address";
@@ -149,15 +150,15 @@ async fn blocks_created_by_hand_are_treated_like_all_others() -> Result<()> {
         .unwrap();
         fixtures.blocks.create(&PostParams::default(), &block).await
     };
-    // A forged block overlaps the node's block, and the owner of the forged block does not exist. The controller
+    // This forged block overlaps the node's block, and the owner of the forged block does not exist. The controller
     // deletes the forged block.
     forge("10.62.0.0/24", "nobody", "no-uid").await?;
     fixtures.block_gone("10.62.0.0/24").await?;
-    // A forged block overlaps no other block, and its owner does not exist. The controller quarantines this block and
-    // then deletes it.
+    // This forged block overlaps no other block, and its owner does not exist. The controller quarantines the forged
+    // block and then deletes it.
     forge(beside, "nobody", "no-uid").await?;
     fixtures.block_gone(beside).await?;
-    // The owner of a forged block is the existing node. The controller adds this block to the node's list.
+    // The owner of this forged block is the existing node. The controller adds the forged block to the node's list.
     let uid = made.metadata.uid.unwrap();
     forge(own, "forge-1", &uid).await?;
     let listed = fixtures.listed("forge-1", 2).await?;

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::claims::{create, ready};
 use crate::{node, shared};
 
-/// Creates a pod of a VirtualMachineInstance that names the claim `vm`.
+/// Creates a pod that belongs to the VirtualMachineInstance with the UID `vmi`. The pod names the claim `vm`.
 async fn pod(fixtures: &Fixtures, node: &str, name: &str, vmi: &str) -> Result<Pod> {
     let object = serde_json::from_value(json!({
         "metadata": {
@@ -50,7 +50,7 @@ async fn held_by(fixtures: &Fixtures, address: &str, owner: &str, standby: &[&st
     .await
 }
 
-/// Asserts that an ADD for the pod is refused because its node may not assign the claim's address to this pod.
+/// Asserts that an ADD for the pod fails, because the pod's node must not assign the claim's address to this pod.
 async fn waits(agents: &Agents, node: &str, pod: &Pod) -> Result<()> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let request = Add {
@@ -83,7 +83,8 @@ async fn two_pods_of_a_virtual_machine_have_the_address_while_it_migrates() -> R
     assert_eq!(agents.run(&fixtures, b, &target).await?, has);
     held_by(&fixtures, address, a, &[b]).await?;
 
-    // Neither another virtual machine on the node of the standby nor a third pod gets the address.
+    // Two further pods do not get the address: a pod of a different virtual machine on the standby's node, and a third
+    // pod of this virtual machine.
     let other = pod(&fixtures, b, "vm-other", "vmi-2").await?;
     waits(&agents, b, &other).await?;
     let third = pod(&fixtures, c, "vm-third", "vmi-1").await?;
@@ -103,7 +104,8 @@ async fn two_pods_of_a_virtual_machine_have_the_address_while_it_migrates() -> R
     agents.free(a, "vm-source").await?;
     held_by(&fixtures, address, b, &[]).await?;
 
-    // A pod for the next migration, back to the first node, is created, but the migration is aborted.
+    // The virtual machine starts to migrate back to its first node: a target pod is created there. Then this migration
+    // is aborted.
     let back = pod(&fixtures, a, "vm-back", "vmi-1").await?;
     assert_eq!(agents.run(&fixtures, a, &back).await?, has);
     held_by(&fixtures, address, b, &[a]).await?;

@@ -199,7 +199,7 @@ async fn two_pools_may_swap_their_ranges_while_nodes_have_blocks_of_both() -> Re
         ("swapa-1", "10.45.0.", "10.45.1."),
         ("swapb-1", "10.45.1.", "10.45.0."),
     ] {
-        // The block of the old range drains. The node gets a block of the new range.
+        // The block in the old range is recalled (`Drain`), and the node gets a block in the new range.
         fixtures
             .subnet_until(name, "drains the old one and has a new one", |it| {
                 let of = |drains: bool, prefix: &str| {

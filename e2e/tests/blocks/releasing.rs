@@ -72,13 +72,13 @@ async fn a_block_in_use_or_cooling_is_not_released() -> Result<()> {
     let all = pods("used-1", 0..33);
     let mut addresses = agents.allocate_all("used-1", "used", all).await?;
     let had = fixtures.listed("used-1", 3).await?;
-    // One pod remains. The addresses of the others cool.
+    // All pods except one are deleted, and their addresses cool.
     agents.free_all("used-1", pods("used-1", 0..20)).await?;
     agents.free_all("used-1", pods("used-1", 21..33)).await?;
     let left = addresses.swap_remove(20).remove(0);
     fixtures.in_use("used-1", 1).await?;
-    // Waits until a surplus block of another node is released. If the controller wrongly recalled blocks of the node
-    // `used-1`, the recall would have happened during this wait, too.
+    // Waits until a surplus block of another node is released. During this wait, the controller would also recall
+    // blocks of the node `used-1`, if it wrongly recalled such blocks.
     let spec = pool("10.21.1.0/24", 1, 0);
     fixtures.block_pool("surplus", spec).await?;
     node(&fixtures, &agents, "surplus", "surplus-1").await?;

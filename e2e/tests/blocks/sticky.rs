@@ -38,7 +38,7 @@ async fn stateful_set(
     Ok(api.create(&PostParams::default(), &set).await?)
 }
 
-/// Returns the pod with this ordinal, bound to a node. The pod is not created yet.
+/// Returns the pod with this ordinal, bound to a node. Does not create the pod.
 fn pod_of(set: &StatefulSet, ordinal: usize, node: &str) -> Result<Pod> {
     let spec = set.spec.as_ref().context("no spec")?;
     let template = spec.template.metadata.as_ref();
@@ -167,11 +167,11 @@ async fn after_scaling_down_a_claim_stays_for_its_time_after_use() -> Result<()>
     }
     gone(&claims, "scaled-1").await?;
     ready(&fixtures, "scaled-0", "InUse").await?;
-    // The set is scaled up again, and the ordinal gets a new claim.
+    // When the set is scaled up, the ordinal whose claim was deleted gets a new claim.
     run(&fixtures, &agents, &set, of(1)).await?;
     let again = claims.get("scaled-1").await?;
     assert_eq!(again.spec.ttl_seconds_after_use, Some(3600));
-    // A claim that is deleted while a pod uses it is gone once the pod has ended.
+    // If a claim is deleted while a pod uses it, the claim remains until the pod has ended.
     claims.delete("scaled-1", &DeleteParams::default()).await?;
     end(&fixtures, &agents, &set, of(1)).await?;
     gone(&claims, "scaled-1").await?;

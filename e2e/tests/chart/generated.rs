@@ -94,7 +94,7 @@ async fn kustomize_gives_the_same_and_no_crds() {
         let built = String::from_utf8(done.stdout).unwrap();
         let text = std::fs::read_to_string(path.join("cadastre.yaml")).unwrap();
         assert_eq!(named(&built), named(&text), "{folder}");
-        // The CRDs are not in the folder. Otherwise, `kubectl delete -k` would delete all pools, blocks and
+        // The folder must not contain the CRDs. Otherwise, `kubectl delete -k` would delete all pools, blocks and
         // NodeSubnets.
         assert!(
             !built.contains("kind: CustomResourceDefinition"),

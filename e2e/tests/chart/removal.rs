@@ -48,7 +48,7 @@ async fn records(hand: &Fixtures) -> Vec<String> {
     pools.chain(blocks).chain(subnets).collect()
 }
 
-/// Applies the objects of config/default, and starts a controller, because no Deployment runs here.
+/// Applies the objects of config/default. Then starts a controller, because no kubelet runs the Deployment's pods here.
 async fn applied(cluster: &ControlPlane) -> Daemon {
     let apply = "kubectl apply --server-side -k config/default";
     run(cluster, "install.md", apply).await;
@@ -99,7 +99,8 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     let crds = left(&cluster, "crd").await;
     assert_eq!(crds.split(' ').count(), 5, "{crds}");
 
-    // When the objects are applied again, the controller continues with the same records, and allocates further blocks.
+    // When the objects are applied again, the controller continues with the records that the removal has kept, and
+    // allocates further blocks.
     let controller = applied(&cluster).await;
     hand.node("any", "n2").await.unwrap();
     hand.listed("n2", 1).await.unwrap();
@@ -107,7 +108,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     assert!(kept.iter().all(|it| more.contains(it)), "{more:?}");
     assert_eq!(more.len(), 5, "another block and another node: {more:?}");
 
-    // When no pods are left, the commands on the page remove Cadastre for good.
+    // When no pods are left, the commands in docs/upgrade.md remove Cadastre for good.
     for name in ["a", "b"] {
         hand.delete_pod(name).await.unwrap();
     }
@@ -120,7 +121,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
         cluster.kubectl(&words[1..]).await.unwrap();
     }
     assert_eq!(left(&cluster, &format!("{apart},crd")).await, "");
-    // The test does not check how the controller ends, because it may have ended by itself when it lost its
-    // permissions.
+    // The test does not check the exit status of the controller, because the loss of its permissions may have ended the
+    // controller already.
     drop(controller);
 }

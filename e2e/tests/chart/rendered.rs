@@ -1,4 +1,4 @@
-//! What values change in the rendered objects.
+//! The effects of the chart's values on the rendered objects.
 
 use cadastre_e2e::helm::{Helm, chart};
 
@@ -175,7 +175,7 @@ async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     }
 }
 
-/// One value sets each host folder, wherever the folder is used.
+/// Each host folder has a value of its own. This one value changes every use of the folder.
 #[tokio::test]
 async fn folders_of_the_host_may_be_elsewhere() {
     let usual = with(&[]).await;
@@ -296,7 +296,7 @@ async fn labels_environment_volumes_and_accounts_can_be_extended() {
     }
 }
 
-/// A chart that depends on this chart can switch this chart on and off.
+/// A chart that contains Cadastre's chart as a dependency can switch the dependency on and off.
 #[tokio::test]
 async fn an_umbrella_chart_switches_this_chart_on_and_off() {
     let folder = tempfile::tempdir().unwrap();

@@ -52,13 +52,15 @@ impl Lab {
         }
     }
 
-    /// Starts a controller with this name and a short lease. Does not wait until it is ready.
+    /// Starts a controller with this name and a short lease. The controller has the administrator's rights. Does not
+    /// wait until the controller is ready.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
         let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
         self.controller_by(&kubeconfig, name, more)
     }
 
-    /// Starts a controller with this name, a short lease and another kubeconfig. Does not wait until it is ready.
+    /// Starts a controller with this name, this kubeconfig and a short lease. Does not wait until the controller is
+    /// ready.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {

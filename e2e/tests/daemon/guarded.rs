@@ -173,8 +173,8 @@ async fn metrics_are_for_those_who_may_and_a_replaced_certificate_is_served() {
     assert_eq!(is.0, 200, "{is:?}");
     drop(slow);
 
-    // If the new certificate cannot be read, the controller reports that and keeps using the old one. A valid new pair
-    // replaces the old one.
+    // If the new certificate cannot be read, the controller reports that and keeps using the old certificate and key. A
+    // valid new pair of certificate and key replaces them.
     std::fs::write(&cert, "garbage").unwrap();
     until(
         "the unreadable certificate is reported",

@@ -62,7 +62,7 @@ async fn a_node_of_more_pools_than_one_object_holds_is_served_and_says_so() {
         subnet.spec.pod_ranges
     );
     hand.event_about(&node, "PoolsLeftOut").await.unwrap();
-    // With only `FEW` pools left, all are listed. So the condition becomes False.
+    // Once only `FEW` pools are left, the NodeSubnet lists all of them. So the condition `PoolsLeftOut` becomes False.
     let delete = async |n| hand.delete_pool(&format!("many-{n}")).await;
     try_join_all((FEW..count).map(delete)).await.unwrap();
     until("the condition is over", LIMIT, async || {

@@ -148,8 +148,8 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
     );
     drop(metrics);
 
-    // The NodeSubnet has the condition, too, and keeps it after a takeover. If another writer adds a condition, both
-    // conditions stay.
+    // The NodeSubnet has the condition `WritesRejected`, and keeps it after a takeover. If another writer adds a
+    // condition to the NodeSubnet, both conditions stay.
     wait_writes_refused(&hand, "True").await;
     let of_another = json!([{"op": "add", "path": "/status/conditions/-", "value": {
         "type": "OfAnother", "status": "Unknown", "reason": "Somebody", "message": "m",

@@ -16,8 +16,8 @@ use crate::LIMIT;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Returns the control plane that the tests of this file share, and fixtures for it. With the guard, only one test uses
-/// the control plane at a time.
+/// Returns the control plane that the tests of this file share, and fixtures for it. While a test keeps the guard, no
+/// other test uses the control plane.
 async fn turn() -> (&'static ControlPlane, Fixtures, MutexGuard<'static, ()>) {
     static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
     static TURN: Mutex<()> = Mutex::const_new(());

@@ -298,7 +298,7 @@ async fn with_the_role_of_an_earlier_version_a_standby_logs_it_once_and_polls() 
     let mut standby = start_controller(&cluster, ACCOUNT, &[]).unwrap();
     let says = "not allowed to list and watch the Lease";
     log_says(&mut standby, says).await;
-    // After three rejections the standby must still have logged the message only once.
+    // The standby must have logged the message only once, even after three rejections.
     until("it was refused three times", LIMIT, async || {
         Ok((forbidden(&standby).await > 2.5).then_some(()))
     })

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// A placeholder in configurations and answers for the folder in which a plugin runs.
+/// The placeholder for the path of the folder in which a plugin runs. Configurations and answers contain it.
 pub const DIR: &str = "@DIR@";
 
 /// The input that a runtime passes to a plugin.
@@ -25,7 +25,7 @@ pub struct Call {
     pub config: String,
     /// Whether some value of the configuration was replaced by a random value, perhaps of another type
     pub odd: bool,
-    /// How many addresses the call requests explicitly, at most
+    /// The maximum number of addresses that the call requests explicitly
     pub asked: usize,
 }
 

@@ -89,7 +89,8 @@ pub fn base(rng: &mut Rng) -> Base {
         let mut set = Vec::new();
         for _ in 0..=rng.below(3) {
             set.push(range(rng, v6, third, &mut near));
-            // In 8 % of the cases the next range has the same subnet again, with the same or another start and end.
+            // In 8 % of the cases, the next range has the subnet of this range. Its start and end can be equal or
+            // different.
             third += u64::from(rng.percent(92));
         }
         sets.push(Value::from(set));
@@ -129,7 +130,7 @@ pub fn base(rng: &mut Rng) -> Base {
     }
 }
 
-/// Returns an address that in most cases can be assigned.
+/// Returns an address for a request. In most cases, a plugin can assign the address.
 fn address(rng: &mut Rng, base: &Base) -> String {
     match rng.below(20) {
         0 => rng

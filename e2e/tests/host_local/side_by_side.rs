@@ -15,7 +15,7 @@ use super::rng::Rng;
 /// The number of calls of a case, unless the case ends early.
 const CALLS: u64 = 40;
 
-/// Which plugin is called in the folder of cadastre-ipam.
+/// Which plugins are called in the folder `ours`. In the folder `theirs`, only the published host-local is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Ours,
@@ -80,9 +80,9 @@ pub fn case(plugins: &Plugins, root: &Path, who: Who, seed: u64) -> u64 {
     calls
 }
 
-/// Compares two answers, without the texts of errors. `Ok(true)` means that they are equal, or differ in an accepted
-/// way. `Ok(false)` means that they differ in an accepted way after which the data directories may differ, too, so the
-/// case ends. Any other difference is an error.
+/// Compares two answers, without the texts of errors. Returns `Ok(true)` if they are equal, or differ in an accepted
+/// way. Returns `Ok(false)` if the case must end, because the answers differ in an accepted way that can make the data
+/// directories differ. Any other difference is an error.
 fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
     let result = |answer: &Answer| serde_json::from_str::<Value>(&answer.stdout).ok();
     match (theirs.status, ours.status) {
@@ -94,9 +94,10 @@ fn compare(call: &Call, [theirs, ours]: &[Answer; 2]) -> Result<bool, String> {
             // leave a reservation. So the data directories of the two plugins may differ.
             Ok(!takes_either(call))
         }
-        // host-local ignores the configuration at STATUS. cadastre-ipam reports a configuration that cannot work.
+        // The verb STATUS: host-local ignores the configuration, and cadastre-ipam reports a configuration that cannot
+        // work.
         (Some(0), Some(1)) if call.command == "STATUS" && ours.code() == Some(50) => Ok(true),
-        // host-local does nothing at GC. cadastre-ipam requires the list of valid attachments.
+        // The verb GC: host-local does nothing, and cadastre-ipam requires the list of valid attachments.
         (Some(0), Some(1)) if call.command == "GC" && ours.code() == Some(7) => Ok(true),
         // With an odd configuration, host-local may crash, or accept values that have no meaning. cadastre-ipam ignores
         // such values or rejects them.

@@ -28,7 +28,7 @@ pub struct Cluster {
     pub api: Fixtures,
     machines: Vec<Machine>,
     pub site: Site,
-    /// Chooses between helm 4 and helm 3
+    /// Selects helm 4 or helm 3 for the installation
     helm: fn(Helm) -> Helm,
 }
 
@@ -86,13 +86,13 @@ impl Cluster {
         helm.run(&args[1..]).await.unwrap()
     }
 
-    /// Runs the page's first kubectl command that begins with `start`. Returns the output.
+    /// Runs the first of the page's kubectl commands that begin with `start`. Returns the output.
     pub async fn kubectl(&self, page: &str, start: &str) -> String {
         let args = docs::command(page, start);
         self.site.cluster().kubectl(&args[1..]).await.unwrap()
     }
 
-    /// Runs the page's first command of the kubectl plugin that begins with `start`. Returns the exit code and the
+    /// Runs the first of the page's `kubectl cadastre` commands that begin with `start`. Returns the exit code and the
     /// output.
     pub async fn plugin(&self, page: &str, start: &str) -> (i32, String) {
         let args = docs::command(page, start);

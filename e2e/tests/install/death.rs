@@ -35,7 +35,7 @@ pub async fn of_a_node(cluster: &Cluster, watch: &Watch) -> Vec<Cidr> {
     say("its machine dies, and its Node is deleted");
     machine.power_off().await.unwrap();
     api.delete_node(&node).await.unwrap();
-    // Deletes the node's pods at once, as an administrator would. The control plane would take a minute.
+    // Deletes the node's pods at once, as an administrator would. The control plane would take a minute to delete them.
     let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods: Api<Pod> = Api::all(api.client.clone());
     for pod in pods.list(&of_node).await.unwrap() {

@@ -20,7 +20,7 @@ pub(crate) async fn a_claim_is_created_shown_and_released(test_cluster: &TestClu
     agents.join(&node).unwrap();
     fixtures.listed("claimed-1", 1).await.unwrap();
 
-    // The API server checks claims, also in a dry run.
+    // The API server checks a claim even in a dry run.
     let dry = run(cluster, "claim create web --pool claimed --dry-run").await;
     dry.assert_out(0, "WouldCreate");
     let two = "claim create web --address 10.93.0.7 --address 10.93.0.8";

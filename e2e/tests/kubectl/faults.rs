@@ -76,7 +76,8 @@ fn codes(ran: &Ran) -> Vec<String> {
     named.collect()
 }
 
-/// No controller runs here, because a controller would repair the other faults. So the fault `NoLeader` is ignored.
+/// The command by which these tests look for faults. It ignores the fault `NoLeader`, because no controller runs here:
+/// a controller would repair the faults that the tests create.
 const CHECK: &str = "check --settle 0 -o json --ignore NoLeader";
 const GONE: &str = "00000000-0000-4000-8000-00000000dead";
 
@@ -117,7 +118,7 @@ async fn check_finds_every_planted_fault_and_release_frees_only_leaks() {
     let clean = run(&cluster, CHECK).await;
     assert_eq!((clean.code, codes(&clean)), (0, Vec::new()));
 
-    // Creates all other faults, to find them with one call of `check`.
+    // Creates all faults except a leaked address. One call of `check` must find them all.
     fixtures.pod("twin", "n2", &["10.70.0.1"]).await.unwrap();
     fixtures.pod("stray", "n2", &["10.70.0.200"]).await.unwrap();
     for (cidr, name, uid) in [

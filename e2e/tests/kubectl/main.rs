@@ -122,7 +122,8 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     );
 }
 
-/// Returns a line with placeholders for ages, UIDs and our version, and without the spaces that align columns.
+/// Replaces ages, UIDs and our version in a line by placeholders, and removes spaces that align columns. Returns the
+/// new line.
 fn plain(line: &str) -> String {
     let indent = line.len() - line.trim_start().len();
     let gaps = line

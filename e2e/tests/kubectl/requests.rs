@@ -68,7 +68,8 @@ async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
             .annotations
             .and_then(|it| it.get("cadastre.dev/drain").cloned())
     };
-    // A block in use stays while it drains. The node gets another block, because it demands three.
+    // A block in use stays while it drains. The node gets another block, because it needs three blocks for its demand,
+    // and the draining block does not count.
     let addresses = agents.allocate("roomy-1", "roomy", "web").await.unwrap();
     let address = Addr::parse_strict(&addresses[0]).unwrap();
     let in_use = |it: &&String| Cidr::parse_strict(it).unwrap().contains_addr(address);
@@ -93,7 +94,8 @@ async fn a_drain_is_requested_and_cancelled(test_cluster: &TestCluster) {
     let again = run(cluster, &format!("push roomy-1 {address}")).await;
     again.assert_out(2, "was not taken out");
 
-    // Empty blocks that the node does not demand are released at once. `idleSeconds` would take much longer.
+    // After `drain`, the node at once releases the empty blocks that it does not need. Without `drain`, it would
+    // release them only after `idleSeconds`, which is much longer.
     agents.free("roomy-1", "web").await.unwrap();
     fixtures.keep_free("roomy", 1).await.unwrap();
     let demands_one = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 1);

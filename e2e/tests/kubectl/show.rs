@@ -108,7 +108,7 @@ async fn a_healthy_cluster_is_shown_as_it_is() {
     watched(&test_cluster).await;
 }
 
-/// Asserts that `show nodes --watch` prints a new node while it runs.
+/// Asserts that `show nodes --watch` prints a node that is created while the command runs.
 async fn watched(test_cluster: &TestCluster) {
     let fixtures = test_cluster.fixtures().await.unwrap();
     let mut child = start(&test_cluster.control_plane, "show nodes --watch");

@@ -24,7 +24,7 @@ fn cidr(i: u32) -> String {
     format!("{base}/26")
 }
 
-/// UIDs of nodes and blocks, by the object's name.
+/// A map from the name of a node or block to its UID.
 type Uids = BTreeMap<String, String>;
 
 /// Returns the node of block `i`. Blocks are distributed as in a cluster that has grown: there are runs of blocks of

@@ -51,7 +51,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ("10.60.0.0/24", 4)
     );
     assert!(page.colours().await > 5);
-    // Uses the mouse: selects a block, then zooms into it.
+    // Uses the mouse: selects a block, and zooms into this block.
     page.click(&address, 1).await;
     page.says("#about h2", &block).await;
     page.says("#about", "blocks-3").await;
@@ -65,7 +65,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         ))
         .await
         .unwrap();
-    // Uses keys: zooms out, moves to other blocks, zooms in again.
+    // Uses the keyboard: zooms out, moves to two other blocks, and zooms in.
     page.browser
         .eval("document.getElementById('map').focus()")
         .await
@@ -81,7 +81,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
         .wait("document.documentElement.dataset.view !== '10.60.0.0/24'")
         .await
         .unwrap();
-    // Finds a node of the other pool by search, then an address of the first pool.
+    // Uses the search field to find a node of one pool, and then an address of a different pool.
     page.browser.press(&["/"]).await.unwrap();
     page.browser.type_text("cidrs-1").await.unwrap();
     page.says("#hits", "node").await;
@@ -104,7 +104,7 @@ pub(crate) async fn a_small_cluster_is_shown_searched_and_walked_through() {
     assert!(page.colours().await > 3);
     page.assert_quiet().await;
 
-    // New objects can be found only after a refresh.
+    // The page finds new objects only after a refresh.
     fixtures.node("cidrs", "cidrs-2").await.unwrap();
     fixtures.served("cidrs-2").await.unwrap();
     page.browser.press(&["/"]).await.unwrap();

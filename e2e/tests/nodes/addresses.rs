@@ -6,11 +6,11 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, machines};
 
-/// Pods per wave. One block has not enough addresses for a node's part of two waves.
+/// The number of pods in a wave. A node's share of two waves needs more addresses than one block has.
 const WAVE: usize = 30;
 const WAVES: usize = 3;
 
-/// Each wave of pods is created while the wave before is deleted.
+/// Each wave of pods is created while the previous wave is deleted.
 pub(crate) async fn waves_of_pods_come_and_go_on_two_nodes(stage: &Stage) {
     let (api, group) = (&stage.api, "waves");
     let two = two_machines(stage, group, "10.42.0.0/16", "fd00:42::/48").await;
@@ -54,7 +54,7 @@ pub(crate) async fn end(stage: &Stage, group: &str, machines: [&Machine; 2]) {
     }
 }
 
-/// Asserts that each of the two machines has at least `each` of the pods, and that the pods of the machines reach each
+/// Asserts that at least `each` pods run on each of the two machines, and that pods of one machine reach pods of the
 /// other. All pods must have unique addresses in the right ranges, and the agents must report these addresses.
 pub(crate) async fn assert_good(stage: &Stage, two: [&Machine; 2], each: usize, all: &[Running]) {
     pods::assert_unique(all);

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::pods::{self, Running};
 use crate::{Stage, addresses, machines};
 
-/// Pods that a step creates on a node.
+/// The number of pods that each step creates on a node.
 const EACH: usize = 3;
 
 /// Runs several tests one after the other on the same two machines. Each test begins without pods, with the software
@@ -57,8 +57,8 @@ async fn pods_reach_each_other_and_come_back_after_a_power_cut(
     pods::delete_all(api, group).await;
 }
 
-/// While pods run, cadastre-ipam replaces host-local with host-local's own configuration, and host-local replaces
-/// cadastre-ipam again. Then an agent adopts the podCIDRs with the addresses of the remaining pods.
+/// While pods run, cadastre-ipam is installed in place of host-local and uses host-local's configuration. Then
+/// host-local is installed again. Finally an agent adopts the podCIDRs with the addresses of the remaining pods.
 async fn host_local_and_ours_take_turns_and_an_agent_takes_over(
     stage: &Stage,
     machine: &mut Machine,

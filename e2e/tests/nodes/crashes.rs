@@ -24,7 +24,7 @@ pub(crate) async fn a_power_cut_killed_programs_and_a_hung_agent(stage: &Stage) 
     machines::booted_since(api, &node, &boot).await;
     let after = machines::same_pods_anew(api, group, &before, &node).await;
     assert_good(stage, &after, &node).await;
-    // The addresses of the earlier sandboxes must be released, even if the runtime sends no DEL.
+    // The addresses of the sandboxes that the power cut has killed must be released, even if the runtime sends no DEL.
     machines::reports(api, &node, &after).await;
 
     // From here on pods are created while no agent runs, so no agent has seen them. With `Serve`, the CNI plugin serves
@@ -143,7 +143,8 @@ impl Alone {
         }
     }
 
-    /// Waits until the API has the same pods in new sandboxes, with good addresses that the agent reports.
+    /// Waits until the pods in `before` run in new sandboxes, according to the API. Checks the addresses of these pods,
+    /// and waits until the agent reports the addresses.
     async fn all_is_well(&mut self, stage: &Stage) {
         let (api, node) = (&stage.api, self.machine.name());
         let after = machines::same_pods_anew(api, self.group, &self.before, node).await;
@@ -159,7 +160,7 @@ impl Alone {
     }
 }
 
-/// Returns the container ids of the running sandboxes.
+/// Returns the container ids of the sandboxes that run on the machine.
 async fn sandboxes(machine: &Machine) -> Vec<String> {
     let ctr = cadastre_e2e::assets::find(cadastre_e2e::assets::Program::Ctr).unwrap();
     let ctr = ctr.display().to_string();

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use crate::pods;
 use crate::{Stage, eventually, machines};
 
-/// Pods that keep their addresses while others come and go.
+/// The number of pods that run, and keep their addresses, during all rounds.
 const STAY: usize = 2;
-/// Pods that come and go in each round.
+/// The number of pods that each round creates and deletes.
 const GO: usize = 3;
 
 /// A main plugin that wraps ptp. The file /var/odd decides whether the main plugin ignores DELs or passes each DEL on
@@ -66,7 +66,7 @@ async fn never_or_three_times(stage: &Stage, group: &str, machine: &mut Machine)
         pods::delete_many(api, &prefix, 0..GO).await;
         let left = pods::running(api, group, STAY).await;
         // In the round `never`, no DEL reaches cadastre-ipam for the deleted sandboxes. The agent must find out by
-        // itself that they are gone.
+        // itself that these sandboxes are gone.
         machines::reports(api, node, &left).await;
         let addresses = |pods: &[pods::Running]| -> Vec<_> {
             pods.iter().map(|it| it.addresses.clone()).collect()
@@ -144,14 +144,14 @@ fn chained(plugin: &str) -> NodeSide {
     side
 }
 
-/// Returns the handles of the sandboxes with addresses on a node, according to its NodeAddresses.
+/// Returns the handles of the attachments that have addresses on a node, according to its NodeAddresses.
 async fn sandboxes(api: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
     let list = api.addresses.get(node).await?.spec;
     Ok(list.entries().map(|it| it.handle).collect())
 }
 
-/// Changes a pod, so that the kubelet tries it again at once. Otherwise the kubelet would wait for 10 to 15 s after a
-/// failure.
+/// Changes a pod, so that the kubelet at once tries again to start the pod. Otherwise the kubelet would wait for 10 to
+/// 15 s after each failure.
 async fn try_again(api: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));

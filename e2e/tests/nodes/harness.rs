@@ -70,7 +70,8 @@ fn processes(folder: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     all.filter(|it| {
         let line = std::fs::read(it.path().join("cmdline")).unwrap_or_default();
-        // The caretaker is not counted, because its command line contains the folder, too, and it ends last.
+        // The command line of the caretaker contains the folder, too. The caretaker is not counted, because it ends
+        // after all other processes.
         let line = String::from_utf8_lossy(&line).into_owned();
         line.contains(folder) && !line.contains("rm -rf")
     })

@@ -1,4 +1,4 @@
-//! Helpers of these tests: the software of a machine, routes, boots, and what agents publish.
+//! Helpers of the tests in this folder: the software of a machine, routes, boots, and what agents publish.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub fn side(main: &Value) -> NodeSide {
     NodeSide::cadastre(main, &soon, AGENT).unwrap()
 }
 
-/// Returns the spec of a pool of both families with a cooldown of one second, and with the default routes that ptp
+/// Returns the spec of a pool of both families. The pool has a cooldown of one second, and the default routes that ptp
 /// needs.
 pub fn both(v4: &str, v6: &str) -> Value {
     json!({
@@ -42,7 +42,8 @@ pub fn both(v4: &str, v6: &str) -> Value {
     })
 }
 
-/// Waits until a node's agent reports as in use exactly the addresses of those of `pods` that run on the node.
+/// Waits until the agent of `node` reports that exactly the addresses of the node's pods are in use. `pods` can contain
+/// pods of other nodes, which are ignored.
 pub async fn reports(api: &Fixtures, node: &str, pods: &[Running]) {
     let own = pods.iter().filter(|it| it.node == node);
     let wanted: BTreeSet<(String, String)> = own
@@ -110,7 +111,8 @@ pub async fn booted_since(api: &Fixtures, node: &str, boot: &str) {
     .await;
 }
 
-/// Waits until the same pods (by UID) run again, those on `node` in new containers. Returns the pods.
+/// Waits until all pods of `before` run, identified by their UIDs. The pods on `node` must have new containers. Returns
+/// the running pods.
 pub async fn same_pods_anew(
     api: &Fixtures,
     group: &str,

@@ -68,8 +68,8 @@ pub async fn create_many(
     futures::future::join_all(all).await;
 }
 
-/// Waits until a group has exactly `count` pods, each with a running container and addresses, and all satisfying `is`.
-/// Returns them.
+/// Waits until a group has exactly `count` pods, each with a running container and addresses. For all of them, `is`
+/// must return true. Returns the pods.
 pub async fn running_that(
     api: &Fixtures,
     group: &str,
@@ -171,7 +171,7 @@ pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     .await
 }
 
-/// Waits until a node has podCIDRs of `families` families, and returns them.
+/// Waits until a node has one podCIDR for each of `families` families, and returns the podCIDRs.
 pub async fn pod_cidrs(api: &Fixtures, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");
     eventually(&what, async || {

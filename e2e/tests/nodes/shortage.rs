@@ -1,4 +1,4 @@
-//! Exhausted pools, and nodes that do not come back.
+//! Exhausted pools, and nodes that are deleted for good.
 
 use anyhow::ensure;
 use cadastre_e2e::fixtures::gone;
@@ -34,7 +34,8 @@ pub(crate) async fn exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_an
     gone(&api.nodes, first.name()).await.unwrap();
     for pod in &pods_of_first {
         let at_once = DeleteParams::default().grace_period(0);
-        // Errors are ignored, because the control plane also deletes the pods of a deleted node.
+        // The control plane also deletes the pods of a deleted node. So a pod can be gone already, and errors are
+        // ignored.
         let _ = api.pods.delete(&pod.name, &at_once).await;
     }
     pods::ready(api, second.name(), true).await;

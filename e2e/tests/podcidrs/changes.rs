@@ -9,7 +9,8 @@ use serde_json::json;
 
 use crate::shared;
 
-/// The maximum time until a waiting node gets podCIDRs after a change. Except on a busy host, it takes much less.
+/// The maximum time from a change of a pool until a waiting node gets podCIDRs. Much less time passes, except on a busy
+/// host.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn served_at_once(hand: &Fixtures, name: &str) -> Result<Vec<String>> {

@@ -275,7 +275,7 @@ async fn invalid_objects_affect_only_themselves_and_are_reported_once() -> Resul
     agents.join(&node)?;
     fixtures.listed("blocks-1", 4).await?;
 
-    // Once the spec of the pool `cidr` is corrected, the controller allocates from it.
+    // Once the spec of the pool with the name `cidr` is corrected, the controller allocates from this pool.
     let spec = json!({"ipv4": {"cidrs": ["10.98.0.0/24"]}, "nodeSelector": {"matchLabels": {GROUP: "lax"}}});
     fixtures.change_pool("cidr", spec).await?;
     assert_eq!(fixtures.served("lax-3").await?, ["10.98.0.0/24"]);

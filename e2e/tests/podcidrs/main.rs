@@ -32,7 +32,7 @@ use anyhow::Result;
 use cadastre_e2e::{Fixtures, Options, TestCluster};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
-/// The range of the shared controller's flag `--service-cidr`.
+/// The value of the flag `--service-cidr` of the shared controller.
 const FLAG_SERVICE_RANGE: &str = "10.199.0.0/25";
 
 /// Returns the cluster that most tests share, and a new [`Fixtures`] for this test.

@@ -1,5 +1,5 @@
-//! Ranges of a deleted node are quarantined before they are free. As long as they are quarantined, the same machine can
-//! get them back.
+//! Ranges of a deleted node are quarantined before they are free. As long as the ranges are quarantined, the machine of
+//! the deleted node can get them back.
 
 use std::time::{Duration, Instant};
 
@@ -192,14 +192,14 @@ async fn the_same_machine_gets_its_range_back_and_another_one_under_its_name_doe
             .map(|it| &it.pod_cidrs[0].cidr)
             .collect();
         assert_eq!(resting, if same { vec![] } else { vec![&had[0]] });
-        // The same machine gets its range back each time that its Node is deleted and created again.
+        // A machine gets its range back each time that its Node is deleted and created again.
         assert_eq!(come_back(&hand, name, after).await?, has);
     }
     Ok(())
 }
 
-/// Deletes the node and creates it again with this provider id and machine id. Waits until the NodeSubnet is for the
-/// new node and does not list its first podCIDR as quarantined. Returns the node's podCIDRs.
+/// Deletes the node and creates it again with this provider id and machine id. Waits until the NodeSubnet has the new
+/// node's UID and does not list the new node's podCIDR as quarantined. Returns the new node's podCIDRs.
 async fn come_back(
     hand: &Fixtures,
     name: &str,

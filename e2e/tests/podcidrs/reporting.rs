@@ -35,8 +35,8 @@ async fn exhaustion_and_its_end_are_each_reported_once() -> Result<()> {
         })
         .await?;
 
-    // The node changes all the time, so the controller evaluates the node all the time. The controller must not report
-    // the same again.
+    // The test changes the node every second, so the controller evaluates the node every second. The controller must
+    // not repeat the events.
     let start = Instant::now();
     until("some time has passed", QUIET * 2, async || {
         let second = start.elapsed().as_secs();

@@ -128,7 +128,7 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
     let annotations = hand.subnets.get("n1").await.unwrap().metadata.annotations;
     assert_eq!(annotations.unwrap()["cadastre.dev/drain"], "10.9.0.0/26");
 
-    // The message tells administrators that they can repair objects by hand if they first delete the binding.
+    // The message of the policy tells administrators to delete the policy's binding before they repair objects by hand.
     let unbind = "delete validatingadmissionpolicybinding cadastre-records";
     lab.cluster.kubectl_line(unbind).await.unwrap();
     cadastre_e2e::wait::until("the policy is gone", setup::LIMIT, async || {

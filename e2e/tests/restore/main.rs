@@ -157,7 +157,7 @@ async fn story(lives: bool) {
     unique(&[&one, &two, &four]);
 }
 
-/// Waits until `kubectl cadastre check` reports that a pool is full, and nothing else.
+/// Waits until `kubectl cadastre check` reports only one fault: a pool is full.
 async fn check(cluster: &ControlPlane) {
     eventually("check finds the full pool alone", async || {
         let output = tokio::process::Command::new(daemon::kubectl_plugin()?)

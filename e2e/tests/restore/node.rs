@@ -10,10 +10,10 @@ use cadastre_node::{Op, OpError};
 
 use crate::{GROUP, eventually};
 
-/// A node, its agent, and the addresses that the test has requested there and not released yet.
+/// A node, its agent, and the addresses that are in use there.
 pub struct Node {
     pub name: String,
-    /// Addresses in use, by container
+    /// A map from each container to its address
     pub held: BTreeMap<String, Addr>,
     agent: NodeAgent,
 }

@@ -59,7 +59,7 @@ impl Sim {
         self.after(delay, Due::StartAgent(id, self.host(id).boot));
     }
 
-    /// Starts the agent's process, unless the host was rebooted or powered off meanwhile.
+    /// Starts the agent's process, unless the host was rebooted or powered off since this start was scheduled.
     pub fn revive_process(&mut self, id: usize, boot: u32) {
         if !self.host(id).is_off && self.host(id).boot == boot {
             self.start_process(id);

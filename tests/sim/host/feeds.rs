@@ -54,7 +54,8 @@ pub struct Feeds {
 }
 
 impl Feeds {
-    /// Updates `givable` and `ended` for a NodeSubnet that the agent received. `node` is the UID of the agent's Node.
+    /// Updates the fields `givable` and `ended` for a NodeSubnet that the agent received. `node` is the UID of the
+    /// agent's Node.
     fn subnet_shown(&mut self, subnet: &SubnetSeen, node: Option<&ObjectUid>, now: Time) {
         let spec = subnet.spec_of(node.map(|uid| &**uid));
         // If the node has podCIDRs, its agent applies a new NodeSubnet only once it knows which addresses of the

@@ -52,8 +52,8 @@ struct Sandbox {
     is_up: bool,
     /// The sandbox's addresses in podCIDRs of a foreign allocator. Nothing is guaranteed for these.
     foreign: BTreeSet<Addr>,
-    /// The UID of the host's Node when the sandbox was set up. Nothing is guaranteed for a sandbox that still exists
-    /// after that Node.
+    /// The UID of the host's Node when the sandbox was set up. Nothing is guaranteed for a sandbox that outlives this
+    /// Node.
     node: Option<ObjectUid>,
 }
 
@@ -123,7 +123,7 @@ impl Kubelet {
         self.sandbox_in(&Cidr::host(addr), node)
     }
 
-    /// Returns the UID of the pod that the sandbox is of.
+    /// Returns the UID of the sandbox's pod.
     pub fn pod_of(&self, container: &str) -> Option<ObjectUid> {
         let sandbox = self.sandboxes.get(container)?;
         Some(sandbox.pod.uid.as_str().into())
@@ -328,7 +328,7 @@ impl Sim {
         let is_outlived = self.is_outlived(id);
         let node = self.machines.live_node(id, &self.api);
         let host = self.host_mut(id);
-        // If the runtime has removed the sandbox meanwhile, nothing uses its addresses, so nothing is checked.
+        // If the runtime has already removed the sandbox, nothing uses its addresses, so nothing is checked.
         let Some(sandbox) = host.kubelet.sandboxes.get_mut(container) else {
             return Ok(());
         };
@@ -410,15 +410,15 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether the sandbox of a pod may have the address that another sandbox has, because both are of one virtual
-    /// machine.
+    /// Whether the sandbox of a pod may have the address that another sandbox has, because both pods belong to the same
+    /// virtual machine.
     fn is_migration(&self, (id, container): (usize, &str), (other, theirs): (usize, &str)) -> bool {
         let pod = |id: usize, container: &str| self.machines.hosts[id].kubelet.pod_of(container);
         let pods = pod(id, container).zip(pod(other, theirs));
         pods.is_some_and(|(pod, their)| id != other && self.migrations.are_one(&pod, &their))
     }
 
-    /// Checks that no cooldown of the address runs any more, whichever node released it.
+    /// Checks that the address is not cooling any more, whichever node released the address.
     fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
@@ -431,7 +431,7 @@ impl Sim {
         // Addresses of a dead node are quarantined instead of cooling. The quarantine may be shorter than the cooldown.
         let lives = self.machines.live_node(of, &self.api).as_ref() == Some(node);
         let is_sure = !self.plan.clocks_stop && !self.was_restored();
-        // The agent's clock counts whole milliseconds.
+        // The agent's clock counts whole milliseconds, so the times are compared in milliseconds.
         let has_cooled = self.now / MS >= until / MS;
         if has_cooled || !lives || !is_sure {
             return Ok(());

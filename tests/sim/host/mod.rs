@@ -72,7 +72,7 @@ pub fn key(block: &AllocatedBlock) -> Key {
     (cidr, block.uid.as_str().into())
 }
 
-/// A block in the store.
+/// A block as the host's store records it.
 #[derive(Clone, Debug)]
 pub struct Held {
     /// The UID of the Node for which the block was last listed.
@@ -105,7 +105,7 @@ impl DiskTrouble {
     }
 }
 
-/// A simulated host. A host is not the same as a Node, because it may register again as another Node, with the same
+/// A simulated host. A host is not the same as a Node, because a host can register again as another Node and keep its
 /// store.
 pub struct Host {
     pub name: NodeName,
@@ -115,9 +115,9 @@ pub struct Host {
     pub is_off: bool,
     /// Whether the host is off for good. If so, its addresses are not in use, even if its Node still exists.
     pub is_gone: bool,
-    /// Until when the agent hangs.
+    /// The time until which the agent hangs.
     pub paused_until: Time,
-    /// Until when the agent's watches deliver nothing.
+    /// The time until which the agent's watches deliver nothing.
     pub held_until: Time,
     pub clocks: Clocks,
     /// UIDs of the host's Nodes that a restore has removed. The ranges that the host uses under these Nodes count as in
@@ -143,7 +143,7 @@ pub struct Host {
     pub is_store_lost: bool,
     /// Whether the store will be lost as soon as nothing uses it.
     store_loss_pending: bool,
-    /// Until when the disk is full or fails.
+    /// The present trouble of the disk, and the time at which it ends.
     disk_trouble: DiskTrouble,
     /// How often the host was booted.
     boot: u32,
@@ -208,8 +208,8 @@ impl Host {
         self.count
     }
 
-    /// Since when the agent may assign nothing new from the range, according to the NodeSubnet that it received. `None`
-    /// if the agent may assign addresses of the range.
+    /// The time from which the agent may assign nothing new from the range, according to the NodeSubnet that the agent
+    /// received. `None` if the agent may assign addresses of the range.
     fn ended(&self, range: &Cidr) -> Option<Time> {
         self.feeds.ended.get(range).copied()
     }
@@ -224,8 +224,8 @@ impl Host {
         self.process.is_some()
     }
 
-    /// Returns since when the agent's process has run without a pause. If no process runs, returns a time that never
-    /// comes.
+    /// Returns the time from which the agent's process has run without a pause. If no process runs, returns a time that
+    /// never comes.
     fn awake_since(&self) -> Time {
         let process = self.process.as_ref();
         process.map_or(Time::MAX / 2, |it| it.started.max(self.paused_until))

@@ -63,7 +63,7 @@ impl Sim {
     }
 
     /// Records that other hosts use these addresses, once the store has recorded the answers to the probes. Addresses
-    /// that the store has assigned meanwhile are left out, because their ADDs relied on an earlier probe.
+    /// that the store has assigned since the probe are left out, because their ADDs relied on an earlier probe.
     pub(super) fn found_in_conflict(&mut self, id: usize, addresses: &[Addr]) {
         let host = self.host_mut(id);
         for addr in addresses.iter().filter(|it| !host.given.contains_key(it)) {
@@ -83,7 +83,8 @@ impl Sim {
         let probing = snapshot.pools.iter().map(|it| &it.terms);
         let probing = probing.filter(|it| it.probes_conflicts);
         let probing: BTreeSet<String> = probing.map(|it| it.name.clone()).collect();
-        // The pool may require probes only since the assignment. So it must also have required them at the last check.
+        // Perhaps the pool began to require probes only after the assignment. So an address counts only if its pool
+        // required probes at the last check, too.
         let since = std::mem::replace(&mut host.probing, probing.clone());
         let mut wrongly = Vec::new();
         for attachment in &snapshot.attachments {

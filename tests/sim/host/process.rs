@@ -41,11 +41,11 @@ pub enum ProcessAct {
     Do(Box<StoreQuestion>),
     /// Executes the requests that wait for the store.
     Serve,
-    /// Closes the store's file, unless the store thread has worked since this was scheduled. The number is how often
-    /// the store thread had worked at that time.
+    /// Closes the store's file, unless the store thread has worked since this act was scheduled. The number says how
+    /// often the store thread had worked when the act was scheduled.
     Idle(u64),
     Request(u64),
-    /// Continues an ADD that has waited as long as it may.
+    /// Continues an ADD whose waiting time is over.
     Woken(u64),
     /// Probes are over. The number is that of the ADD that needs the probes; `None` if the agent itself needs them
     Probed(Option<u64>, ProbeRound),
@@ -57,7 +57,7 @@ pub enum ProcessAct {
 pub enum Out {
     Answer(StoreAnswer),
     Plugin(u64, Result<cadastre_node::OpOutcome, OpError>),
-    /// The addresses that an ADD needs to be probed, or an error of the store
+    /// The addresses that must be probed for an ADD, or an error of the store
     ToProbe(u64, Result<ProbeTargets, String>),
     /// The answers to probes are recorded, for an ADD or for the agent itself (`None`). The result has the addresses
     /// that other hosts use, or an error of the store
@@ -124,7 +124,7 @@ impl Sim {
         self.turn_later(id, MS);
     }
 
-    /// Schedules a turn of the agent after `delay`, unless one is scheduled before that time.
+    /// Schedules a turn of the agent after `delay`, unless an earlier turn is scheduled already.
     pub fn turn_later(&mut self, id: usize, delay: Time) {
         let at = self.now + delay;
         let process = self.process(id);
@@ -450,7 +450,7 @@ impl Sim {
         self.settle_commits(Author::Agent, self.now)
     }
 
-    /// Whether a status of the node reports other addresses in conflict than the status before.
+    /// Whether a status of the node reports other addresses in conflict than the node's previous status.
     fn reports_other_conflicts(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
         let before = self.api.status_of(name);
         let before = before.map_or(&[][..], |it| &it.conflicts);
@@ -460,7 +460,7 @@ impl Sim {
         addresses(before) != addresses(&status.conflicts)
     }
 
-    /// Whether a status of the node reports ranges as withdrawn that the status before did not report.
+    /// Whether a status of the node reports ranges as withdrawn that the node's previous status did not report.
     fn reports_more_withdrawn(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
         let before = self.api.status_of(name);
         let before = before.map_or(&[][..], |it| &it.withdrawn);

@@ -1,8 +1,8 @@
 //! Requests of the CNI plugin to the agent, and what the plugin does if the agent does not answer.
 //!
-//! As for the real plugin, an agent that sends no greeting within a second counts as hung. A request without an answer
-//! after three quarters of the plugin's timeout counts as lost. In both cases the plugin works on the store's file
-//! itself, unless another process has the file open.
+//! The rules are those of the real plugin. An agent that sends no greeting within a second counts as hung. A request
+//! without an answer after three quarters of the plugin's timeout counts as lost. In both cases the plugin works on the
+//! store's file itself, unless another process has the file open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::clock::{MS, SECOND, Time};
 use crate::memory_disk::Fate;
 use crate::run::{Due, Sim};
 
-/// How long the plugin tries to get an answer in all.
+/// The total time for which the plugin tries to get an answer.
 const TIMEOUT: Time = 10 * SECOND;
 /// How long the plugin waits for the agent's greeting.
 const AWAKE: Time = SECOND;
@@ -31,11 +31,11 @@ const ADD_WAIT: Duration = Duration::from_secs(5);
 
 pub struct Call {
     pub op: Op,
-    /// When the plugin was started, by the host's clock.
+    /// The time on the host's clock at which the plugin was started.
     asked: Duration,
-    /// Until when the plugin accepts the agent's answer, by the host's clock.
+    /// The time on the host's clock until which the plugin accepts the agent's answer.
     agents: Duration,
-    /// When the plugin gives up, in virtual time.
+    /// The virtual time at which the plugin gives up.
     end: Time,
     /// `Some` only while the plugin waits for the agent.
     listening: Option<Arc<()>>,

@@ -135,7 +135,7 @@ impl Sim {
         }
         process.worked += 1;
         if dies && let Some(disk) = &disk {
-            // The process is killed during the transaction, so answers that it has not sent are lost.
+            // The process is killed during the transaction, so answers that the process has not sent are lost.
             *host.slot.lock().unwrap() = Some(disk.after_kill());
             let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
             self.kill_process(id);

@@ -396,7 +396,7 @@ fn a_pod_may_get_addresses_by_a_claim_of_its_own_on_its_own_interface() {
         strict: false,
     };
     assert_eq!((choice, errors), (expected, Vec::new()));
-    // The CNI request may ask for addresses, even if the annotation does not.
+    // The CNI request can ask for addresses even if no valid annotation asks for any.
     let wrong = pod("u", &[], &[(ADDRESSES, "10.0.0.7/24")]);
     for asks_by_cni in [wrong, pod("u", &[], &[])] {
         assert_eq!(bound(&of(Some(&asks_by_cni), &[])), [claim.as_str()]);

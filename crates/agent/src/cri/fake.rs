@@ -17,13 +17,13 @@ pub(crate) enum Behavior {
     /// Answers with the sandboxes that were added
     #[default]
     Healthy,
-    /// Answers with the sandboxes that were added, after this time
+    /// Waits for this time, then answers with the sandboxes that were added
     Slow(Duration),
     /// Answers with this error
     Failing(tonic::Code),
 }
 
-/// The answers of the runtime. The fake and the test share them.
+/// The answers of the runtime, which the fake runtime and the test share.
 #[derive(Clone, Default)]
 pub(crate) struct State(Arc<Mutex<(Behavior, Vec<v1::PodSandbox>, u32)>>);
 

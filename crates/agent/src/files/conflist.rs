@@ -86,10 +86,10 @@ pub enum TemplateError {
         "{{{{{0}}}}} means nothing: use {{{{MTU}}}}, {{{{NODE}}}}, {{{{POD_CIDRS}}}}, {{{{POOL_CIDRS}}}}, {{{{POOLS}}}} and {{{{ROUTES}}}}"
     )]
     Word(String),
-    /// The text with the placeholders filled in is not JSON.
+    /// After the placeholders were replaced by values, the text is not JSON.
     #[error("it is no JSON once the words are filled in: {0}")]
     Json(serde_json::Error),
-    /// The text with the placeholders filled in is JSON, but not a conflist.
+    /// After the placeholders were replaced by values, the text is JSON, but not a conflist.
     #[error("it is no conflist: {0}")]
     NoConflist(&'static str),
 }

@@ -14,7 +14,7 @@ use cadastre_core::node_allocation::{NodeAllocation, is_claim};
 /// The files to keep up to date, and the values in them.
 #[derive(Clone, Debug, Default)]
 pub struct WantedFiles {
-    /// The path of `subnet.env`, and those of its values that do not depend on ranges
+    /// The path of `subnet.env`, and the values in the file that do not depend on ranges
     pub subnet_env: Option<(PathBuf, Links)>,
     /// The path of the CNI configuration, its template, and the values for the template's placeholders
     pub cni_conf: Option<(PathBuf, Template, Facts)>,
@@ -54,7 +54,7 @@ impl KeptFiles {
     }
 
     /// Writes the files that are out of date or were changed on the disk. A problem is logged unless the same problem
-    /// was logged last. `waits_for_pods` says whether the node gets its first range only when a pod needs it.
+    /// was logged last. `waits_for_pods` is true if the node gets its first range only when a pod needs one.
     pub(crate) fn refresh(
         &mut self,
         holding: &NodeAllocation,

@@ -59,7 +59,7 @@ pub enum PodNetworkOwner {
 }
 
 /// Returns which network new pods get if the agent's file is `own` and Cadastre's network has the name `network`.
-/// `is_ours` says whether the agent has written its file before. If `over_others` is true, the agent writes its file in
+/// `is_ours` is true if the agent has already written its file. If `over_others` is true, the agent writes its file in
 /// any case.
 pub(crate) fn network_owner(
     own: &Path,
@@ -193,8 +193,8 @@ mod tests {
     const KINDNET: &str = r#"{"cniVersion": "0.4.0", "name": "kindnet", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}]}"#;
 
-    /// Returns which network new pods get if these files exist. `is_ours` says whether the agent has written its file
-    /// before.
+    /// Returns which network new pods get if these files exist. `is_ours` is true if the agent has already written its
+    /// file.
     fn owner(files: &[(&str, &str)], is_ours: bool, over_others: bool) -> PodNetworkOwner {
         let folder = temp_folder();
         for (name, text) in files {
@@ -296,13 +296,13 @@ mod tests {
             ("12-broken.conf", r#"{"name": "x"}"#),
         ];
         assert_eq!(owner(&files, false, false), PodNetworkOwner::First);
-        // The file contains a network of kubenet, but has the file name of containerd's example.
+        // The file has the name of containerd's example file, but contains a network of kubenet.
         let files = [("10-containerd-net.conflist", &*named("k8s-pod-network"))];
         assert_eq!(
             owner(&files, false, false),
             left("10-containerd-net.conflist")
         );
-        // Spare and broken files that sort before the agent's file are reported, too.
+        // The report also names spare and broken files that sort before the agent's file.
         let files = [
             ("00-crio.conflist", &*named("crio")),
             ("01-x.conflist", "{"),

@@ -23,7 +23,7 @@ use std::io;
 use tokio_util::bytes::{Bytes, BytesMut};
 use tokio_util::codec::Decoder;
 
-/// The authority that replaces all others: one character that is valid as a host name.
+/// The value that replaces every `:authority`: one character that is valid as a host name.
 const NAME: u8 = b'a';
 /// The length in bytes of the preface with which every HTTP/2 connection begins.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();

@@ -75,7 +75,7 @@ pub struct Api {
     pub holding: watch::Receiver<Arc<NodeAllocation>>,
     /// The leak candidates, each with its reason
     pub leaks: watch::Receiver<Arc<Reasons>>,
-    /// Cancelled when the agent stops, which ends every `Watch`
+    /// This token is cancelled when the agent stops. Then every `Watch` ends
     pub stop: CancellationToken,
 }
 

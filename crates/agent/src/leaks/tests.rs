@@ -152,7 +152,8 @@ fn a_named_candidate_has_no_grace_period_and_a_live_pod_stays() {
     assert!(look.due[0].is_proven(Some(&pods(&[])), &gone));
     assert!(!look.due[0].is_proven(Some(&pods(&[])), &there));
     assert_eq!(look.due[0].reason, LeakReason::LeakCandidate);
-    // Another pod may have the address by now. So a claim counts only if it names both the address and the pod.
+    // Meanwhile another pod may have got the address. So the controller's statement counts only if it names both the
+    // address and the pod of the attachment.
     for other in [candidate("10.0.0.1", "u9"), candidate("10.0.0.2", "u1")] {
         let mut leaks = LeakDetector::new(GRACE);
         let claims = LeakClaims {
@@ -183,7 +184,7 @@ fn after_a_reboot_the_old_sandbox_is_released_when_the_pod_has_a_new_one() {
     let mut second = new;
     second.attachment.ifname = "net1".to_owned();
     assert!(freed(&with(&[old.clone(), second]), &live, &[], &nothing).is_empty());
-    // If the pod is gone as well, the reboot serves as the proof from the node.
+    // If the pod is gone, the reboot serves as the proof from the node.
     let freed = freed(&alone, &pods(&[]), &[], &nothing);
     assert_eq!(freed, [("c1".to_owned(), LeakReason::PodGone)]);
 }
@@ -208,8 +209,8 @@ fn older_sandboxes_of_a_live_pod_are_released_on_proof_from_the_node() {
         freed.into_iter().map(|(id, _)| id).collect()
     };
     assert_eq!(ids_of(&evidence(Some(&[]), &[])), ids[..15]);
-    // While the runtime lists a sandbox, ready or not, the sandbox does not count as gone. But if the sandbox's network
-    // namespace is gone, the sandbox counts as gone, too.
+    // While the runtime lists a sandbox, ready or not, the sandbox does not count as gone. But once the sandbox's
+    // network namespace is gone, the sandbox counts as gone even while the runtime lists it.
     assert_eq!(ids_of(&evidence(Some(&["c00"]), &[])), ids[1..15]);
     let netns: Vec<String> = ids
         .iter()
@@ -292,7 +293,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
                 container_gone: claimed,
                 ..NONE
             };
-            // The user has waited already, so there is no grace period.
+            // The user's confirmation ends the grace period at once.
             let look = LeakDetector::new(GRACE).look(it, pods, claims, proof, secs(0));
             let due = look.due.iter().filter(|it| it.is_proven(Some(pods), proof));
             due.map(|it| (it.record.attachment.container_id.clone(), it.reason))
@@ -325,7 +326,8 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         [superseded, second],
         "the newest sandbox stays"
     );
-    // While the node lists a sandbox or its network namespace, the sandbox is not gone, even if a user says so.
+    // While the node lists a sandbox or its network namespace, the sandbox is not gone, even if a user has declared its
+    // container gone.
     let seen = evidence(Some(&["c1", "c2"]), &[]);
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
     let path = |id: &str| format!("/var/run/netns/{id}");
@@ -334,7 +336,7 @@ fn a_confirmation_counts_only_while_the_node_sees_no_sandbox_and_not_against_the
         ..no_evidence.clone()
     };
     assert!(freed(&it, &gone, &claimed, &seen).is_empty());
-    // Another container has the address by now, so the user's confirmation does not match.
+    // The user's confirmation names another container, so it does not match.
     let other = claims_of(&[("10.0.0.1", "net/c9"), ("10.0.0.2", "net/c1")]);
     assert!(freed(&it, &gone, &other, &no_evidence).is_empty());
 }
@@ -366,6 +368,6 @@ fn orphans_are_addresses_that_stay_candidates_for_two_grace_periods() {
         of_pod,
         "a user has named the address"
     );
-    // An address that a user names is no orphan if its pod is alive, or if it has no pod.
+    // An address that a user names is no orphan if its pod is alive, or if no pod has the address.
     assert!(orphans(&leaks, &["10.0.0.2", "10.0.0.3"], 1).is_empty());
 }

@@ -34,7 +34,7 @@ pub(super) struct PendingAllocation {
 /// The NodeSubnet to whose status the agent writes.
 #[derive(Debug)]
 pub(super) enum StatusTarget {
-    /// The same NodeSubnet as before
+    /// The NodeSubnet to which the agent already writes, if there is one
     Same,
     /// The NodeSubnet in `subnet`. `relisted` is true if a new list has shown it
     This {
@@ -46,13 +46,13 @@ pub(super) enum StatusTarget {
 }
 
 impl AgentMachine {
-    /// Starts to write the ranges that the API shows, if they have changed.
+    /// Starts to write the ranges that the API shows. Does nothing if they cannot have changed since the last write.
     pub(super) fn write_ranges(&mut self, now: Duration) -> Next {
         if !self.ranges_changed {
             return Next::Go(Phase::Look);
         }
-        // After a restart, only the store shows which ranges were written to it, and for which Node. So a look comes
-        // first.
+        // After a restart, only the store shows which ranges were written to it, and for which Node. So the machine
+        // looks at the store before it writes ranges.
         let Some(snapshot) = self.snapshot.clone() else {
             return self.look(Phase::WriteRanges, now);
         };
@@ -196,7 +196,7 @@ impl AgentMachine {
     }
 
     /// Returns the NodeSubnet whose status the agent should write. If a NodeSubnet belongs to this Node object, the
-    /// agent writes the NodeSubnet's status even if its spec cannot be parsed.
+    /// agent writes the NodeSubnet's status even if the spec of the NodeSubnet cannot be parsed.
     fn status_target(&mut self) -> StatusTarget {
         match &self.subnet {
             Observed::There(subnet) if self.is_ours(subnet) => StatusTarget::This {

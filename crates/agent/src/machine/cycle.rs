@@ -68,18 +68,18 @@ pub(super) enum InFlight {
     /// Withdraw ranges, then release blocks according to this look
     Withdraw(Box<Releasing>),
     Release(Cidr, Box<Releasing>),
-    /// Look again after blocks were released, then continue with this phase
+    /// Look at the store after blocks were released, then continue with this phase
     LookAgain(Phase),
     ReadNotes,
     Note(Box<UnsavedNotes>),
 }
 
-/// The blocks that are not needed according to a look, while they are released one after the other.
+/// The blocks that a look at the store has shown to be unneeded. They are released one after the other.
 #[derive(Debug)]
 pub(super) struct Releasing {
     /// The ranges and UIDs of the blocks that are still to be released
     remaining: VecDeque<(Cidr, String)>,
-    /// Whether the store has changed since the look
+    /// Whether the store has changed since the look that found these blocks
     any: bool,
     looked: LeakScan,
     /// The phase that follows after the last release
@@ -283,7 +283,7 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
-    /// Requests a look at the store. The cycle then continues with the phase `then`.
+    /// Asks for a look at the store. After the answer, the cycle continues with the phase `then`.
     pub(super) fn look(&mut self, then: Phase, now: Duration) -> Next {
         self.looked_at = now;
         self.look_at = now + LOOK_PAUSE.1;
@@ -315,8 +315,8 @@ impl AgentMachine {
         self.withdraw(releasing, now, effects)
     }
 
-    /// Withdraws the ranges that the controller has requested and that are empty, if there are such ranges and the
-    /// watch of the NodeSubnet is established. Then releases blocks.
+    /// Withdraws the ranges that the controller has requested and that are empty, and then releases blocks. If the
+    /// watch of the NodeSubnet is not established, withdraws nothing.
     fn withdraw(
         &mut self,
         releasing: Releasing,
@@ -332,7 +332,7 @@ impl AgentMachine {
         self.release(releasing, now, effects)
     }
 
-    /// Releases the next block. After the last block, looks again if the store has changed.
+    /// Releases the next block. After the last block, looks at the store again if it has changed since the last look.
     fn release(&mut self, mut it: Releasing, now: &Now, effects: &mut Vec<AgentEffect>) -> Next {
         if let Some((cidr, uid)) = it.remaining.pop_front().filter(|_| self.subnet_followed) {
             let question = StoreQuestion::Transact(Transaction::Release(cidr, uid));
@@ -345,7 +345,7 @@ impl AgentMachine {
         Next::Go(it.then)
     }
 
-    /// Records the result of a look, and plans the next look.
+    /// Records the result of a look at the store, and sets the time of the next look.
     fn apply_snapshot(&mut self, looked: LeakScan, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.look_for_leaks(&looked, now, effects);
         let snapshot = Arc::new(looked.snapshot);

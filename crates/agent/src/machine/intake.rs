@@ -92,14 +92,14 @@ impl AgentMachine {
         if is_news {
             self.watched_mut(PendingOffer::News);
             self.notes.changed();
-            // The addresses of a deleted pod may be leaked, so a look is due soon.
+            // The addresses of a deleted pod may be leaked, so a look at the store is due soon.
             self.look_soon();
         }
     }
 }
 
-/// Returns whether a watch is established after this step; `before` is whether it was established before. After the
-/// start of a list (`Restarted`), the result is `before`, because the API server has not answered yet.
+/// Returns whether a watch is established after this step. `before` says whether the watch was established until this
+/// step. After the start of a list (`Restarted`), the result is `before`, because the API server has not answered yet.
 fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
         WatchStep::Trouble => false,
@@ -108,8 +108,8 @@ fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     }
 }
 
-/// Handles a step of the watch of one object, and updates `listed`, which is whether the list under way has shown the
-/// object. Returns the new state of the object; `None` if the step does not change the state.
+/// Handles a step of the watch of one object, and updates `listed`. `listed` says whether the list under way has shown
+/// the object. Returns the new state of the object; `None` if the step does not change the state.
 fn observe<T>(step: WatchStep<T>, listed: &mut bool) -> Option<Observed<T>> {
     let WatchStep::Change(change) = step else {
         return None;

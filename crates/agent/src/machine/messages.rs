@@ -1,4 +1,4 @@
-//! The messages of the machine: events and answers in, questions and effects out.
+//! The messages of the machine. It receives events and answers, and returns questions and effects.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub enum AgentEvent {
     Pod(WatchStep<Pod>),
     /// A namespace as read from the API server; `None` if the request failed
     Namespace(String, Option<Namespace>),
-    /// Something in the store may have changed, or an ADD began to wait
+    /// Something in the store may have changed, or an ADD has begun to wait
     Changed,
     /// The answer to the [`StoreQuestion`] in flight
     Answer(StoreAnswer),
@@ -57,11 +57,12 @@ pub enum AgentEvent {
     Masqueraded(Option<String>),
 }
 
-/// What the servers on the node's sockets have recorded while they handled requests. The main loop reads it before each
-/// turn. So if the machine decides after an answer, it also uses requests that came after the question.
+/// What the servers on the node's sockets have recorded while they handled requests. The main loop reads this state
+/// before each turn. So a decision that follows the answer to a question also uses requests that came after the
+/// question.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceView {
-    /// The number of ADDs that wait for an address, or waited recently, by pool
+    /// For each pool, the number of ADDs that wait for an address of the pool, or that waited for one recently
     pub pending_adds: PendingAdds,
     /// The addresses that the CNI configuration or the runtime requests for waiting pods, and that no range of the node
     /// contains
@@ -83,7 +84,8 @@ pub struct ServiceView {
 pub enum StoreQuestion {
     /// Open the file unless it is missing or damaged. The answer is [`StoreAnswer::Opened`]
     Open,
-    /// Finish the earlier requests, then reject every request with this reason. The answer is [`StoreAnswer::Closed`]
+    /// Finish all earlier requests, and reject every later request with this reason. The answer is
+    /// [`StoreAnswer::Closed`]
     Close(&'static str),
     /// Create and open a new file with this content. The answer is [`StoreAnswer::Made`]
     Make {
@@ -153,15 +155,15 @@ impl Transaction {
 pub enum StoreAnswer {
     Opened(StoreFound),
     Closed,
-    /// The number of attachments that lost an address because another attachment has the address, too
+    /// The number of attachments that lost an address because another attachment has the same address
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held,
-    /// Whether the block is released; false if it is not empty or has another UID
+    /// Whether the block is released; false if the block is not empty, or if its UID is not the requested one
     Released(bool),
-    /// Whether any range was withdrawn
+    /// Whether the transaction withdrew any range
     Withdrawn(bool),
-    /// Whether any conflict has ended
+    /// Whether the transaction ended any conflict
     ConflictsEnded(bool),
     Notes(Vec<PodNote>),
     Noted,
@@ -213,7 +215,7 @@ pub struct StoreTrouble {
 pub enum AgentEffect {
     /// Ask this question. The outcome is [`AgentEvent::Answer`]
     Ask(StoreQuestion),
-    /// Try to prove these leaks by the API, the runtime and the kernel. The text is the id of the current boot. The
+    /// Ask the API, the runtime and the kernel for proofs of these leaks. The text is the id of the current boot. The
     /// outcome is [`AgentEvent::Proven`]
     Prove(Vec<LeakedAttachment>, String),
     /// Probe these addresses, and record the answers in the store. The outcome is [`AgentEvent::Probed`]
@@ -252,7 +254,7 @@ pub enum AgentEffect {
     },
     /// Read this namespace. The outcome is [`AgentEvent::Namespace`]
     AskNamespace(String),
-    /// Give the servers on the node's sockets the state that the watches have shown
+    /// Pass the state that the watches have shown to the servers on the node's sockets
     Offer {
         /// The new state, which replaces the servers' state
         watched: Arc<WatchState>,

@@ -29,7 +29,7 @@ const NAMED: usize = 4;
 /// The state of the attempts to open the store.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
-    /// When to try next, since boot
+    /// When to try next, as a time since boot
     pub try_at: Duration,
     /// Whether the file is lost, so that a new one must be created
     is_lost: bool,
@@ -153,7 +153,7 @@ impl AgentMachine {
         )
     }
 
-    /// Creates the store from `sources` and the runtime's answer about its sandboxes.
+    /// Creates the store from `sources` and from the list of sandboxes that the runtime has returned.
     pub(super) fn store_sources_known(
         &mut self,
         sources: StoreSources,

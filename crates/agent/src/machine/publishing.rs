@@ -41,7 +41,8 @@ const CHECK_PAUSE: Duration = Duration::from_secs(5);
 /// released.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
-/// Something outside the agent that is kept in the desired state `T`. Each write of the state ends with a report `R`.
+/// Something outside of the agent, such as files, whose state the agent keeps equal to the desired state `T`. Each
+/// write of the state ends with a report `R`.
 #[derive(Debug)]
 pub(super) struct Desired<T, R> {
     /// The state that was written last, and when the write began
@@ -78,7 +79,8 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
         self.is_writing
     }
 
-    /// When to write again if nothing changes; `None` before the first write and while a write is under way.
+    /// Returns the time of the next write if nothing changes; `None` before the first write and while a write is under
+    /// way.
     pub(super) fn check_at(&self) -> Option<Duration> {
         let (_, at) = self.written.as_ref()?;
         (!self.is_writing).then(|| *at + CHECK_PAUSE)
@@ -201,8 +203,7 @@ impl AgentMachine {
         let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
-            // A change can become urgent within `TO_BE_REPORTED`, so the next check comes no later than after this
-            // time.
+            // A change can become urgent within `TO_BE_REPORTED`, so the next check follows after at most this time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);

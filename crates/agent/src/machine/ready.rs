@@ -43,8 +43,8 @@ impl AgentMachine {
         };
         let can_assign = snapshot.blocks.iter().any(assigns);
         // A node without a range must be ready if it gets a block only when a pod comes, because pods come only to a
-        // ready node. This is so if no pool allocates a block before a pod comes, or if the node has had a range
-        // before.
+        // ready node. This is the case if no pool allocates a block before a pod comes. It is also the case if the node
+        // has had a range earlier.
         let had_range = files.is_configured || self.has_released;
         let may_ask = self.watched.waits_for_pods() || self.watched.may_ask() && had_range;
         let can_ask = self.subnet_followed && may_ask;
@@ -85,15 +85,15 @@ impl AgentMachine {
         Some((true, says.to_owned()))
     }
 
-    /// Returns when the next event about refused pods is allowed. Returns `None` if no pod was refused, or if an event
-    /// is allowed immediately.
+    /// Returns the earliest time for the next event about refused pods. Returns `None` if no pod was refused, or if no
+    /// earlier event delays the next one.
     pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
     }
 
-    /// Emits an event which reports that pods are refused because the agent does not know them, at most once per
-    /// [`TURNED_AWAY_PAUSE`].
+    /// Emits an event which reports that pods are refused because the agent does not know them. There is at most one
+    /// such event per [`TURNED_AWAY_PAUSE`].
     pub(super) fn report_turned_away(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         if self.report_turned_away_at().is_some_and(|at| at > now) {
             return;

@@ -76,7 +76,8 @@ fn o2_no_range_is_written_before_a_look() {
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["open", "look", "hold"]);
     bench.run();
-    // The file is replaced by another one. The machine does not know the new file's content, so it must look again.
+    // The file is replaced by another one. The machine does not know the new file's content, so it must look at the
+    // store again.
     bench.pass(6 * SECOND);
     bench.serving.is_missing = true;
     bench.run_to("look");
@@ -155,7 +156,7 @@ fn o4_ranges_that_come_during_a_look_are_written_after_it() {
     bench.run_to("look");
     bench.subnet(2, blocks(&[A, B]));
     assert_eq!(asked(&bench.turn()), [""; 0]);
-    // No other event comes that could wake the agent. The machine continues all the same.
+    // No further event wakes the agent, but the machine continues.
     let effects = bench.run();
     assert_eq!(asked(&effects)[..2], ["hold", "look"]);
 }
@@ -405,7 +406,8 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
 
 #[test]
 fn a_block_that_comes_back_after_a_loss_of_the_store_has_the_addresses_of_its_pods() {
-    // In the first case, a pod uses an address of B. But the Node was deleted and registered again, and has only A.
+    // In the first case, a pod uses an address of the block B. The Node had this block before it was deleted and
+    // registered again. Now the Node has only the block A.
     for (address, is_adopted) in [("10.0.0.70", true), ("10.0.0.7", false)] {
         let mut bench = Bench::seen(blocks(&[A]));
         bench.sandboxes = Ok(vec![sandbox("c1", address)]);

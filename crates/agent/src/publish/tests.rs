@@ -221,10 +221,10 @@ fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
     node.snapshot.blocks[0].counts.used = 59;
     node.snapshot.blocks[0].counts.free = 2;
     assert!(is_urgent(&node.step(secs(12))));
-    // The block was requested and has not come yet, so nothing else is urgent.
+    // The block was requested and is not allocated yet. There is no other reason for an urgent write.
     assert!(matches!(node.step(secs(13)), PublishStep::Nothing));
-    // The block has come. But the controller assumes that the block has more addresses than it really has, so the node
-    // must report again.
+    // The block is allocated now. But the controller assumes that the block has more addresses than it really has, so
+    // the node must report again.
     node.snapshot
         .blocks
         .push(block("10.0.0.64/30", "a", 0, 0, 1));
@@ -236,7 +236,7 @@ fn growth_within_capacity_waits_and_a_request_for_a_block_does_not() {
 fn fifty_pods_cost_less_than_one_write() {
     let mut node = Node::new(0);
     let mut events = 0;
-    // Each requested block of 61 addresses comes immediately.
+    // The controller allocates each requested block immediately. A block has 61 addresses.
     node.run(0, 60, |it, _| {
         events += 1;
         let last = it.blocks.len() - 1;
@@ -315,7 +315,7 @@ fn each_pool_that_runs_out_is_requested_at_once() {
 fn a_pod_waits_for_one_answer_only() {
     let mut node = Node::new(61);
     node.step(Duration::ZERO);
-    // One pod comes every 0.1 s, for longer than the longest pause.
+    // One pod comes every 0.1 s, over a time that exceeds the longest pause between urgent writes.
     let mut waiting: Vec<Duration> = Vec::new();
     let mut longest = Duration::ZERO;
     for tenth in 1..300 {
@@ -401,7 +401,7 @@ fn one_write_at_a_time_to_the_version_seen_last() {
     node.publisher.seen("2", NodeSubnetStatus::default());
     let again = node.next(secs(1));
     assert!(matches!(&again, PublishStep::Write { version, .. } if version == "2"));
-    // The watch is older than the answer to the write, so the version that the watch shows is ignored.
+    // This watch event is older than the answer to the write, so the event is ignored.
     node.publisher.seen("1", NodeSubnetStatus::default());
     assert_eq!(node.next(secs(1)), PublishStep::Nothing);
     node.publisher.lost();
@@ -456,7 +456,7 @@ fn a_request_of_addresses_is_written_at_once_unless_many_remain_unanswered() {
         let now = secs(120) + Duration::from_millis(100) * u32::try_from(nth).unwrap();
         assert!(is_urgent(&node.step(now)), "{pod}");
     }
-    // Pods come twice a second, and none gets its address.
+    // Two pods come per second, and none gets its address.
     let before = node.writes.len();
     for tenth in 2_000..3_000 {
         if tenth % 5 == 0 {
@@ -466,7 +466,7 @@ fn a_request_of_addresses_is_written_at_once_unless_many_remain_unanswered() {
     }
     let writes = node.writes.len() - before;
     assert!((10..=20).contains(&writes), "{writes}");
-    // A request that ends is no reason to hurry.
+    // The end of a request causes no urgent write.
     node.asking.clear();
     assert!(!is_urgent(&node.step(secs(301))));
 }

@@ -28,7 +28,7 @@ use cadastre_node::{Add, OpError, OpErrorKind, OpOutcome, PoolOrder};
 /// How long an ADD that does not depend on its pod waits for the watch to show the pod. The runtime may know the pod
 /// slightly earlier than the watch.
 const POD_WAIT: Duration = Duration::from_millis(300);
-/// Waits end this long before the caller's deadline, to leave time for the last attempt and the answer.
+/// A wait of an ADD ends this long before the caller's deadline, to leave time for the last attempt and the answer.
 const MARGIN: Duration = Duration::from_millis(250);
 /// The reason of the event about an annotation that cannot be parsed.
 const INVALID_ANNOTATION: &str = "InvalidAnnotation";
@@ -83,22 +83,22 @@ struct Adding {
     deadline: Duration,
     /// The maximum wait for a block
     longest_wait: Duration,
-    /// The request for an IPClaim, which the controller gets if the node does not have the addresses that the ADD asks
-    /// for. `None` if the ADD asks for no addresses, if the controller reads the addresses from the pod's annotations,
-    /// or if the controller creates no IPClaim for the pod
+    /// A request to create an IPClaim. The controller gets the request if the node does not have the addresses that the
+    /// ADD asks for. `None` if the ADD asks for no addresses, if the controller reads the addresses from the pod's
+    /// annotations, or if the controller creates no IPClaim for the pod
     request: Option<AddressRequest>,
 }
 
-/// An attempt of an ADD, which says for which addresses the store was asked.
+/// One attempt of an ADD. The variant says for which addresses the ADD asks the store.
 #[derive(Debug)]
 enum Attempt {
-    /// An address of the pools that the store's note on the pod names (`notes.rs`)
+    /// An address of the pools that the store's note lists for the pod (`notes.rs`)
     ByNote,
-    /// An address of the best of several pools. Until the given time, the ADD may wait for this pool alone
+    /// An address of the best of several pools. The ADD can wait only for this pool until the given time
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),
-    /// The addresses for which the ADD has just waited. `true` if this is the last attempt
+    /// After a wait for a block: the addresses for which the ADD has waited. The flag is true for the last attempt
     Again(Wait, bool),
 }
 
@@ -106,7 +106,7 @@ enum Attempt {
 struct Wait {
     /// The pools from which blocks can be requested, best first
     wanted: Vec<String>,
-    /// How many of the pools in `wanted` have been asked for a block
+    /// The number of pools in `wanted` from which blocks were requested already
     requested: usize,
     begun: Duration,
     until: Duration,
@@ -244,7 +244,8 @@ impl AskedAdd {
 }
 
 impl Probing {
-    /// Continues the ADD once its addresses are probed, or cannot be probed for the reason in `probed`.
+    /// Continues the ADD after its addresses were probed. If they could not be probed, the ADD ends with an error that
+    /// contains the reason in `probed`.
     pub fn probed(self, probed: Result<(), String>) -> AddStep {
         match probed {
             Ok(()) => self.asked.adding.ask(self.asked.attempt),
@@ -278,15 +279,15 @@ impl ForBlock {
 }
 
 impl Adding {
-    /// Returns `time`, or [`MARGIN`] before the caller's deadline if that is earlier.
+    /// Returns `time`, but at the latest the time that is [`MARGIN`] before the caller's deadline.
     fn until(&self, time: Duration) -> Duration {
         time.min(self.deadline.saturating_sub(MARGIN))
     }
 
-    /// Returns until when to wait for the best of several pools alone, even if other pools have free addresses. The
-    /// wait lasts half of the maximum wait for a block, counted from the first waiting ADD that asked for the pool.
-    /// Returns `None` if there is no wait, for example because the node has a block of the best pool or cannot request
-    /// one.
+    /// Returns the time until which the ADD waits only for the best of several pools, even if other pools have free
+    /// addresses. The wait lasts half of the maximum wait for a block, counted from the first waiting ADD that asked
+    /// for the pool. Returns `None` if there is no wait, for example because the node has a block of the best pool or
+    /// cannot request one.
     fn until_for_best(
         &self,
         pools: &PoolOrder,
@@ -381,8 +382,8 @@ impl Adding {
         )
     }
 
-    /// Whether the ADD may wait after this answer. It may wait if a new block of its pools, or the block of the pod's
-    /// claim, could help.
+    /// Whether the ADD can wait for a block after this answer. It can wait if a new block of its pools, or the block of
+    /// the pod's claim, could help.
     fn may_wait(&self, answer: &Result<OpOutcome, OpError>) -> bool {
         let lacks = |why: OpErrorKind| match why {
             OpErrorKind::Exhausted | OpErrorKind::NoBlock => self.add.addresses.is_empty(),
@@ -480,7 +481,7 @@ fn askable(pools: &PoolOrder, watched: &WatchState) -> Vec<String> {
 }
 
 /// Returns the error of an ADD for which no block came in time. `at_limit` are the pools of which the node has the
-/// maximum number of blocks, with that maximum.
+/// maximum number of blocks, each with this maximum.
 fn exhausted(
     refusal: OpError,
     wanted: &[String],
@@ -841,7 +842,7 @@ mod tests {
         assert!(bench.reported(11 * SECOND).is_empty());
 
         // The controller creates a claim only for addresses of the interface `eth0`. Also, a pod that names a claim
-        // uses no other claim. So neither ADD is reported.
+        // uses no other claim. So no request is reported for either ADD.
         let claim: &[(&str, &str)] = &[("cadastre.dev/claim", "db")];
         for (annotations, ifname) in [(&[][..], "net1"), (claim, "eth0")] {
             let mut bench = by_cni(annotations, ifname);

@@ -40,7 +40,7 @@ use cadastre_core::{Dual, Family};
 /// Key and value of a label. Functions of this module expect labels to be sorted by key.
 pub type Label = (Arc<str>, Arc<str>);
 
-/// A pool among which [`choose`] chooses, with the fields on which the choice depends.
+/// One of the pools from which [`choose`] chooses, with the fields on which the choice depends.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolCandidate<'a> {
     /// Name of the pool; unique among the candidates
@@ -59,11 +59,11 @@ pub struct PoolCandidate<'a> {
     pub created: i64,
     /// Whether the pool serves only requesters that ask for it by name (`assignment: Manual`)
     pub manual: bool,
-    /// Whether the pool can serve any requester, and if not, why
+    /// Whether the pool can serve requesters at all, and if not, why
     pub standing: PoolStanding<'a>,
 }
 
-/// Whether a pool can serve any requester at present.
+/// Whether a pool can currently serve requesters at all.
 #[derive(Clone, Copy)]
 pub enum PoolStanding<'a> {
     /// The pool can serve the requesters that its selectors match, and those that ask for it by name.
@@ -88,7 +88,7 @@ pub struct Requester<'a> {
     pub node: &'a [Label],
     /// The labels of the pod; `None` to choose pools for the node as a whole
     pub pod: Option<PodLabels<'a>>,
-    /// Names of the pools that the requester asks for, best first; if empty, selectors decide
+    /// Names of the pools that the requester asks for, best first; if empty, the selectors of the pools decide
     pub by_name: &'a [&'a str],
 }
 
@@ -104,13 +104,14 @@ pub struct PodLabels<'a> {
 /// The result of [`choose`]. Its `Display` text has one line per pool, the best pool first.
 #[derive(Clone, Debug, Default)]
 pub struct PoolChoice<'a> {
-    /// The pools to try, best first
+    /// The chosen pools, best first. If `lacks` is set, the pool serves only requesters that ask for it by name
     pub chosen: Vec<ChosenPool<'a>>,
-    /// The other pools, in the order of the candidates. After them come the requested names that no candidate has
+    /// The candidates that were not chosen, in the order in which they were given. After them come the requested names
+    /// that no candidate has
     pub passed_over: Vec<PassedOver<'a>>,
 }
 
-/// A pool to try, with the reason for its place in the order.
+/// A chosen pool, with the reason for its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChosenPool<'a> {
     /// Index of the pool among the candidates
@@ -132,13 +133,14 @@ pub struct ChosenPool<'a> {
 pub enum PoolRank {
     /// The requester asked for the pool by name.
     Asked,
-    /// The requester asked for no pool by name, so the pools were compared by the following values.
+    /// The requester asked for no pool by name, so the pools were compared by the fields of this variant.
     Ranked {
         /// `priority` of the pool; the highest comes first
         priority: i32,
         /// Number of requirements in all selectors of the pool; more come first
         requirements: usize,
-        /// How much the pool can still allocate; more comes first. `None` if no tie had to be broken by room
+        /// How much the pool can still allocate; more comes first. `None` if the pool got its place without this
+        /// comparison
         room: Option<u128>,
     },
 }
@@ -150,11 +152,11 @@ pub struct PassedOver<'a> {
     pub at: Option<usize>,
     /// Name of the pool, or the requested name that no pool has
     pub name: &'a str,
-    /// Why the pool must not be tried
+    /// Why the pool does not serve the requester
     pub why: PassOverReason<'a>,
 }
 
-/// Why a pool must not be tried.
+/// Why a pool does not serve a requester.
 #[derive(Clone, Copy)]
 pub enum PassOverReason<'a> {
     /// The requester asked for this name, but no such pool exists.
@@ -165,14 +167,14 @@ pub enum PassOverReason<'a> {
     Manual,
     /// A selector of the pool does not match the requester.
     Deselected {
-        /// The selector that does not match
+        /// The kind of selector that does not match the requester
         subject: SelectorSubject,
         /// The first requirement of the selector that the requester does not meet
         wants: &'a Requirement,
         /// The requester's value of the label; `None` if the requester does not have the label
         has: Option<&'a str>,
     },
-    /// The requester asked for other pools by name.
+    /// The requester asked for pools by name, but not for this pool.
     NotAsked,
 }
 

@@ -49,7 +49,7 @@ impl Requirement {
 impl fmt::Display for Requirement {
     /// Writes the operator as it is written in selectors, followed by at most the first five values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// The maximum number of values. A longer list would not fit into an event.
+        /// At most this many values are written. A longer list would not fit into an event.
         const NAMED: usize = 5;
         let (operator, values) = match self {
             Requirement::In(_, values) => ("In", values),
@@ -106,7 +106,7 @@ impl Selector {
         self.unmet(labels).is_none()
     }
 
-    /// Returns the first requirement that the labels do not meet, with the value of the label if it exists. The
+    /// Returns the first requirement that the labels do not meet, with the value of the label if the label exists. The
     /// labels must be sorted by key.
     pub(crate) fn unmet<'a>(
         &'a self,

@@ -30,7 +30,7 @@ fn address(addr: Addr, inventory: &Inventory, findings: &mut Findings) {
     let covers = inventory.covers(addr);
     let pods: Vec<&PodFact> = inventory.pods_at(addr).collect();
     if !is_in_pool && covers.is_empty() && pods.len() < 2 {
-        // The address belongs to a pod of another network, so there is nothing to check.
+        // Cadastre does not manage this address: it belongs to a pod of another network. So there is nothing to check.
         return;
     }
     let object = format!("address {addr}");
@@ -159,8 +159,8 @@ fn leak(addr: Addr, in_use: &AddressInUse, inventory: &Inventory, findings: &mut
         }
         return;
     }
-    // The list may be older than the pod's DEL. So the address counts as leaked only if the agent's status reports it
-    // as an orphan, too.
+    // The agent may have written the list before the CNI DEL of the pod. So the address counts as leaked only if the
+    // agent's status reports it as an orphan, too.
     let orphan = (addr, PodUid::read(pod_uid));
     let subnet = inventory.subnets.get(node);
     if !subnet.is_some_and(|it| it.orphans.contains(&orphan)) {

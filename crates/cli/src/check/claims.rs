@@ -18,7 +18,7 @@ use cadastre_core::{Addr, Cidr};
 const SLACK: i64 = 60;
 /// A deletion that waits for a pod or a node is reported after this many seconds.
 const LONG: i64 = 600;
-/// The advice if only a controller can end the fault.
+/// The advice for faults that only a controller can repair.
 const LEADER: &str =
     "check that a controller leads (kubectl get lease -A | grep cadastre), and see its log";
 

@@ -87,7 +87,7 @@ pub(crate) struct Leak {
     /// The pod that had the address, as `namespace/name`
     #[serde(default)]
     pub pod: String,
-    /// The UID of that pod
+    /// The UID of the pod that had the address
     #[serde(rename = "podUID")]
     pub pod_uid: String,
 }
@@ -189,7 +189,7 @@ pub(crate) fn check(inventory: &Inventory) -> CheckReport {
 }
 
 impl CheckReport {
-    /// Keeps only the findings that an earlier pass has, too.
+    /// Removes each finding that is not in `earlier`, the report of an earlier pass.
     #[must_use]
     pub(crate) fn confirmed_by(mut self, earlier: &CheckReport) -> Self {
         let before: BTreeSet<_> = earlier.findings.iter().map(Finding::key).collect();

@@ -1,4 +1,5 @@
-//! Checks for pods of another network on nodes where Cadastre should assign the addresses of pods.
+//! Finds pods whose addresses another network has assigned, on nodes where Cadastre should assign the addresses of
+//! pods.
 //!
 //! Cadastre should assign the addresses on each node whose agent writes the runtime's CNI configuration (mode
 //! `blocks`). On other nodes, pods belong to another network by design.
@@ -16,7 +17,7 @@ pub(super) fn check(inventory: &Inventory, findings: &mut Findings) {
     pods(inventory, findings);
 }
 
-/// Reports nodes whose agents say that another network assigns the addresses of new pods.
+/// Reports nodes on which another network, and not Cadastre, assigns the addresses of new pods. The agents report this.
 fn nodes(inventory: &Inventory, findings: &mut Findings) {
     let all = inventory.served_by_others();
     let Some((first, says)) = all.first() else {

@@ -127,8 +127,8 @@ fn room(state: &PoolState, inventory: &Inventory, findings: &mut Findings) {
     }
 }
 
-/// Returns the nodes that have no range, although the pool selects them and should have allocated a first range. If
-/// there are no such nodes, but the pool's status says that nodes wait, returns one text with their number.
+/// Returns the nodes that have no range, although the pool selects them and should have allocated a first range to
+/// them. If there are no such nodes, but the pool's status says that nodes wait, returns one text with their number.
 fn waiting(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let lacks_range = |node: &&Arc<Node>| match state.allocation_mode {
         _ if !state.selects(node) => false,

@@ -275,8 +275,8 @@ fn block(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
 
 /// Reports a block that still exists although its quarantine is over.
 fn overdue(entry: &BlockEntry, inventory: &Inventory, findings: &mut Findings) {
-    /// For this many seconds, a block may still exist after its quarantine without a fault, because the controller
-    /// frees blocks only every few seconds.
+    /// A block is reported only if it still exists this many seconds after the end of its quarantine, because the
+    /// controller frees blocks only every few seconds.
     const SLACK: i64 = 60;
     let Some(until) = entry.until else { return };
     if inventory.now.duration_since(until).as_secs() < SLACK {

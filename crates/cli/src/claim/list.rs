@@ -43,7 +43,7 @@ pub(crate) struct ClaimRow {
     /// The node that has the addresses for a pod; `None` if no node has them
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The pod on that node that uses the claim
+    /// The pod that uses the claim on the node in `node`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The status of the condition Ready: `True`, `False`; empty if no controller has looked at the claim yet

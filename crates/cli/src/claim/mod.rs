@@ -1,6 +1,7 @@
 //! `kubectl cadastre claim`: lists, creates and releases IPClaims.
 //!
-//! These verbs need only rights to claims in the namespace. They also read pods and pools if the user has the rights.
+//! These subcommands need only rights to claims in the namespace. They also read pods and pools if the user has the
+//! rights.
 //!
 //! # Guarantees
 //! - `release` deletes only the claim that it has read, never a later claim with the same name.

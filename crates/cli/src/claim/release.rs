@@ -57,7 +57,7 @@ pub(crate) struct ReleasedClaim {
     pub claim: String,
     pub state: ClaimReleaseState,
     pub addresses: Vec<String>,
-    /// What happens, or why nothing does
+    /// What happens to the claim, or why nothing happens
     pub why: String,
 }
 
@@ -159,8 +159,8 @@ fn users(pods: &[PodLite], claim: &str) -> Vec<User> {
     user.collect()
 }
 
-/// Reads a claim, and the pods that use the claim if the user's rights allow that. Returns the claim, and its entry for
-/// the report that is printed before anything is deleted. If the claim does not exist, `Err` has its entry for the
+/// Reads a claim. Also reads the pods that use the claim, if the user may list pods. Returns the claim, and its entry
+/// for the report that is printed before anything is deleted. If the claim does not exist, `Err` has the entry for the
 /// report.
 async fn judge(
     full: &str,

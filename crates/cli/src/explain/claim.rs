@@ -28,7 +28,8 @@ impl Wait {
 /// The advice if only the controller can end the wait.
 const CONTROLLER: &str = "the controller, within seconds: if it does not, check that one leads (kubectl get lease -A | grep cadastre)";
 
-/// Returns why an interface has no address, for which the pod names the IPAMClaim `name`.
+/// Returns why an interface of the pod has no address. `name` is the IPAMClaim that the pod names for this interface,
+/// as `namespace/name`.
 pub(super) fn wait_of_interface(pod: &PodFact, name: &str, inventory: &Inventory) -> Wait {
     if inventory.claims.contains_key(name) {
         return wait(pod, name, inventory);
@@ -122,7 +123,7 @@ fn end_of(claim: &ClaimFact, pod: &PodFact, inventory: &Inventory) -> String {
     }
 }
 
-/// Explains a wait for an address that another claim has.
+/// Explains why a pod has no address if `other`, and not the claim of the pod, has the address `addr`.
 fn of_other_claim(addr: Addr, other: &ClaimFact, inventory: &Inventory) -> Wait {
     let blocks = inventory.blocks_of_claim(other);
     let block = blocks.iter().find(|it| it.cidr == Cidr::host(addr));
@@ -160,8 +161,8 @@ fn of_other_claim(addr: Addr, other: &ClaimFact, inventory: &Inventory) -> Wait 
     }
 }
 
-/// Returns the subject of the sentence "… has the address": another pod that reports the address, or `whoever` if no
-/// pod does.
+/// Returns the subject of the sentence "… has the address": a pod other than `pod` that reports the address, or the
+/// word "whoever" if there is no such pod.
 fn whoever(addr: Addr, pod: &PodFact, inventory: &Inventory) -> String {
     let range = Cidr::host(addr);
     let mut pods = inventory.pods_in(&range).map(|(_, it)| it);
@@ -192,7 +193,7 @@ fn in_quarantine(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -
     )
 }
 
-/// Explains a wait for addresses that a node other than the pod's has.
+/// Explains why a pod has no address if a node other than the pod's node has `block`, an address of `claim`.
 fn elsewhere(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wait {
     let (owner, addr) = (&block.owner.name, block.cidr.first());
     let (namespace, _) = claim.split();
@@ -218,7 +219,7 @@ fn elsewhere(block: &BlockEntry, claim: &ClaimFact, inventory: &Inventory) -> Wa
     }
 }
 
-/// Explains a wait for addresses that the pod's own node has.
+/// Explains why a pod has no address although the pod's own node has addresses of the pod's claim.
 fn here(blocks: &[&BlockEntry], pod: &PodFact, claim: &ClaimFact, inventory: &Inventory) -> Wait {
     let node = pod.node.as_deref().unwrap_or_default();
     let (namespace, _) = claim.split();

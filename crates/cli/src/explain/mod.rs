@@ -94,8 +94,9 @@ impl Explanation {
     }
 }
 
-/// Returns the pools of a mode that the requester may use, in the order in which they are tried. The second list has
-/// one line for each pool, which says why the requester may or may not use the pool.
+/// Returns two lists about the pools with this allocation mode. The first list has the names of the pools that the
+/// requester may use, best first. The second list has one line of text for each pool, which says why the requester may
+/// or may not use the pool.
 fn choice(
     mode: AllocationMode,
     requester: &Requester,
@@ -128,8 +129,8 @@ fn candidate<'a>(state: &'a PoolState, requester: &Requester) -> PoolCandidate<'
         priority: state.priority,
         families: state.families(),
         created: state.created,
-        // A requester without a pod is a node. For nodes, pools with `assignment: Manual` count as other pools, because
-        // a pod of the node may ask for such a pool by name.
+        // A requester without a pod is a node. For nodes, pools with `assignment: Manual` are treated like pools with
+        // `assignment: Automatic`, because a pod of the node may ask for such a pool by name.
         manual: requester.pod.is_some() && state.node_view.assignment == AssignmentMode::Manual,
         standing: match state.phase {
             PoolPhase::Serving => PoolStanding::Serving,

@@ -138,7 +138,7 @@ struct Choice {
     annotations: Vec<String>,
     /// The names of the pools that the pod may use, best first
     pools: Vec<String>,
-    /// Why the pod may use these pools and no others, one line each
+    /// Why the pod may use these pools and no others, with one line for each pool
     lines: Vec<String>,
 }
 

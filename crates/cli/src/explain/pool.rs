@@ -1,4 +1,4 @@
-//! Explains whether a pool allocates, what fills it, and which of its blocks come free.
+//! Explains whether a pool allocates, what fills it, and which of its blocks can become free.
 
 use super::Explanation;
 use crate::inventory::Inventory;
@@ -102,7 +102,7 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
     Ok(explanation)
 }
 
-/// Lists the blocks of a pool that may come free: blocks in quarantine, blocks that nodes do not need (`spare`), and
+/// Lists the blocks of a pool that can become free: blocks in quarantine, blocks that nodes do not need (`spare`), and
 /// blocks that nodes would release if pods on other nodes waited (`unused`).
 fn comes_free(
     state: &PoolState,

@@ -29,7 +29,7 @@ pub(super) struct Spot {
 #[derive(Debug, Serialize)]
 pub(super) struct PlaceInfo {
     pub cidr: Cidr,
-    /// The number of the place's first cell in the view; `count` is the number of its cells
+    /// The number, in the view, of the first cell of the place; `count` is the number of cells of the place
     pub at: u64,
     pub count: u64,
     #[serde(flatten)]
@@ -47,7 +47,7 @@ pub(super) struct PlaceText {
     /// The node that has the range or address; `ranges` has all ranges of this node
     pub node: Option<String>,
     pub ranges: Vec<Cidr>,
-    /// Addresses in use, with their pods; `more` is the number of further addresses
+    /// Addresses in use, with their pods; `more` is the number of addresses in use that are left out
     pub addresses: Vec<(Addr, String)>,
     pub more: usize,
 }

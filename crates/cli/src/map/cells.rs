@@ -31,16 +31,16 @@ pub(crate) enum CellKind {
     Reserved,
 }
 
-/// A cell that is not entirely free, or several adjacent cells that one range covers.
+/// A cell that is not entirely free, or several adjacent cells that one range covers or that are entirely reserved.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Cell {
-    /// The range that covers the cell. If several ranges share the cell, or if a part of the cell is free, the cell
-    /// itself
+    /// The range that covers the cell. If several ranges share the cell, or if a part of the cell is free, this is the
+    /// cell itself
     pub cidr: Cidr,
-    /// The number of the first cell in the view
+    /// The number of the cell, or of the first of several adjacent cells. The cells of the view are numbered from 0
     pub at: u64,
-    /// The number of adjacent cells that the range covers
+    /// How many adjacent cells this entry stands for
     pub count: u64,
     pub kind: CellKind,
     /// How many thousandths of the cell are allocated to live nodes
@@ -49,9 +49,10 @@ pub(crate) struct Cell {
     pub quarantined: u16,
     /// How many thousandths of the cell are reserved
     pub reserved: u16,
-    /// How many thousandths of the addresses are in use, counted over all ranges of live nodes that touch the cell
+    /// How many thousandths of the addresses are in use. All addresses of a live node's range are counted if the range
+    /// touches the cell
     pub fill: u16,
-    /// The first few nodes that have a part of the cell; for an address, its pod
+    /// The first few nodes that have a part of the cell; if the cell is an address in use, the pod of the address
     pub owners: Vec<String>,
     /// Whether several nodes have the same addresses in the cell
     pub overlaps: bool,
@@ -127,8 +128,8 @@ impl CellRange {
     }
 }
 
-/// Returns the prefix length of a cell. This is the longest length with which the CIDRs together have at most `cells`
-/// cells, but at most the length of a block.
+/// Returns the prefix length of a cell. The cells are as small as two limits allow: the CIDRs together have at most
+/// `cells` cells, and no cell is smaller than a block.
 pub(super) fn cell_size(cidrs: &[Cidr], block_size: u8, cells: u64) -> u8 {
     let fits = |len: &u8| {
         let all = cidrs.iter().map(|cidr| cells_of(cidr, *len));
@@ -174,7 +175,7 @@ fn touched(span: IpRange, within: Cidr, cell_size: u8) -> impl Iterator<Item = (
     })
 }
 
-/// Returns the index of the first cell of `within` that the range touches, and how many cells it touches.
+/// Returns the index of the first cell of `within` that the range touches, and how many cells the range touches.
 pub(super) fn place(range: &Cidr, within: &Cidr, cell_size: u8) -> Option<(u64, u64)> {
     let (first, last) = ends((*range).into(), within, cell_size)?;
     Some((first, (last - first).saturating_add(1)))
@@ -234,7 +235,7 @@ pub(super) fn cells(
 }
 
 impl Content {
-    /// Whether this cell and the next one can be joined: the same single range covers both, or both are entirely
+    /// Whether this cell and the next one can be joined: one range alone covers both cells, or both cells are entirely
     /// reserved.
     fn continues(&self, next: &Self, size: u128) -> bool {
         let is_full = self.allocated + self.quarantined >= size
@@ -275,7 +276,7 @@ impl Content {
     }
 }
 
-/// Returns one cell for each address in use in a range.
+/// Returns one cell for each address of the range that is in use.
 pub(super) fn addresses(within: Cidr, inventory: &Inventory) -> Vec<Cell> {
     let first = within.first().value;
     let used = inventory.in_use(&within).into_iter();

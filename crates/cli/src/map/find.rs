@@ -10,7 +10,7 @@ const MOST_HITS: usize = 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct FoundPlace {
-    /// `address`, `node`, `pod` or `pool`
+    /// The kind of the place: `address`, `node`, `pod` or `pool`
     pub what: &'static str,
     pub name: String,
     /// The pool to show; `None` if the place is in no pool

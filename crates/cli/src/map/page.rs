@@ -143,7 +143,8 @@ fn figures(row: &PoolRow, inventory: &Inventory) -> Vec<Figure> {
     all
 }
 
-/// Formats a number with spaces between thousands, or rounded as a power of ten if it is too long to read.
+/// Formats a number with spaces between thousands. If the number is too long to read, formats it as an approximate
+/// multiple of a power of ten.
 fn short(number: &str) -> String {
     if number.len() > 9 {
         let (first, rest) = number.split_at(1);

@@ -29,8 +29,7 @@ pub(super) struct Place {
     pub pool: Option<String>,
     /// The range to show; `None` for the view that opens first
     pub view: Option<Cidr>,
-    /// The chosen range or address. If `view` does not overlap it, the view moves so that it contains the chosen range
-    /// or address
+    /// The chosen range or address. If this place is outside of `view`, a view around this place is shown instead
     pub at: Option<Cidr>,
     /// Whether to zoom in on the chosen range or address
     pub closer: bool,

@@ -179,7 +179,7 @@ fn zooming_goes_down_to_addresses_and_a_chosen_place_moves_the_view() {
     let still = look(json!({"view": "10.0.0.0/28", "at": "10.0.0.5/32", "closer": true}));
     assert_eq!(still["view"], "10.0.0.0/28");
     assert_eq!(still["chosen"]["cidr"], "10.0.0.5/32");
-    // A free block can be shown address by address, too.
+    // A block can be shown address by address even if it is free.
     let free = look(json!({"view": "10.0.0.128/28", "at": "10.0.0.130/32"}));
     assert_eq!(fields(&free, ["cellSize", "cells"]), json!([32, []]));
     let words = "in a pool, not allocated to a node";
@@ -187,8 +187,8 @@ fn zooming_goes_down_to_addresses_and_a_chosen_place_moves_the_view() {
     let deep = look(json!({"pool": "q", "view": "10.1.77.0/24"}));
     let path = json!(["10.1.0.0/16", "10.1.64.0/20", "10.1.77.0/24"]);
     assert_eq!(deep["path"], path);
-    // If the chosen place is outside the view, the view moves to it. A view of another family is replaced by the first
-    // view.
+    // If the chosen place is outside the view, the view moves to it. If the pool has no ranges of the view's family,
+    // the view that opens first is shown.
     let there = look(json!({"pool": "q", "view": "10.1.0.0/20", "at": "10.1.200.7/32"}));
     assert_eq!(there["view"], "10.1.200.0/22");
     assert_eq!(there["chosen"]["words"], "free");

@@ -175,8 +175,8 @@ pub(super) fn drain(lists: &mut ClusterLists, range: &Cidr, inventory: &Inventor
                 .map(|cidr| cidr.to_string())
                 .collect();
             if left.is_empty() {
-                // The API server does not let a pool lose a family. So a pool is disabled instead if a family has no
-                // ranges left.
+                // The API server rejects a pool that loses a family. So if no range of a family is left, the family
+                // keeps its ranges, and the pool is disabled.
                 pool.spec["disabled"] = json!(true);
             } else {
                 pool.spec[field]["cidrs"] = json!(left);

@@ -24,8 +24,9 @@ use cadastre_core::Family;
 pub(crate) struct PlanReport {
     /// The changes, one line for each
     pub supposed: Vec<String>,
-    /// Whether the changes fit. They fit if no further node would wait, each added node gets a range, each changed pool
-    /// allocates to some node, and the API server would accept the changed pools
+    /// Whether the changes fit. They fit if all of these conditions hold: no node would wait that does not wait now;
+    /// each added node would get a range; each changed pool would allocate to some node; the API server would accept
+    /// each changed pool
     pub fits: bool,
     /// The reasons why the API server would reject changed pools
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -77,11 +78,11 @@ pub(crate) struct PoolPlan {
     pub family: String,
     /// Prefix length of the pool's blocks after the changes
     pub block_size: u8,
-    /// How many blocks the pool has room for, before and after; the first value is `-` if the pool is new
+    /// How many blocks the pool has room for, before and after the changes; the first value is `-` if the pool is new
     pub capacity: (String, String),
-    /// Number of allocated blocks, before and after
+    /// Number of allocated blocks, before and after the changes
     pub allocated: (String, String),
-    /// Number of free blocks, before and after
+    /// Number of free blocks, before and after the changes
     pub free: (String, String),
     /// When the pool would be exhausted after the changes, if its use keeps growing at the recent rate
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -73,8 +73,8 @@ fn cidr(text: &str) -> Result<Cidr, String> {
     Cidr::parse_strict(text).map_err(|error| error.to_string())
 }
 
-/// Applies the changes to a copy of the lists, simulates the controller before and after, and compares the results.
-/// Fails if a change is not possible, for example if no pool contains a range to drain.
+/// Applies the changes to a copy of the lists, simulates the controller without and with the changes, and compares the
+/// results. Fails if a change is not possible, for example if no pool contains a range to drain.
 pub(crate) fn plan(
     lists: &ClusterLists,
     changes: &PlanArgs,

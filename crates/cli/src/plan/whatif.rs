@@ -16,9 +16,9 @@ use cadastre_core::Cidr;
 
 /// What the simulated controller has done, and which nodes it could not serve.
 pub(crate) struct PlanOutcome {
-    /// The ranges that the simulation allocates, by node
+    /// The ranges that the simulation allocates. The key is the node that gets them
     pub served: BTreeMap<NodeName, Vec<Cidr>>,
-    /// Nodes that would wait, by the pool for which they wait
+    /// Nodes that would wait. The key is the pool for which they wait
     pub waiting: BTreeMap<PoolName, BTreeSet<NodeName>>,
     /// Pools for which pods would wait, on at least one node
     pub wanted_by_pods: BTreeSet<PoolName>,

@@ -24,13 +24,13 @@ pub(crate) struct BlockRow {
     /// The node that has the block, or that had it before the quarantine
     pub node: String,
     pub state: BlockState,
-    /// When the block was allocated to this node, or when its quarantine began
+    /// The time at which the block was allocated to this node, or at which its quarantine began
     pub since: Timestamp,
     /// The earliest time at which the quarantine can end; `None` if the block is not in quarantine
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// The number of addresses in use that the agent reports. If the agent has not reported the block, the number of
-    /// addresses that pods report
+    /// The number of addresses in use that the agent reports. If the agent has not reported the block, this is the
+    /// number of addresses that pods report
     pub used: u64,
     /// The number of addresses in cooldown, as the agent reports
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +64,7 @@ pub(crate) struct LentPart {
 pub(crate) enum BlockState {
     /// The node that has the block assigns addresses from it.
     Active,
-    /// The NodeSubnet lists the block, but the node's agent has not reported it yet.
+    /// The NodeSubnet lists the block, but the node's agent has not reported the block yet.
     Unconfirmed,
     /// The node's NodeSubnet does not list the block yet.
     Provisional,

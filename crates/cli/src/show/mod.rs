@@ -86,7 +86,7 @@ enum What {
     },
 }
 
-/// Runs `show`. With `--watch` it returns only when a watch fails.
+/// Runs `show`. With `--watch`, this function returns only when a watch fails.
 pub(crate) async fn exec(
     args: &ShowArgs,
     flags: &Flags,

@@ -22,7 +22,7 @@ pub(crate) struct NodesReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeRow {
     pub node: String,
-    /// `node.spec.podCIDRs`
+    /// The podCIDRs of the node (`node.spec.podCIDRs`)
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<Cidr>,
     pub blocks: usize,
@@ -159,7 +159,7 @@ pub(crate) struct NodeReport {
     pub addresses: Option<Vec<SpanRow>>,
     /// The addresses in use that the node's agent reports
     pub allocations: Vec<AllocationRow>,
-    /// When the agent made the list of the addresses in `allocations`
+    /// The time at which the agent made the list of the addresses in `allocations`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<jiff::Timestamp>,
 }

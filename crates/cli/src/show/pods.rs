@@ -33,12 +33,12 @@ pub(crate) struct AllocationRow {
     pub interface: String,
     /// The network's name and the container id: `network/containerID`
     pub handle: String,
-    /// When the address was assigned
+    /// The time at which the address was assigned
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
 }
 
-/// Returns a row for each address in use that `is_shown` accepts, with its state.
+/// Returns a row for each address in use that `is_shown` accepts. The row contains the state of the address.
 pub(super) fn allocations(
     is_shown: impl Fn(&AddressInUse) -> bool,
     inventory: &Inventory,
@@ -107,7 +107,7 @@ pub(super) fn table(rows: &[AllocationRow], style: &Style, nothing: &str) -> Str
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PodReport {
-    /// `namespace/name`; empty if the report is about a handle
+    /// The pod as `namespace/name`; empty if the report is about a handle
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod: String,
     /// The UID of the pod; empty if the pod does not exist
@@ -116,7 +116,7 @@ pub(crate) struct PodReport {
     /// The node to which the pod is bound
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// `status.phase`
+    /// The pod's `status.phase`
     #[serde(skip_serializing_if = "String::is_empty")]
     pub phase: String,
     /// Whether the pod uses the host network, so that its addresses are those of the node
@@ -125,7 +125,7 @@ pub(crate) struct PodReport {
     pub reports: Vec<Addr>,
     /// The addresses that agents report for the pod or handle
     pub allocations: Vec<AllocationRow>,
-    /// When the agent of the pod's node made its list of addresses
+    /// The time at which the agent of the pod's node made its list of addresses
     #[serde(skip_serializing_if = "Option::is_none")]
     pub as_of: Option<Timestamp>,
 }

@@ -27,9 +27,9 @@ pub(crate) struct PoolsReport {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PoolRow {
     pub pool: String,
-    /// Blocks or NodeCIDR
+    /// The form in which nodes get ranges of the pool: Blocks or NodeCIDR
     pub allocation_mode: AllocationMode,
-    /// IPv4 or IPv6
+    /// The address family of this row: IPv4 or IPv6
     pub family: String,
     /// The ranges of this family
     pub cidrs: Vec<Cidr>,
@@ -37,10 +37,10 @@ pub(crate) struct PoolRow {
     pub counts: FamilyStatus,
     /// The number of live nodes with a range of the pool
     pub nodes: usize,
-    /// When this family will be exhausted if growth continues, from the pool's status
+    /// The time at which this family will be exhausted if growth continues. The pool's status predicts this time
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exhausts_at: Option<Timestamp>,
-    /// Whether the pool allocates, or why not
+    /// The state of the pool: whether it allocates ranges, or why it does not
     pub standing: String,
 }
 
@@ -150,7 +150,7 @@ impl PoolRow {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PoolReport {
     pub pool: String,
-    /// Whether the pool allocates, or why not
+    /// The state of the pool: whether it allocates ranges, or why it does not
     pub standing: String,
     pub families: Vec<PoolRow>,
     /// The conditions in the pool's status that report a fault

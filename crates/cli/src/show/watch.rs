@@ -43,7 +43,7 @@ impl Watch {
         }
     }
 
-    /// Waits for a change, and then for the end of the burst.
+    /// Waits for a change, and then until no more changes arrive for the time `CALM`.
     pub(super) async fn changed(&mut self) -> anyhow::Result<()> {
         match self.ticks.next().await {
             Some(Ok(())) => {}

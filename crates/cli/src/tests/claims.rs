@@ -560,7 +560,8 @@ fn a_pod_that_asks_for_an_address_is_told_what_it_waits_for() {
         "or a pod that asks for another address",
     ];
     assert_contains(&used.explained("shop/web"), &parts);
-    // Another claim still has the address, because its node has not released the address. That node may be dead.
+    // Another claim still has the address, because node a has not released the address for that claim. Node a may be
+    // dead.
     let (mut moved, claim_of_moved) = asking(DB);
     moved.claim("shop/web-before", &[DB], "Releasing", "node a releases");
     moved.claim_block(DB, "shop/web-before", "a", true);

@@ -198,7 +198,7 @@ fn only_leaked_addresses_are_released() {
     };
     let text = "10.0.0.1=container:cbr0/0123456789-shop/cart";
     assert_eq!(request(&cluster).as_deref(), Some(text));
-    // Another container has the address by now, so the request for the earlier one is not written.
+    // Another container has the address by now, so the request for the earlier container is not written.
     cluster.listed(&format!("10.0.0.1 cbr0/other eth0 - shop/cart {SINCE}"));
     assert_eq!(request(&cluster), None);
 }

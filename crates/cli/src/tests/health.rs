@@ -86,7 +86,8 @@ fn an_agent_that_is_gone_is_not_shown_as_running() {
 
 #[test]
 fn a_rollout_is_no_fault() {
-    // The pods of Cadastre were created 30 seconds ago and are not ready yet, as in a rollout. So there is no finding.
+    // The pods of Cadastre were created 30 seconds ago and are not ready yet. This is normal in a rollout, so there is
+    // no finding.
     let mut cluster = with_pods();
     for part in cluster.parts() {
         part.metadata.creation_timestamp = time("2026-11-21T11:59:30Z");
@@ -199,8 +200,8 @@ fn pods_outside_every_pool_are_counted_where_the_agent_is_to_configure_the_runti
         cluster.pod(&format!("shop/old-{n}"), "a", &[&format!("10.9.0.{n}")]);
     }
     cluster.pod("shop/other-node", "b", &["10.9.1.1"]);
-    // No agent configures the runtime (mode secondary, or networks of the user's own). Then pods of other networks are
-    // by design, so there is no finding.
+    // No agent configures the runtime (mode secondary, or networks of the user's own). So it is intended that pods of
+    // other networks exist, and there is no finding.
     assert_codes(&cluster, &[]);
     cluster.configures("a");
     assert_codes(&cluster, &["PodsOutside pods"]);

@@ -1,4 +1,4 @@
-//! Tests of the verbs on lists of objects that are made here, without an API server.
+//! Tests of the verbs. The tests build the listed objects themselves and need no API server.
 
 mod claims;
 mod faults;
@@ -195,7 +195,8 @@ impl Cluster {
         self.lists.pods.last_mut().unwrap()
     }
 
-    /// Adds the NodeSubnet and the NodeAddresses of a node. `in_use` has addresses and their pods.
+    /// Adds the NodeSubnet and the NodeAddresses of a node. Each entry of `in_use` consists of an address and the pod
+    /// that uses it.
     pub(crate) fn subnet(&mut self, node: &str, blocks: &[&str], in_use: &[(&str, &str)]) {
         let version = self.next();
         let listed = blocks.iter();

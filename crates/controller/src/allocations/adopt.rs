@@ -34,9 +34,9 @@ use cadastre_api::{AllocatedBlock, AllocationMode, MOST_BLOCKS, object_uid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Blocks that agents use but that cannot be adopted now, by node name. For example, another node holds part of the
-/// block, or the pool would not allocate the block to the node now. No part of these blocks is allocated to another
-/// node.
+/// Blocks that agents use but that cannot be adopted now. For example, another node holds part of the block, or the
+/// pool would not allocate the block to the node now. No part of these blocks is allocated to another node. The key is
+/// the name of the node whose agent uses the blocks.
 #[derive(Debug, Default)]
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
@@ -55,8 +55,8 @@ impl UnadoptedBlocks {
         Some(used.first().max(range.first()))
     }
 
-    /// Returns whether any of these blocks overlaps `block`. If the agent of `node` reports `block` itself, that report
-    /// does not count.
+    /// Returns whether any of these blocks overlaps `block`. The report of the agent of `node` about
+    /// exactly this block does not count.
     pub(crate) fn conflict_with(&self, block: &Cidr, node: &NodeName) -> bool {
         let mut all = self.0.iter();
         all.any(|(name, blocks)| {
@@ -78,8 +78,8 @@ impl UnadoptedBlocks {
 }
 
 impl AllocationState {
-    /// Adopts the blocks that a node's agent uses and no node holds. Returns the adopted blocks, and whether any block
-    /// of the node stopped waiting for adoption. Such a block may become free for other nodes.
+    /// Adopts those blocks that a node's agent uses and that no node holds. Returns the adopted blocks, and whether any
+    /// block of the node stopped waiting for adoption. Such a block may become free for other nodes.
     pub fn adopt_of_node(
         &mut self,
         name: &NodeName,
@@ -139,8 +139,8 @@ impl AllocationState {
         adopted
     }
 
-    /// Records the blocks that the agent of a deleted node used and no node holds, so that the caller can quarantine
-    /// them.
+    /// Records those blocks that the agent of a deleted node used and that no node holds, so that the caller can
+    /// quarantine them.
     pub(crate) fn keep_for_quarantine(
         &mut self,
         name: &NodeName,
@@ -185,8 +185,8 @@ impl AllocationState {
         self.unadopted.any_in(block).filter(|_| !is_of_pool)
     }
 
-    /// Returns the pool from which some node could have got the block. This is the pool that covers the block, if it
-    /// allocates blocks and its blocks are at least as large.
+    /// Returns the pool from which some node could have got the block. This is the pool that covers the block. Returns
+    /// `None` if this pool does not allocate blocks, or if its blocks are smaller than `block`.
     fn source_of(&self, block: &Cidr) -> Option<&PoolState> {
         let pool = self.pools.of(block)?;
         let len = pool.space.block_len(block.family())?;

@@ -47,7 +47,7 @@ impl ClaimEntry {
 }
 
 impl ClaimTable {
-    /// Returns the addresses of a claim, if it has any.
+    /// Returns the addresses of a claim. Returns `None` if the claim has no addresses.
     pub(crate) fn get(&self, name: &ClaimName) -> Option<&ClaimEntry> {
         self.entries.get(name)
     }
@@ -126,7 +126,7 @@ impl AllocationState {
     }
 
     /// Returns the block in which the address of a claim lies, if the node of the block can withdraw the address. The
-    /// node can if it is live and no other range overlaps the address.
+    /// node can withdraw it if the node is live and no other range overlaps the address.
     pub(crate) fn block_around(&self, address: &Cidr) -> Option<&BlockEntry> {
         let mut others = self.conflicts_with_claim(address);
         let (Some(wide), None) = (others.next(), others.next()) else {

@@ -26,8 +26,9 @@ use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family, Holding, HoldingState};
 
-/// Prefix lengths of the widest podCIDRs that count although no pool has blocks of that size. A migration to Cadastre
-/// must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or an IPv6 /64.
+/// Prefix lengths of the widest podCIDRs that count against pools although no pool has blocks of that size. A migration
+/// to Cadastre must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or
+/// an IPv6 /64.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
@@ -36,7 +37,7 @@ pub(crate) fn is_wide(range: &Cidr) -> bool {
     widest.any(|(family, len)| *family == range.family() && range.len() < *len)
 }
 
-/// The podCIDRs of a Node that are too wide to count.
+/// The podCIDRs of a Node that are too wide to count against pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TooWide {
     pub name: NodeName,
@@ -45,11 +46,11 @@ pub(crate) struct TooWide {
     reported: bool,
 }
 
-/// All podCIDRs that are too wide, by the UID of their Node.
+/// All podCIDRs that are too wide to count against pools. The key is the UID of their Node.
 pub(crate) type AllTooWide = BTreeMap<ObjectUid, TooWide>;
 
 impl AllocationState {
-    /// Returns whether a pool or another allocator can have given a node a range of this size.
+    /// Returns whether a pool or another allocator can allocate a podCIDR of this size to a node.
     pub(crate) fn could_be_allocated(&self, range: &Cidr) -> bool {
         let len_of = |pool: &PoolState| pool.space.block_len(range.family());
         let mut ours = self.pools.touching(range).filter_map(len_of);
@@ -63,7 +64,7 @@ impl AllocationState {
         self.could_be_allocated(cidr) || listed_as(listed, node, cidr).is_some_and(has_pool)
     }
 
-    /// Records which podCIDRs of a Node are too wide to count.
+    /// Records which podCIDRs of a Node are too wide to count against pools.
     pub(crate) fn note_too_wide(&mut self, node: &Node, cidrs: Vec<Cidr>) {
         if cidrs.is_empty() {
             self.too_wide.remove(&node.uid);
@@ -78,8 +79,8 @@ impl AllocationState {
         self.too_wide.insert(node.uid.clone(), entry);
     }
 
-    /// Decides again, after a change of pools, which wide podCIDRs count. Returns the names of all Nodes that had such
-    /// podCIDRs, because their NodeSubnets may have to list them differently.
+    /// Decides again, after a change of pools, which wide podCIDRs count against pools. Returns the names of all Nodes
+    /// that had such podCIDRs, because their NodeSubnets may have to list them differently.
     pub(crate) fn recount_pod_cidrs(&mut self, cache: &ClusterCache) -> Vec<NodeName> {
         let names: Vec<NodeName> = self.too_wide.values().map(|it| it.name.clone()).collect();
         for name in &names {
@@ -90,14 +91,16 @@ impl AllocationState {
         names
     }
 
-    /// Returns the podCIDRs that overlap a pool but are too wide to count, each with the name of its Node.
+    /// Returns the podCIDRs that overlap a pool but are too wide to count against pools, each with the name of its
+    /// Node.
     pub(crate) fn too_wide(&self) -> impl Iterator<Item = (&NodeName, &Cidr)> {
         let all = self.too_wide.values();
         let all = all.flat_map(|it| it.cidrs.iter().map(move |cidr| (&it.name, cidr)));
         all.filter(|(_, cidr)| self.pools.is_any_over(cidr))
     }
 
-    /// Reports the podCIDRs that are too wide to count but overlap a pool: one event for each Node.
+    /// Reports the podCIDRs that overlap a pool but are too wide to count against pools. Reports one event for each
+    /// Node.
     pub(crate) fn report_too_wide(&mut self, reports: &mut Vec<EventRecord>) {
         let AllocationState {
             too_wide, pools, ..
@@ -124,7 +127,8 @@ impl AllocationState {
         of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
-    /// Returns the podCIDRs of a Node as its NodeSubnet should list them. `is` is the NodeSubnet as it is now.
+    /// Returns the podCIDRs of a Node in the form in which its NodeSubnet should list them. `is` contains the
+    /// NodeSubnet that exists now.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let mut cidrs = node.pod_cidrs.to_vec();
         cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));

@@ -17,7 +17,7 @@ pub(crate) enum HolderUse {
     Blocks,
 }
 
-/// Maps node UIDs to holder numbers of the ledger, and back.
+/// Maps the UID of a node to its holder numbers in the ledger, and a holder number to the node.
 #[derive(Debug, Default)]
 pub(crate) struct HolderIds {
     by_uid: BTreeMap<(HolderUse, ObjectUid), Holder>,
@@ -78,7 +78,8 @@ impl HolderIds {
         self.nodes.get(holder.0 as usize)?.as_ref()
     }
 
-    /// Frees the UID's holder number for reuse. The caller must have released all holdings of the holder before.
+    /// Frees the holder number of the UID for reuse. The caller must have released all holdings of the holder before
+    /// this call.
     pub(crate) fn drop_uid(&mut self, purpose: HolderUse, uid: &ObjectUid) {
         if let Some(holder) = self.by_uid.remove(&(purpose, uid.clone())) {
             self.nodes[holder.0 as usize] = None;

@@ -37,7 +37,7 @@ pub(crate) struct Ask {
     pub borrower: (NodeName, ObjectUid),
     /// How many addresses of the part the borrower can assign to pods
     pub addresses: u64,
-    /// When the lender was asked, by the monotonic clock
+    /// The monotonic time at which the lender was asked
     pub since: Duration,
 }
 
@@ -51,11 +51,11 @@ pub(crate) struct Loan<'a> {
     pub block: Option<&'a BlockEntry>,
 }
 
-/// Lending that is under way: the asks of this leader, and the borrowed blocks that have ended.
+/// Lending that is under way: the asks of this leader, and the borrowed blocks that no longer exist.
 #[derive(Debug, Default)]
 pub struct LendingTable {
     pub(crate) asks: BTreeMap<Cidr, Ask>,
-    /// Borrowed blocks that have ended since the demand loop last emptied this list, each with its lender
+    /// Borrowed blocks that the ledger has dropped, each with its lender. The demand loop empties this list
     pub(crate) given_back: Vec<(Cidr, NodeName)>,
 }
 
@@ -100,8 +100,8 @@ impl AllocationState {
         self.is_part_of(&entry.cidr, &parent.cidr).then_some(parent)
     }
 
-    /// Returns whether `block` may be confirmed although it overlaps the block `other`. It may if one of them is a part
-    /// of the other, and the node of the wider block has handed the part over.
+    /// Returns whether `block` may be confirmed although it overlaps the block `other`. This is allowed if one of them
+    /// is a part of the other, and the node of the wider block has handed the part over.
     pub(super) fn is_handed_over(&self, block: &Cidr, other: &Cidr, cache: &ClusterCache) -> bool {
         // If `other` is a borrowed part of `block`, the part was handed over before it was confirmed.
         if self.is_part_of(other, block) {
@@ -121,7 +121,8 @@ impl AllocationState {
             && !self.is_handed_over(block, &parent.map_or(*block, |it| it.cidr), cache)
     }
 
-    /// Returns the node of the block `other` if the node is live and `block` is borrowed from `other`.
+    /// Returns the node from whose block `other` the block `block` is borrowed. Returns `None` if `block` is not
+    /// borrowed from `other`, or if the node is not live.
     fn lender_of<'a>(
         &self,
         block: &Cidr,

@@ -88,7 +88,7 @@ impl AllocationState {
         true
     }
 
-    /// Ends a quarantine and releases its holdings. The ranges are then free unless another node has them too.
+    /// Ends a quarantine and releases its holdings. The ranges become free, unless another node has them, too.
     pub fn release(&mut self, key: &QuarantineKey) {
         self.quarantined.remove(key);
         for (id, _, _) in self.holdings_of(&key.1) {
@@ -113,8 +113,8 @@ impl AllocationState {
         from.take_while(move |((it, _), _)| it == name)
     }
 
-    /// Records the quarantines of podCIDRs that the NodeSubnet lists. If the NodeSubnet's own node is gone, also
-    /// quarantines the podCIDRs of that node.
+    /// Records the quarantines that the NodeSubnet lists, as far as they are about podCIDRs. If the node of the
+    /// NodeSubnet is gone, also quarantines the podCIDRs of that node.
     pub(super) fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());

@@ -49,7 +49,7 @@ impl ClaimLoop {
     }
 }
 
-/// Returns the pool of a claim, or why no pool may serve the claim.
+/// Returns the pool of a claim, or the reason why no pool can serve the claim.
 fn pool_of<'a>(spec: &ClaimSpec, cx: &'a Context) -> Result<&'a PoolState, ClaimProblem> {
     let pools = &cx.allocations.pools;
     let names: BTreeSet<PoolName> = if let Some(name) = &spec.pool {
@@ -157,8 +157,8 @@ fn requested(
             let text = format!("{addr} is the address of claim {claim}");
             return Err(ClaimProblem::new(IN_USE, text));
         }
-        // If an address lies in a node's block and no pod uses the address, the controller asks the node to hand it
-        // over.
+        // If an address lies in a node's block and no pod uses the address, the controller asks the node to hand the
+        // address over.
         let can_withdraw = |entry: &BlockEntry| entry.pool == *name;
         let around = cx
             .allocations
@@ -171,7 +171,7 @@ fn requested(
             );
             return Err(ClaimProblem::new("AddressReserved", text));
         }
-        // If a node has a block of this single address, it may assign the address to other pods.
+        // If a node has this single address as a block, it can assign the address to other pods.
         let single = cx.allocations.blocks.get(&host).map(|it| it.cidr);
         let conflict = cx.allocations.conflict_with_claim(&host);
         if let Some(range) = single.or_else(|| conflict.filter(|_| around.is_none())) {
@@ -205,7 +205,7 @@ fn requested(
     Ok(held.collect())
 }
 
-/// Returns why `pool` must not assign `addr`, or `None` if it may.
+/// Returns the reason why `addr` of `pool` must not be assigned, or `None` if it can be assigned.
 fn why_not(addr: Addr, pool: &PoolState) -> Option<&'static str> {
     let is_in = |spans: &[cadastre_core::IpRange]| {
         spans

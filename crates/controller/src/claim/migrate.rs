@@ -24,7 +24,8 @@ use cadastre_api::Recall;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Returns the blocks, if all of them are for the same virtual machine.
+/// Returns the UID of the virtual machine for which all of these blocks are, and the blocks. Returns `None` if the
+/// blocks are not all for the same virtual machine.
 fn of_machine<'a>(held: &[Cidr], cx: &'a Context) -> Option<(&'a ObjectUid, Vec<&'a BlockEntry>)> {
     let blocks = held.iter().map(|cidr| cx.allocations.blocks.get(cidr));
     let blocks: Vec<&BlockEntry> = blocks.collect::<Option<_>>()?;
@@ -170,7 +171,7 @@ fn recall_standbys(
     }
 }
 
-/// Returns whether the node may have the block, and its agent has not released it.
+/// Returns whether the node is owner or standby of the block, and the node's agent has not released the block.
 fn keeps(block: &BlockEntry, owner: &Owner, cache: &ClusterCache) -> bool {
     let node = cache
         .nodes

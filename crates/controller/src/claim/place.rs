@@ -76,8 +76,8 @@ fn handed_over(entry: &ClaimEntry, missing: &[Cidr], cx: &Context) -> Result<(),
     Ok(())
 }
 
-/// Returns the node to which the missing addresses are allocated as blocks now, with the virtual machine of the pod if
-/// it has one. Returns `None` if there is nothing to do.
+/// Returns the node to which the missing addresses are to be allocated as blocks now. Also returns the UID of the pod's
+/// virtual machine, if the pod has one. Returns `None` if there is nothing to do.
 fn node_to_place_on<'a>(
     claim: &Claim,
     entry: &ClaimEntry,
@@ -114,7 +114,8 @@ fn node_to_place_on<'a>(
             return Err(ClaimProblem::new("WaitingForNode", text));
         }
     };
-    // If a write of the status or the finalizer is missing, the answer to this write queues the claim again.
+    // The status with the addresses, or the finalizer, may not be stored yet. The answer to the missing write queues
+    // the claim again.
     let is_stored = entry.is_stored || Mutation::ClaimPlacedBeforeStored.is_on();
     let has_finalizer = claim.has_finalizer() || Mutation::ClaimPlacedBeforeFinalizer.is_on();
     if missing.is_empty() || !is_stored || !has_finalizer {
@@ -170,7 +171,7 @@ fn begin_blocks(
     }
 }
 
-/// Returns why an address of a claim cannot become a block of this node now.
+/// Returns an error if an address of a claim cannot become a block of this node now. The error says why.
 fn may_place(
     cidr: &Cidr,
     entry: &ClaimEntry,

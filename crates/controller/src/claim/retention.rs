@@ -30,18 +30,18 @@ use cadastre_core::mutation::Mutation;
 /// The minimum time for which a claim without pods is kept, unless its `ttlSecondsAfterUse` is shorter.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// When an unused claim is to be deleted.
+/// The time at which an unused claim is to be deleted.
 #[derive(Debug)]
 pub(super) struct Expiry {
     /// `status.releasedAt` and `ttlSecondsAfterUse`, from which `at` was computed
     of: (Timestamp, u32),
-    /// When to delete the claim, by the monotonic clock
+    /// The monotonic time at which to delete the claim
     at: Duration,
 }
 
 impl ClaimLoop {
-    /// Returns the deletion of a claim that the controller has created for the addresses of a pod. The claim is deleted
-    /// if the pod is gone, has finished, or has the addresses without the claim.
+    /// Returns the request that deletes a claim that the controller has created for the addresses of a pod. The claim
+    /// is deleted if the pod is gone, has finished, or has the addresses without the claim.
     pub(super) fn end_with_pod(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let pods = cx.cache.pods.of_claim(&claim.name);
         let is_needless = claim.status.node.is_none()
@@ -61,8 +61,8 @@ impl ClaimLoop {
         ))
     }
 
-    /// Returns the deletion of the claim if its `ttlSecondsAfterUse` is over. Otherwise schedules the next check of an
-    /// unused claim for the end of that time.
+    /// If the time `ttlSecondsAfterUse` of the claim has passed, returns the request that deletes the claim. Otherwise
+    /// schedules the next check of an unused claim for the end of that time.
     pub(super) fn expire(&mut self, claim: &Claim, cx: &Context) -> Option<ApiRequest> {
         let ttl = claim.spec.as_ref().ok().and_then(|spec| spec.ttl);
         let released_at = claim.status.released_at;
@@ -93,7 +93,8 @@ impl ClaimLoop {
     }
 }
 
-/// Returns whether the pod has addresses, and the ranges of its node contain all addresses that it asks for.
+/// Returns whether the pod needs no claim for the addresses that it asks for. This is so if the pod has addresses, and
+/// the ranges of its node contain all addresses that it asks for.
 fn has_addresses_without_claim(pod: &PodClaim, cx: &Context) -> bool {
     let node = pod.node.as_ref().and_then(|it| cx.cache.nodes.get(it));
     let (ClaimSource::Addresses(asked), Some(node)) = (&pod.source, node) else {
@@ -112,7 +113,7 @@ fn is_unused(claim: &Claim, cx: &Context) -> bool {
         && cx.cache.pods.of_claim(&claim.name).is_empty()
 }
 
-/// Returns how long a claim that becomes unused now is kept.
+/// Returns for how long a claim is still kept if it becomes unused now.
 fn time_left(released_at: Timestamp, ttl: u32, cx: &Context) -> Duration {
     let least = SETTLE.min(Duration::from_secs(ttl.into()));
     left_after(released_at, ttl, cx).max(least)

@@ -61,7 +61,7 @@ impl AddressRequests {
         RequestedPod { node, name }
     }
 
-    /// Releases what [`AddressRequests::pod`] has counted for a pod.
+    /// Subtracts a pod from the count to which [`AddressRequests::pod`] has added it.
     pub(crate) fn forget(&mut self, pod: &RequestedPod) {
         if let Some(count) = self.nodes.get_mut(&pod.node) {
             *count -= 1;
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!((&*user.pod, user.node.as_deref()), ("web", Some("a")));
         pods.change_requests(&agent("a"), &all, &[]);
         assert_eq!(claim(&pods), None);
-        // The request may come before the pod.
+        // The agent may report the request before the watch delivers the pod.
         let mut pods = PodIndex::default();
         pods.change_requests(&agent("a"), &[], &all);
         pods.change(ObjectEvent::Applied(web()));

@@ -13,7 +13,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Counts one more reporter of each address.
+    /// Increases the number of reporters of each of these addresses by one.
     pub fn add(&mut self, addresses: &[Addr]) {
         for addr in addresses {
             let count = self.counts.entry(*addr).or_default();

@@ -67,8 +67,8 @@ impl ClusterCache {
         }
     }
 
-    /// Returns the state of a kind's cache. Also returns identity and version of the named object, if the cache
-    /// contains it.
+    /// Returns the state of a kind's cache. Also returns the identity and version of the object with this name, if the
+    /// cache contains it.
     pub(crate) fn about(
         &self,
         (kind, name): (ObjectKind, Option<&str>),
@@ -93,8 +93,8 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the requests of CNI for addresses of pods after one NodeSubnet has changed, because its agent reports
-    /// such requests.
+    /// Updates the cached address requests of pods after one NodeSubnet has changed. In the NodeSubnet, the agent
+    /// reports the addresses that CNI requests for pods.
     pub fn note_subnet(&mut self, delta: &ObjectUpdate<Subnet>) {
         fn requests(subnet: Option<&Arc<Subnet>>) -> &[AddressRequest] {
             let report = subnet.and_then(|it| it.report.as_deref());
@@ -108,8 +108,8 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the requests of CNI for addresses of pods after one claim has changed, because a claim can record such a
-    /// request.
+    /// Updates the cached address requests of pods after one claim has changed. A claim can record the addresses that
+    /// CNI requests for its pod.
     pub fn note_claim(&mut self, delta: &ObjectUpdate<Claim>) {
         let request = |claim: Option<&Arc<Claim>>| claim.and_then(|it| it.request());
         let (before, after) = (delta.before.as_ref(), delta.after.as_ref());

@@ -182,7 +182,7 @@ pub fn pod(pod: PodLite) -> Pod {
     }
 }
 
-/// Converts an IPAMClaim.
+/// Converts an IPAMClaim to its UID, its network, and whether it is being deleted.
 pub fn ipam_claim(claim: IPAMClaimLite) -> IpamClaim {
     IpamClaim {
         uid: claim.metadata.uid.unwrap_or_default().into(),
@@ -352,7 +352,7 @@ fn block_owner(owner: &Owner, number: u32) -> BlockOwner {
     }
 }
 
-/// Builds the IPAMBlock to create or to replace, the inverse of [`block`].
+/// Builds the IPAMBlock that a create or replace request sends. This is the inverse of [`block`].
 pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
     let spec = IPAMBlockSpec {
         cidr: spec.cidr.to_string(),

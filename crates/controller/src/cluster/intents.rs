@@ -16,7 +16,7 @@ use cadastre_core::Cidr;
 pub struct WriteIntent {
     /// Name of the node that is to get the podCIDRs
     pub name: NodeName,
-    /// UID of this node; the API server rejects the write if the Node has another UID by now
+    /// UID of the node that is to get the podCIDRs; the API server rejects the write if the Node has another UID by now
     pub uid: ObjectUid,
     /// The podCIDRs, at most one per family
     pub cidrs: Vec<Cidr>,
@@ -27,8 +27,8 @@ pub struct WriteIntent {
 pub struct WriteIntents {
     /// Allocations of podCIDRs whose outcome the leader does not know yet
     pub assignments: BTreeSet<WriteIntent>,
-    /// The object versions that the leader had seen. A new leader whose cache has reached these versions needs no
-    /// further list
+    /// The object versions that the leader had seen when it wrote the Lease. A new leader needs no more lists if its
+    /// cache has reached these versions
     pub known: Option<SeenVersions>,
 }
 
@@ -51,9 +51,9 @@ pub struct SeenVersions {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct IntentsJson {
-    /// `spec.leaseTransitions` of the Lease when the annotation was written. A holder with an earlier version of
-    /// Cadastre keeps the annotation without updating it. Then this number differs from the Lease's, and the annotation
-    /// is ignored.
+    /// The value of `spec.leaseTransitions` when the annotation was written. A holder with an earlier version of
+    /// Cadastre keeps the annotation without updating it. Then this number differs from the field of the Lease, and the
+    /// annotation is ignored.
     transitions: i64,
     /// Name and UID of each node that has an allocation in flight, with the podCIDRs
     nodes: Vec<(String, String, Vec<String>)>,

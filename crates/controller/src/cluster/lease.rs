@@ -54,8 +54,8 @@ const STEADY: Duration = Duration::from_secs(10);
 /// Pause after a failed write. It limits the load on an API server that rejects writes immediately.
 const WRITE_PAUSE: Duration = Duration::from_millis(400);
 
-/// Minimum interval between two writes of the Lease while requests wait for such a write. Requests that arrive in
-/// between share the next write.
+/// Minimum interval between a write of the Lease and the next write if requests wait for the next write. All requests
+/// that arrive during this interval share the next write.
 const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// State of the election, as one candidate sees it.
@@ -68,44 +68,45 @@ pub struct Elector {
     read_first: bool,
     /// The last attempt to acquire the Lease, as long as it may still succeed
     attempt: Option<Attempt>,
-    /// The call that is not answered yet, and when it began
+    /// The call that is not answered yet, and the time at which it began
     outstanding: Option<(CallKind, Mono)>,
     due: Mono,
     /// After a failed write, the earliest time of the next write
     no_write_before: Mono,
-    /// The highest `spec.leaseTransitions` seen
+    /// The highest `spec.leaseTransitions` that this process has seen
     transitions: i64,
-    /// The lease duration in the Lease as last seen
+    /// The lease duration that the Lease named when it was last seen
     duration: Duration,
     /// The highest resourceVersion of the Lease that was seen
     newest: u64,
-    /// When the last read of the Lease began
+    /// The time at which the last read of the Lease began
     read_at: Mono,
-    /// Whether the last record came from a watch, and no read has confirmed it since
+    /// Whether the last record came from a watch, and no read has confirmed that record
     is_unconfirmed: bool,
-    /// Until when the watch counts as working even if no event arrives
+    /// The time until which the watch counts as working even if no event arrives
     watch_works_until: Mono,
     /// Whether this process has ever seen the Lease
     has_seen: bool,
-    /// `None` until leadership is given up. Afterwards, true if no write is in flight or indeterminate
+    /// `None` until leadership is given up. After that, the value says whether the outcome of every write was known at
+    /// that moment
     release: Option<bool>,
     /// The content that the Lease should get in this term
     wanted: Option<LeaseContent>,
-    /// When the last write began, and the number in `wanted` at that time
+    /// The time at which the last write began, and the number in `wanted` at that time
     last_write: (Mono, u64),
-    /// Since when the API server has answered without interruption
+    /// The time since which the API server has answered without interruption
     answered_since: Mono,
-    /// When the API server last answered; `None` if the last call got no clear answer
+    /// The time of the last answer of the API server; `None` if the last call got no clear answer
     answered: Option<Mono>,
 }
 
-/// The Lease as last seen.
+/// The last known state of the Lease.
 #[derive(Debug)]
 enum LeaseView {
     Unknown,
-    /// Since when the Lease has been missing
+    /// The Lease is missing. The value is the time since which it has been missing
     Absent(Mono),
-    /// The Lease, and since when it has been unchanged
+    /// The Lease, and the time since which it has been unchanged
     Present(LeaseRecord, Mono),
 }
 
@@ -129,7 +130,7 @@ struct HeldLease {
 struct Attempt {
     record: LeaseRecord,
     takeover: Takeover,
-    /// When this write was tried for the first time
+    /// The time of the first attempt at this write
     at: Mono,
 }
 
@@ -205,7 +206,8 @@ impl Elector {
         }
     }
 
-    /// Returns when to call [`Elector::poll`]. Returns `None` while a call is not answered yet, and after the release.
+    /// Returns the time at which to call [`Elector::poll`]. Returns `None` while a call is not answered yet, and after
+    /// the release.
     pub fn wake_at(&self) -> Option<Mono> {
         let idle = self.outstanding.is_some() || matches!(self.phase, Phase::Released);
         (!idle).then_some(self.due)
@@ -293,8 +295,8 @@ impl Elector {
         })
     }
 
-    /// Returns the earliest time at which the Lease may be acquired, judging from its state as last seen. Returns
-    /// `None` if the Lease was never read.
+    /// Returns the earliest time at which the Lease may be acquired, judging from its last known state. Returns `None`
+    /// if the Lease was never read.
     fn may_acquire_at(&self) -> Option<Mono> {
         match &self.view {
             LeaseView::Unknown => None,
@@ -307,8 +309,8 @@ impl Elector {
         }
     }
 
-    /// Returns the record that makes this process the holder and keeps the intents. While it is unknown whether an
-    /// earlier attempt succeeded, returns the record of that attempt again.
+    /// Returns the record that makes this process the holder and keeps the intents of the Lease. While it is unknown
+    /// whether an earlier attempt succeeded, returns the record of that attempt again.
     fn attempt(
         &mut self,
         resource_version: String,
@@ -426,7 +428,8 @@ impl Elector {
         }
     }
 
-    /// Returns when a leader writes the Lease next after a write that began at `at`. A release is written at once.
+    /// Returns the time of a leader's next write of the Lease, if its last write began at `at`. A release is written at
+    /// once.
     fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
         match self.release {
             Some(_) => now,
@@ -434,7 +437,7 @@ impl Elector {
         }
     }
 
-    /// Returns when a candidate makes its next call. This is the time of its next read, or the time at which it may
+    /// Returns the time of a candidate's next call. This is the time of its next read, or the time at which it may
     /// acquire the Lease, whichever is earlier.
     fn candidate_due(&self, now: Mono) -> Mono {
         let acquire_at = self.may_acquire_at().map_or(self.due, |at| at.max(now));

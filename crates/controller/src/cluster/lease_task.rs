@@ -191,7 +191,8 @@ impl Election {
         }
     }
 
-    /// Updates metrics and readiness. Returns for how much longer this process may write, or `None` if it may not.
+    /// Updates metrics and readiness. Returns for how much longer this process may write, or `None` if it must not
+    /// write.
     fn publish_validity(&self, leadership: &Leadership, now: Mono) -> Option<Duration> {
         let Leadership::Leading(term) = leadership else {
             self.metrics.leading.set(0);
@@ -326,7 +327,8 @@ fn jittered(pause: Duration) -> Duration {
     pause + most.mul_f64(Duration::from_millis(part).as_secs_f64())
 }
 
-/// Converts an error to the elector's answer. Also returns the problem to log, unless the error was to be expected.
+/// Converts the error of a call to the answer for the elector. Also returns the problem to log, unless the error was to
+/// be expected.
 fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     let Error::Api(status) = error else {
         return (
@@ -337,7 +339,7 @@ fn classify(error: &Error, ask: &LeaseCall) -> (LeaseAnswer, Option<String>) {
     match (status.code, ask) {
         (404, LeaseCall::Get) => (LeaseAnswer::Missing, None),
         (404, LeaseCall::Replace(_)) | (409, _) => (LeaseAnswer::Conflict, None),
-        // A creation that is answered with 404 is also handled here. In this case, the namespace is missing.
+        // The answer 404 to a creation is also handled here. It means that the namespace is missing.
         (400..500, _) => (
             LeaseAnswer::Failed,
             Some(format!(

@@ -14,8 +14,9 @@ fn term_path() -> String {
     )
 }
 
-/// Returns the operation that tests that the term is still the one that was read. For a Node without annotations, the
-/// operation tests that there are still none, because a JSON Patch cannot test a value below a missing parent.
+/// Returns the operation that tests that the term is still the one that was read. If the Node that was read had no
+/// annotations, the operation tests that it still has no annotations, because a JSON Patch cannot test a value below a
+/// missing parent.
 fn test_term(term: Option<&str>, annotated: bool) -> Value {
     if annotated {
         json!({"op": "test", "path": term_path(), "value": term})
@@ -24,7 +25,8 @@ fn test_term(term: Option<&str>, annotated: bool) -> Value {
     }
 }
 
-/// Returns the patch that sets the term if the term is still the one that was read.
+/// Returns the patch that sets the term of a Node. The patch fails if the Node's term differs from the term that was
+/// read.
 pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     let set = if touch.annotated {
         json!({"op": "add", "path": term_path(), "value": &*touch.term})
@@ -38,9 +40,9 @@ pub(super) fn touch_patch(touch: &NodeTouch) -> Value {
     ])
 }
 
-/// Returns the patch that writes podCIDRs if there are none and the term is still the one that was read. The patch
-/// writes `podCIDR` and `podCIDRs` together, because the API server silently drops the second family if the two fields
-/// differ.
+/// Returns the patch that writes podCIDRs. The patch fails if the Node has podCIDRs, or if its term differs from the
+/// term that was read. The patch writes `podCIDR` and `podCIDRs` together, because the API server silently drops the
+/// second family if the two fields differ.
 pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     let fence = test_term(assignment.term.as_deref(), assignment.annotated);
     let mut patch = vec![

@@ -38,9 +38,9 @@ pub struct CacheMark {
     /// The number of times that a list of the watch had begun or ended when the request was sent, see
     /// [`ObjectCache::answer`].
     pub epoch: u64,
-    /// The highest version that the cache knew from any source
+    /// The highest version from any source that the cache knew when the request was sent
     latest: u64,
-    /// The highest version that the watch had delivered
+    /// The highest version that the watch had delivered when the request was sent
     horizon: u64,
 }
 
@@ -69,12 +69,12 @@ pub struct ObjectCache<T: Object> {
     /// The highest version in any requested list. Such a list includes the effects of all watch events up to this
     /// version.
     floor: u64,
-    /// When the running list of the watch was requested, by the monotonic clock; `None` if no list is running
+    /// The monotonic time at which the running list of the watch was requested; `None` if no list is running
     listing: Option<Duration>,
     /// The highest version that was known when the running list of the watch began
     known_before: u64,
-    /// When the last complete list of the watch was requested, by the monotonic clock. `None` before the first complete
-    /// list. A doubtful list does not count. But if the first list is doubtful, the value is zero
+    /// The monotonic time at which the last complete list of the watch was requested. `None` before the first complete
+    /// list. A doubtful list does not change this time, except that a doubtful first list sets it to zero
     listed: Option<Duration>,
     /// The highest version that the watch has delivered.
     horizon: u64,
@@ -124,7 +124,7 @@ impl<T: Object> ObjectCache<T> {
         self.listed.is_some_and(|asked| asked >= time)
     }
 
-    /// Returns the highest version of any object that is or was known from any source.
+    /// Returns the highest object version that the cache has seen from any source.
     pub fn newest(&self) -> u64 {
         self.latest.max(self.horizon)
     }
@@ -164,7 +164,7 @@ impl<T: Object> ObjectCache<T> {
         self.objects.values()
     }
 
-    /// Returns the number of cached objects, including those that a running relist has not shown yet.
+    /// Returns the number of cached objects. Objects that a running relist has not shown yet count, too.
     pub fn len(&self) -> usize {
         self.objects.len()
     }

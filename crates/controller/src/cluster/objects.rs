@@ -158,14 +158,14 @@ pub struct AgentReport {
     /// Ranges that the agent cannot withdraw yet, because some of their addresses are in use or cooling; sorted,
     /// without repetition
     pub withdrawing: Box<[Cidr]>,
-    /// Requests of CNI for addresses of pods, sorted by the UIDs of the pods. A faulty agent may report pods of other
-    /// nodes
+    /// The addresses that CNI requests for pods, sorted by the UIDs of the pods. A faulty agent may report pods of
+    /// other nodes
     pub requests: Box<[AddressRequest]>,
     /// Descriptions of the first few invalid entries
     pub refused: Vec<String>,
     /// Number of all invalid entries, including those that `refused` does not describe
     pub refusals: u64,
-    /// Conditions of the controller and of other writers
+    /// The conditions in the status, whoever wrote them
     pub conditions: Box<[SubnetCondition]>,
 }
 
@@ -220,8 +220,8 @@ impl SubnetCondition {
 pub struct BlockReport {
     /// Range of the block. The block may belong to another node, because agents can report any range
     pub cidr: Cidr,
-    /// The UID under which the NodeSubnet lists the block: the UID of the IPAMBlock, followed by the number of the node
-    /// if it has one ([`cadastre_api::listed_uid`])
+    /// The UID under which the NodeSubnet lists the block: the UID of the IPAMBlock. If the node was once a standby of
+    /// the block, its standby number follows ([`cadastre_api::listed_uid`])
     pub uid: ObjectUid,
     /// Number of addresses that are assigned to attachments
     pub used: u64,
@@ -267,7 +267,7 @@ impl PodUid {
 }
 
 impl std::fmt::Display for PodUid {
-    /// Formats as a UUID. [`PodUid::read`] reads the same value from it.
+    /// Formats the UID as a UUID. [`PodUid::read`] parses this text back to the same value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hex = format!("{:032x}", self.0);
         let ends = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
@@ -330,7 +330,7 @@ pub struct BlockSpec {
 pub struct Parent {
     /// Range of the block
     pub cidr: Cidr,
-    /// Name of the node that has lent the part
+    /// Name of the node that has the block and has lent the part
     pub node: NodeName,
 }
 
@@ -399,9 +399,9 @@ pub struct Claim {
     /// The status as last written
     pub status: ClaimStatus,
     /// The pod for whose requested addresses the controller has created the claim; `None` for any other claim. The
-    /// claim ends with this pod
+    /// claim is deleted when this pod is gone
     pub only_pod: Option<Box<OnlyPod>>,
-    /// UID of the IPAMClaim that owns the claim, if one does. It has the name of the claim
+    /// UID of the IPAMClaim that owns the claim, if one does. IPAMClaim and claim have the same name
     pub ipam_claim: Option<ObjectUid>,
 }
 
@@ -626,14 +626,14 @@ impl PodClaim {
 /// Who creates the claim of a pod, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimSource {
-    /// A user
+    /// A user creates the claim
     User,
-    /// The controller, because the pod's StatefulSet has sticky addresses
+    /// The controller creates the claim, because the pod's StatefulSet has sticky addresses
     Sticky(Box<Sticky>),
-    /// The controller, because the pod asks for certain addresses
+    /// The controller creates the claim, because the pod asks for certain addresses
     Addresses(Box<AskedAddresses>),
-    /// The controller, because the pod names an IPAMClaim for one of its interfaces. The IPAMClaim has the name of the
-    /// claim
+    /// The controller creates the claim, because the pod names an IPAMClaim for one of its interfaces. IPAMClaim and
+    /// claim have the same name
     IpamClaim,
 }
 

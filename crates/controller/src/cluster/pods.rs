@@ -33,7 +33,7 @@ pub struct PodIndex {
     reported: Addresses,
     /// For each node, the addresses of its mirror pods
     mirrors: BTreeMap<NodeName, BTreeMap<PodUid, Box<[Addr]>>>,
-    /// The requests of CNI for addresses of pods. No annotation of a pod contains these requests
+    /// The addresses that CNI requests for pods. The annotations of the pods do not contain these requests
     requests: AddressRequests,
     /// For each claim, the pods that use it
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
@@ -48,7 +48,7 @@ struct Record {
     claim: Option<Box<PodClaim>>,
     /// The claims of the pod's interfaces
     interface_claims: Box<[PodClaim]>,
-    /// Data to find the requests of CNI for this pod; `None` if the pod cannot use a claim
+    /// Data by which the requests of CNI for this pod are found; `None` if the pod cannot use a claim
     requested: Option<RequestedPod>,
     finished: bool,
     addresses: Box<[Addr]>,
@@ -76,8 +76,8 @@ impl PodIndex {
         self.listed && self.unseen.is_none()
     }
 
-    /// Applies a watch event. Returns whether an address may no longer be reported: a pod that reported addresses has
-    /// changed or is gone.
+    /// Applies a watch event. Returns whether a pod that reported addresses has changed or is gone, so that perhaps no
+    /// pod reports one of these addresses any more.
     pub fn change(&mut self, change: ObjectEvent<Pod>) -> bool {
         match change {
             ObjectEvent::Restarted { .. } => {
@@ -178,8 +178,8 @@ impl PodIndex {
         self.claiming.keys()
     }
 
-    /// Replaces the requests `before` from a source by the requests `after`. Finds out again which claims the affected
-    /// pods use.
+    /// Updates the requests from one source, which were `before` and are now `after`. Finds out again which claims the
+    /// affected pods use.
     pub(crate) fn change_requests(
         &mut self,
         source: &RequestSource,
@@ -194,7 +194,7 @@ impl PodIndex {
         }
     }
 
-    /// Finds out again which claim a pod uses, because the requests for it have changed.
+    /// Finds out again which claim a pod uses, because the requests of CNI for the pod have changed.
     fn update_claim(&mut self, uid: PodUid) {
         let Some(record) = self.by_uid.get_mut(&uid) else {
             return;
@@ -217,7 +217,7 @@ impl PodIndex {
         }
     }
 
-    /// Returns the claims whose pods have changed since the last call.
+    /// Returns the claims whose pods have changed since this function was last called.
     pub(crate) fn take_claims(&mut self) -> BTreeSet<ClaimName> {
         std::mem::take(&mut self.changed_claims)
     }

@@ -20,14 +20,14 @@ struct State {
     leadership: Option<Leadership>,
     /// Whether the leader's lease has run out without a renewal
     lapsed: bool,
-    /// `None` before the controller's first update
+    /// The progress that the controller last reported; `None` before its first report
     progress: Option<ControllerProgress>,
 }
 
 /// How far the controller has come on the way to allocation.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerProgress {
-    /// Kinds whose first list is missing
+    /// Kinds of objects whose first list has not arrived yet
     pub missing: Vec<&'static str>,
     /// The steps that the fence still has to do; `None` if there are none. If `allocating` is true, blocks are
     /// allocated before the fence is done
@@ -60,7 +60,7 @@ impl LeaderReadiness {
         self.change_state(|state| state.lapsed = lapsed);
     }
 
-    /// Sets how far this process is on the way to allocation, as `/readyz` reports it.
+    /// Records how far this process has come on the way to allocation. `/readyz` shows it.
     pub fn update(&self, progress: ControllerProgress) {
         self.change_state(|state| state.progress = Some(progress));
     }

@@ -94,7 +94,7 @@ pub enum ApiRequest {
     SetClaimStatus(KnownObject, IPClaimStatus),
     /// Reads an IPAMClaim of that name. The API server may not have this kind.
     ReadIpamClaim(ClaimName),
-    /// Writes the addresses of an IPAMClaim to its status if it still has this UID.
+    /// Writes the addresses of an IPAMClaim to its status if the IPAMClaim still has this UID.
     FillIpamClaim {
         name: ClaimName,
         uid: ObjectUid,
@@ -196,11 +196,11 @@ pub struct PodCidrAllocation {
     pub name: NodeName,
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
-    /// The term annotation as read; the JSON Patch tests it
+    /// The term in the node's annotation when the node was read. The JSON Patch tests that this term is unchanged
     pub term: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
-    /// At most one per family; the first one is also written as `spec.podCIDR`
+    /// The podCIDRs, at most one per family. The first one is also written as `spec.podCIDR`
     pub cidrs: Vec<Cidr>,
 }
 
@@ -214,11 +214,11 @@ pub struct NodeTouch {
     pub name: NodeName,
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
-    /// The term annotation as read; the JSON Patch tests it
+    /// The term in the node's annotation when the node was read. The JSON Patch tests that this term is unchanged
     pub from: Option<TermId>,
     /// Whether the node had any annotation when it was read
     pub annotated: bool,
-    /// The term of this leader, which is to replace `from`
+    /// The term of this leader, which replaces the earlier term in the node's annotation
     pub term: TermId,
 }
 
@@ -258,11 +258,12 @@ impl ApiRequest {
         Some((kind, Some(name)))
     }
 
-    /// Returns whether the request must wait for a write of the Lease. A write must wait if it could do harm in case a
-    /// process decided it after losing leadership. These writes need not wait:
-    /// - allocations of podCIDRs, because they wait until the Lease names them anyway
+    /// Returns whether the request must wait until a write of the Lease has succeeded. Most writes must wait, because a
+    /// process that has lost leadership could do harm by them. These writes need not wait:
+    /// - allocations of podCIDRs, because they wait until the Lease names them
     /// - touches of Nodes, because touches are a part of the fence
     /// - writes of a pool's status or a NodeSubnet's conditions, because no decision is based on these
+    /// - writes of addresses to an IPAMClaim's status, because the addresses of an IPAMClaim never change
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -307,7 +308,7 @@ pub enum RequestOutcome {
     IpamClaim(IpamClaim),
     /// kubeadm's configuration, if there is one.
     Kubeadm(Option<String>),
-    /// The pods bound to the node.
+    /// The pods that are bound to the node that the request names.
     Pods(Vec<Pod>),
     /// The object does not exist any more; perhaps it was deleted before the request.
     Gone,

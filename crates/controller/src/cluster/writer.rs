@@ -1,9 +1,9 @@
 //! Sends requests as HTTP and turns answers into outcomes.
 //!
 //! # Guarantees
-//! - A write is sent only in the term in which it was decided, and only once the Lease was written for the write's
-//!   number. So every later leader took over after the write was decided. The timeout of a write ends no later than the
-//!   term's validity.
+//! - A write is sent only in the term in which it was decided, and only after a Lease write with the write's number or
+//!   a higher one has succeeded. So every later leader took over after the write was decided. The timeout of a write
+//!   ends no later than the term's validity.
 //! - An outcome is `Rejected` only if the API server's answer rules out any effect, or the request was never sent. All
 //!   other failures of a request are `Indeterminate`.
 //! - Every request has a timeout. Nothing is retried here.
@@ -342,7 +342,8 @@ fn replaced_status(known: &KnownObject, status: &impl Serialize) -> Value {
     ])
 }
 
-/// Adds guards to a merge patch: the API server rejects the patch if the object has another UID or version now.
+/// Adds guards to a merge patch. The API server rejects the patch if the UID or version of the object differs from the
+/// one in `known`.
 fn onto(known: &KnownObject, mut patch: Value) -> Value {
     patch["metadata"]["uid"] = (*known.uid).into();
     patch["metadata"]["resourceVersion"] = known.version.to_string().into();

@@ -49,7 +49,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The controller does not ask a node again for this long after the node has not answered. It does not ask for a part
 /// again for this long after the part was refused, or was returned to its node.
 const REST: Duration = Duration::from_secs(30);
-/// If an empty block was recalled less than this long ago, no node borrows yet, because the recalled block may become
+/// If an empty block was recalled less than this long ago, no node borrows, because the recalled block may soon become
 /// free.
 const RECALLING: Duration = Duration::from_secs(2);
 
@@ -58,15 +58,16 @@ type Waits = BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>;
 /// Name and UID of a node.
 type NodeKey = (NodeName, ObjectUid);
 
-/// What the loop remembers about earlier requests for parts: parts and nodes that the controller does not ask again for
-/// a while.
+/// What the loop remembers about earlier requests for parts of blocks: parts that the controller does not ask for, and
+/// nodes that it does not ask, for a while.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     /// Whether a NodeSubnet has changed since [`Demand::look_at_asks`] last ran
     changed: bool,
-    /// Parts that the controller does not ask for again until this monotonic time
+    /// Parts of blocks, each with the monotonic time until which the controller does not ask for the part again
     resting: BTreeMap<Cidr, Duration>,
-    /// Nodes, by UID, that have not answered and that the controller does not ask again until this monotonic time
+    /// Nodes (by UID) that have not answered, each with the monotonic time until which the controller does not ask the
+    /// node again
     silent: BTreeMap<ObjectUid, Duration>,
 }
 
@@ -78,20 +79,20 @@ enum Fate {
     Withdrawn,
     /// Nobody needs the part any more, or the node cannot lend the part any more
     Over,
-    /// Some addresses of the part are in use or cooling
+    /// The node cannot withdraw the part, because some addresses of the part are in use or cooling
     Refused,
     /// The node has not answered for [`PATIENCE`]
     Silent,
 }
 
 impl Demand {
-    /// Records that a NodeSubnet has changed, because its agent may have withdrawn a part that it was asked for.
+    /// Records that a NodeSubnet has changed. Its agent may have withdrawn a part for which the controller asked.
     pub(crate) fn subnet_changed(&mut self) {
         self.lending.changed = true;
     }
 
     /// Handles the parts that nodes were asked to lend. A part that its node has withdrawn becomes a block of the
-    /// borrower. The controller no longer asks for a part that is refused, unanswered or no longer needed.
+    /// borrower. If a part is refused, unanswered or no longer needed, the controller stops asking for it.
     pub(super) fn look_at_asks(
         &mut self,
         is_due: bool,
@@ -284,7 +285,8 @@ impl Demand {
     }
 }
 
-/// Returns whether parts of a block may be lent.
+/// Returns whether parts of a block may be lent. This excludes blocks of claims, borrowed blocks, recalled blocks, and
+/// blocks that the node does not hold.
 fn may_lend(entry: &BlockEntry, cx: &Context) -> bool {
     let is_plain = cx.allocations.claims.of(&entry.cidr).is_none() && entry.parent.is_none();
     is_plain && entry.is_held() && entry.recall.is_none()
@@ -308,7 +310,8 @@ fn lender(
     let spec = subnet.and_then(|it| it.spec.as_ref().ok())?;
     let asks = cx.allocations.lending.asks.iter();
     let asks = asks.filter(|(_, ask)| ask.lender == node.uid);
-    // Before the agent has answered, its report counts the addresses of these parts as free.
+    // The agent may not have answered requests for some of these parts yet. Until it does, its report counts the
+    // addresses of these parts as free.
     let is_unseen =
         |part: &Cidr| !report.withdrawn.contains(part) && !report.withdrawing.contains(part);
     let unseen = asks.clone().filter(|(part, _)| is_unseen(part));
@@ -345,7 +348,8 @@ fn lender(
     })
 }
 
-/// Returns the ranges of a block that somebody uses, as far as the controller knows.
+/// Returns the ranges in a block that the node cannot lend: addresses that pods report, other holdings inside the
+/// block, and withdrawn ranges.
 fn taken(block: &Cidr, node: &Node, withdrawn: &[Cidr], cx: &Context) -> Vec<IpRange> {
     let pods = cx.cache.pods.all_in_range_of(&node.name, block);
     let nested = cx.allocations.ledger.overlapping(block);

@@ -62,9 +62,10 @@ impl Demand {
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);
         let mut changed = false;
-        // Addresses of the node's own blocks, by pool and family. Only counted if the node has borrowed blocks.
+        // Number of addresses in the node's own blocks, by pool and family. It is computed only if the node has
+        // borrowed blocks.
         let mut own_addresses: BTreeMap<(PoolName, Family), u64> = BTreeMap::new();
-        // Addresses and number of the blocks that are not recalled, by pool and family.
+        // Number of addresses and number of blocks, by pool and family. Only blocks that are not recalled count.
         let mut kept: BTreeMap<(PoolName, Family), (u64, usize)> = BTreeMap::new();
         for entry in &entries {
             if entry.recall.is_none() {
@@ -93,8 +94,8 @@ impl Demand {
             {
                 recall = Some(Recall::Drain);
             } else if entry.recall == Some(Recall::Drain) {
-                // A borrowed block that the node has to give back is drained, unless the node waits for addresses
-                // again.
+                // A borrowed block that the node has to give back stays recalled, unless the node now waits for
+                // addresses of the pool.
                 let waits = self.waiting.get(&entry.pool);
                 let is_waiting = waits.is_some_and(|waits| waits.contains_key(&node.name));
                 recall = recall.filter(|_| is_borrowed && !is_waiting);
@@ -212,7 +213,7 @@ impl Demand {
                 let wait = waits.get(&entry.owner.name);
                 wait.is_none_or(|wait| wait.need > need)
             };
-            // If pods wait on a node that has lent parts of its blocks, these parts are recalled first.
+            // If pods on a node wait, and the node has lent parts of its blocks, these parts are recalled first.
             let is_of_waiting = |entry: &&BlockEntry| {
                 let lender = entry.parent.as_ref().map(|it| &it.node);
                 let wait = lender.and_then(|it| waits.get(it));
@@ -274,7 +275,8 @@ fn is_parent_leaving(entry: &BlockEntry, cx: &Context) -> bool {
     parent.is_some_and(|it| !it.owner.quarantined && it.recall == Some(Recall::Drain))
 }
 
-/// Returns the nodes that have used no address of a pool for at least `after`, the longest unused first.
+/// Returns the nodes that have used no address of a pool for at least `after`. The node that has used none for the
+/// longest time comes first.
 fn unused(
     pool: &PoolName,
     owners: &BTreeSet<(NodeName, ObjectUid)>,

@@ -124,8 +124,8 @@ fn a_smaller_block_that_was_avoided_is_allocated_once_no_pod_uses_it() {
     assert_eq!(carved, [vec![], vec![cidr("10.0.0.15/32")]]);
 }
 
-/// Returns how many blocks of each node are recalled after `seconds`, by the node's name. `more` are fields of the
-/// pool's spec.
+/// Returns the name of each node, with the number of its blocks that are recalled after `seconds`. `more` are fields of
+/// the pool's spec.
 fn recalled_after(
     seconds: u64,
     more: &serde_json::Value,
@@ -222,8 +222,8 @@ fn sums_of_addresses_beyond_64_bits_do_not_overflow() {
         "fd00:0:3::/48",
     ];
     let wide = pool_of_v6("p", "fd00::/46", 48);
-    // An empty node can spare a block even if its agent has not reported all its blocks. If the agent has reported
-    // none, the node can spare no block.
+    // A node whose blocks are empty can spare a block even if its agent has not reported all of them. If the agent has
+    // reported none of its blocks, the node can spare no block.
     for (busy, reported, spared) in [(0, 4, 1), (0, 1, 1), (MOST, 4, 0), (0, 0, 0)] {
         let mut rich = subnet("rich", &blocks, 1000);
         let report = rich.report.as_mut().unwrap();

@@ -18,13 +18,13 @@ use crate::report::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
-/// Which parts of a NodeSubnet have changed.
+/// Which parts of a NodeSubnet an update of the object has changed.
 #[derive(Clone, Copy)]
 pub(crate) struct SubnetDiff {
-    /// Whether the agent's report has changed
+    /// Whether the update has changed the agent's report
     pub reported: bool,
-    /// Whether requests of users have changed, for example a request to withdraw a range. Users make these requests in
-    /// annotations of the NodeSubnet
+    /// Whether the update has changed the requests of users, for example a request to withdraw a range. Users make
+    /// these requests in annotations of the NodeSubnet
     pub requested: bool,
 }
 
@@ -187,7 +187,7 @@ impl Leader {
         self.reattribute |= spec;
     }
 
-    /// Handles a change of pods. `changed` is true if an address may no longer be reported by a pod. `claims` are the
+    /// Handles a change of pods. `changed` is true if a pod may have stopped reporting an address. `claims` are the
     /// claims whose pods have changed.
     pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
         for name in claims {
@@ -308,8 +308,8 @@ impl Leader {
         self.loops.pools.mark();
     }
 
-    /// Schedules an evaluation of the pools if the node's own addresses have changed and an old or new address lies in
-    /// a pool. The reason is that pools do not allocate addresses of nodes.
+    /// Schedules a new evaluation of the pools if the node's own addresses have changed and an old or new address lies
+    /// in a pool. The reason is that pools do not allocate addresses of nodes.
     fn reevaluate_for(&mut self, before: Option<&Node>, after: Option<&Node>) {
         let of = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
         let (was, is) = (of(before), of(after));

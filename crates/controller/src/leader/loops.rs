@@ -41,8 +41,9 @@ macro_rules! loops {
                 }
             }
 
-            /// Returns all loops with their names, in the order in which the leader asks them for requests that no node
-            /// waits for. The name is the label in metrics, and equals [`Purpose::loop_name`].
+            /// Returns each loop with its name. The order is the one in which the leader asks the loops for requests
+            /// that no node waits for. Metrics have the name in a label, and [`Purpose::loop_name`] returns the same
+            /// name.
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &dyn Loop)> {
                 [$(($name, &self.$field as &dyn Loop),)*].into_iter()
             }

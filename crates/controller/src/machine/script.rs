@@ -120,7 +120,7 @@ impl Script {
         one
     }
 
-    /// Makes the Lease write that the controller wants succeed. Panics if the controller wants no Lease write.
+    /// Lets the wanted Lease write succeed. Panics if the controller wants no Lease write.
     pub(super) fn write_lease(&mut self) {
         self.term.named = self.controller.take_wanted().unwrap().number;
         self.leads();

@@ -89,7 +89,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[test]
 fn a_block_of_a_node_deleted_before_its_creation_goes_to_a_waiting_node() {
     let wants = || vec![subnet("a", &[], 1), subnet("b", &[], 1)];
-    // First the API server rejects the creation because it is busy. Then the node is deleted.
+    // First the API server rejects the creation of the block because it is busy. Then the node is deleted.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let OutgoingRequest { id, request, .. } = script.poll_for(is_creation);
     assert!(
@@ -101,7 +101,7 @@ fn a_block_of_a_node_deleted_before_its_creation_goes_to_a_waiting_node() {
     script.delete_node("a");
     script.pass(PAUSE);
     assert_eq!(script.creations(), ["b"]);
-    // First the node is deleted. Then the API server rejects the creation because it is busy.
+    // First the node is deleted. Then the API server rejects the creation of the block because it is busy.
     let mut script = Script::leading(Cluster::new(ONE, wants()), Duration::ZERO);
     let id = script.poll_for(is_creation).id;
     script.delete_node("a");
@@ -254,7 +254,7 @@ fn no_quarantined_block_is_returned_while_another_agent_uses_it() {
 fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[], 0)]);
     cluster.nodes[0].machine = machine();
-    // The smaller block was created by a write that arrived late.
+    // The block 10.0.0.4/30 was created by a write that arrived late.
     cluster.blocks.push(quarantined("a", "10.0.0.4/30"));
     cluster.blocks.push(quarantined("a", ONE));
     let mut script = Script::leading(cluster, Duration::ZERO);

@@ -360,7 +360,7 @@ fn a_pod_gets_no_claim_while_its_node_has_the_address() {
     other.status.addresses = [addr("10.0.0.20")].into();
     fixture.allocations.claim_seen(&other);
     assert!(is_created(&mut fixture, own()), "the claim says who has it");
-    // Addresses in a podCIDR count like addresses in a block.
+    // If a podCIDR of the node contains the address, the pod needs no claim. The same applies to the node's blocks.
     let mut fixture = Fixture::new(one_pool());
     let of_pod_cidr = Node {
         version: 2,

@@ -18,7 +18,8 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
 
-/// Ranges of the older pools, with the pools' names. Older pools are evaluated first.
+/// Ranges of the pools that have been evaluated already, with the pools' names. Pools are evaluated from the oldest to
+/// the newest.
 #[derive(Default)]
 pub(super) struct Older(BTreeMap<Cidr, PoolName>);
 

@@ -32,7 +32,8 @@ impl PoolRangeIndex {
         index
     }
 
-    /// Returns the oldest pool with a range that covers `range`. Only pools for which `is` returns true count.
+    /// Returns the oldest pool with a range that covers `range`. Pools for which the function `is` returns false are
+    /// left out.
     pub(crate) fn oldest_over(
         &self,
         range: &Cidr,
@@ -53,7 +54,8 @@ impl PoolRangeIndex {
         self.over(&range).flatten().chain(within).copied()
     }
 
-    /// Returns the pools of each indexed range that covers this range or equals it.
+    /// For each indexed range that covers the given range or equals it, returns the positions of the pools with that
+    /// indexed range.
     fn over(&self, range: &Cidr) -> impl Iterator<Item = &[usize]> + use<'_> {
         let range = *range;
         let lens = self.lens.get(range.family()).iter();

@@ -47,8 +47,8 @@ impl Subnets {
         all
     }
 
-    /// Returns whether the API server keeps rejecting writes for a node. Returns `None` before the first answer to this
-    /// leader, and while a write has failed only a few times.
+    /// Returns whether the API server keeps rejecting writes for a node. Returns `None` until this leader has got its
+    /// first answer about a write for the node, and while a write has failed only a few times.
     fn rejections(&self, node: &Node, cx: &Context) -> Finding {
         if let Some(why) = rejected_write(node, cx.allocations) {
             return Some((true, why));
@@ -110,7 +110,8 @@ fn invalid_entries(subnet: &Subnet, cx: &Context) -> Finding {
 }
 
 /// Sets the condition `kind` in the list. A condition that reports no problem is set only if the list already has a
-/// condition of this kind. `reasons` has the reason if there is a problem, then the reason if there is none.
+/// condition of this kind. `reasons` has two elements: the reason for a condition that reports a problem, and the
+/// reason for one that reports no problem.
 fn set_condition(
     all: &mut Vec<SubnetCondition>,
     kind: &str,
@@ -142,7 +143,7 @@ fn set_condition(
     }
 }
 
-/// Returns the writes that the controller may need for a node, each with a description.
+/// Returns all writes that the controller could make for a node, each with a description.
 fn writes_for<'a>(
     node: &'a Node,
     allocations: &'a AllocationState,

@@ -18,8 +18,8 @@ use cadastre_api::{
 };
 use cadastre_core::mutation::Mutation;
 
-/// Returns the spec that the NodeSubnet should have, or `None` if the NodeSubnet should not exist. `is` is the
-/// NodeSubnet as it is now.
+/// Returns the spec that the NodeSubnet should have, or `None` if the NodeSubnet should not exist. The argument `is`
+/// has the present NodeSubnet.
 pub(super) fn wanted(
     name: &NodeName,
     is: Option<&Subnet>,
@@ -88,8 +88,8 @@ fn is_needed_while_empty(node: &Node, is: Option<&Subnet>, allocations: &Allocat
     };
     let mut block_pools = allocations.pools.iter().filter(has_blocks);
     let may_demand = |pool: &PoolState| pool.phase != PoolPhase::Starting && pool.selects(node);
-    // The NodeSubnet of a live node is never deleted. It can list a block that takes effect late, by a write of an
-    // earlier leader.
+    // The NodeSubnet of a live node is never deleted. A late write of an earlier leader can still add a block to its
+    // list.
     let is_needed =
         is.is_some() || block_pools.any(|pool| allocations.in_agent_grace || may_demand(pool));
     // While the node's first blocks are being created, the NodeSubnet is not created yet, so that one write with the
@@ -104,8 +104,8 @@ fn is_needed_while_empty(node: &Node, is: Option<&Subnet>, allocations: &Allocat
 }
 
 /// Returns the pools that a NodeSubnet lists. The pools that allocate to the node come first, the best of them at the
-/// head. The other pools of which the node has ranges follow. If one object has no room for all pools, the last pools
-/// of which the node has no ranges are left out.
+/// head. They are followed by the pools that do not allocate to the node, but of which the node has ranges. If one
+/// object has no room for all pools, the last pools of which the node has no ranges are left out.
 fn pools(
     node: &Node,
     blocks: &[AllocatedBlock],

@@ -14,7 +14,7 @@ use cadastre_daemon::watch::ObjectEvent;
 type Entry = (&'static str, bool, u32);
 
 /// Checks which pools the NodeSubnet of a node should list. The node has blocks of pool `p`, which has a cooldown that
-/// differs from the default. Pool `q` also selects the node. `before` are the pools that the NodeSubnet lists now.
+/// differs from the default. Pool `q` also selects the node. At first, the NodeSubnet lists the pools `before`.
 #[track_caller]
 fn assert_listed(change: impl FnOnce(&mut Pool), before: &[Entry], expected: &[Entry]) {
     let mut p = pool_with("p", "10.0.0.0/24", |spec| spec.terms.cooldown_seconds = 7);
@@ -101,7 +101,7 @@ fn pools_for_which_one_object_has_no_room_are_left_out_and_reported_once() {
         subnets.requests.answered(&"n".into(), &done());
     }
     assert_eq!(all_reasons, [POOLS_LEFT_OUT]);
-    // Unlike the event, the condition reports the problem again each time.
+    // The event was emitted only once, but the condition reports the problem as long as it lasts.
     let of_node = cache.subnets.get("n").unwrap();
     let all = conditions(&subnets, of_node, &cache, &mut allocations);
     let condition = all.iter().find(|it| &*it.kind == POOLS_LEFT_OUT).unwrap();
@@ -183,7 +183,7 @@ fn rejections_that_an_earlier_leader_reported_stay_until_the_outcome_of_a_write_
         .note(&call, &rejected(), true, NOW.mono);
     let now = conditions(&subnets, &of_node, &cache, &mut allocations);
     assert_eq!(now, before, "rejected once");
-    // An earlier write has succeeded, but this one fails, so it is still unknown whether rejections are over.
+    // An earlier write has succeeded, but the present write fails. So it is not known whether the rejections are over.
     subnets.note_outcome("n".into());
     let now = conditions(&subnets, &of_node, &cache, &mut allocations);
     assert_eq!(now, before, "rejected once");
@@ -227,8 +227,8 @@ fn conditions_of_others_stay_as_they_are() {
     assert_eq!(&*wanted[1].status, "False");
     let others = [&wanted[0], &wanted[2]];
     assert_eq!(others, [&before[0], &before[2]], "and in their places");
-    // The conditions can be written only to the latest version of the object, so the pending write of the spec comes
-    // first.
+    // The conditions can be written only to the latest version of the object, so the loop sends the pending write of
+    // the spec first.
     subnets.queue.add("n".into());
     in_step(&cache, &mut allocations, NOW, |cx| {
         let (request, _) = subnets.next(cx).unwrap();

@@ -183,8 +183,8 @@ impl ControllerMetrics {
     }
 
     /// Updates the metrics of the loops' queues. While this process does not lead, there are no loops, so the gauges of
-    /// loops have no series. The counter continues across terms, although [`Load::added`] starts at zero in each term,
-    /// because only the growth of [`Load::added`] is added to the counter.
+    /// loops have no series. In each term, [`Load::added`] starts at zero. The counter continues nevertheless, because
+    /// only the growth of [`Load::added`] is added to the counter.
     fn set_loops(&self, loops: &[(&'static str, Load)]) {
         self.ready.reset();
         self.later.reset();

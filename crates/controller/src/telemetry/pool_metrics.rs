@@ -35,7 +35,7 @@ const COUNTS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Returns the values of the gauges in [`COUNTS`], in the same order.
+/// Returns the values of the gauges in [`COUNTS`], in the order of [`COUNTS`].
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows only floats")]
 fn counts(figures: &FamilyCounts) -> [f64; 5] {
     [

@@ -49,7 +49,7 @@ impl Fixture {
         self.change(|is| is.report.as_mut().unwrap().withdrawn = withdrawn);
     }
 
-    /// Returns what the NodeSubnet should list.
+    /// Returns the withdrawals that the NodeSubnet should list.
     fn wanted(&self) -> Withdrawals {
         let node = self.cache.nodes.get("n").unwrap();
         let is = self.cache.subnets.get("n").unwrap();
@@ -57,7 +57,7 @@ impl Fixture {
         Withdrawals::of(node, Some(is), blocks, &self.cache, &self.allocations)
     }
 
-    /// Writes the NodeSubnet as it should be, and returns what it should list.
+    /// Writes to the NodeSubnet the withdrawals that it should list, and returns them.
     fn write(&mut self) -> Withdrawals {
         let wanted = self.wanted();
         self.change(|is| {
@@ -74,8 +74,8 @@ impl Fixture {
         is_handed_over(node, &cidr(ADDRESS), &CLAIM.into(), &self.cache)
     }
 
-    /// Checks that a returned range stays returned until the agent no longer reports it as withdrawn, although a user
-    /// requests it. After that, the range is wanted back.
+    /// Checks that a range stays listed as returned until the agent no longer reports it as withdrawn, although a user
+    /// requests it. After that, the range must be listed as one to withdraw.
     fn assert_returned_until_reported(&mut self) {
         let is = self.write();
         assert_eq!((is.withdraw.len(), is.returned.len()), (0, 1), "{is:?}");
@@ -132,7 +132,8 @@ fn what_is_returned_is_not_wanted_back_before_the_agent_has_seen_the_return() {
     fixture.report(&["10.0.0.4/30"]);
     assert_eq!(fixture.write().returned, ["10.0.0.4/30"]);
     fixture.request(&["10.0.0.4/30"]);
-    // The agent reported before the return, so the node may assign addresses of the range by now.
+    // The agent's report is older than the return, so it is possible that the agent already assigns addresses of the
+    // range.
     fixture.assert_returned_until_reported();
 }
 
@@ -165,7 +166,7 @@ fn an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet() {
     assert_eq!(fixture.write().claimed, [claimed]);
     assert!(fixture.is_handed_over());
     assert_eq!(fixture.write().claimed.len(), 1);
-    // After a restore of the API server, the agent may no longer report the address as withdrawn.
+    // A restore of the API server can bring back an older report, in which the address is not withdrawn.
     fixture.report(&[]);
     assert!(!fixture.is_handed_over());
 }

@@ -15,7 +15,7 @@ struct Leader {
     undetectable: bool,
 }
 
-/// The facts about a process that leads. The checks of its leadership use them.
+/// What the checks need to know about a process that leads.
 pub struct LeaderFacts<'a> {
     pub process: usize,
     pub holder: &'a str,
@@ -113,8 +113,8 @@ impl Checks {
 
     /// Returns whether the new leader could not know, when its term began, that another process still led. This is so
     /// if the Lease was deleted, and the new leader created the Lease by a write that it had sent too early. The write
-    /// was too early if the leader sent it before the deletion, or before it had ever seen a Lease. Only in this case
-    /// may two processes lead at once.
+    /// was too early if the leader sent it before the deletion, or before it had ever seen a Lease. Two processes are
+    /// allowed to lead at once only in this case.
     fn is_undetectable(facts: &LeaderFacts, start: TermStart, server: &Server) -> bool {
         server.deleted.is_some_and(|deleted| {
             let is_late = start.created && start.at > deleted;
@@ -127,7 +127,7 @@ impl Checks {
         self.leaders.retain(|leader| leader.process != process);
     }
 
-    /// Returns the processes that may write now, with their terms.
+    /// Returns the processes that lead at the time `now`, with their terms.
     pub fn leaders(&self, now: Time) -> Vec<(usize, &str)> {
         let valid = self.leaders.iter().filter(|leader| leader.until > now);
         valid

@@ -98,7 +98,7 @@ impl Server {
         LeaseAnswer::Written(stored)
     }
 
-    /// Annotates the Lease as another program might. Nothing but the version of the Lease changes.
+    /// Edits the Lease like a program that adds an annotation. In the record, only the version changes.
     pub fn edit(&mut self) {
         self.change(|_| ());
     }

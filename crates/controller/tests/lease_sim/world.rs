@@ -18,7 +18,7 @@ const FAULTY: Time = 240 * SECOND;
 /// At this time one process must lead, and the checks of the quiet time begin.
 const QUIET: Time = FAULTY + 90 * SECOND;
 const STEADY: Time = QUIET + 30 * SECOND;
-/// At this time a process must lead, and not the former leader, which stopped gracefully at [`STEADY`].
+/// At this time a process other than the former leader must lead. The former leader stopped gracefully at [`STEADY`].
 const HANDED_OVER: Time = STEADY + SECOND;
 /// How long a process waits for an answer, by its own clock.
 const PATIENCE: Mono = Duration::from_secs(4);
@@ -94,9 +94,9 @@ struct Process {
     rate: Time,
     paused_until: Time,
     cut_off_until: Time,
-    /// Number of this start of a process. Each restart gets a new number.
+    /// The number that the process got when it was started. A restarted process gets a new number.
     birth: u64,
-    /// Whether the process may watch the Lease.
+    /// Whether the server allows the process to watch the Lease.
     may_watch: bool,
     /// Until this true time the process's watch delivers nothing.
     silent_until: Time,
@@ -305,7 +305,7 @@ impl World {
         false
     }
 
-    /// Checks that in the quiet time standbys with a watch hardly call the server.
+    /// Checks that standbys with a watch hardly call the server in the quiet time.
     fn check_standbys(&mut self, leader: usize) {
         let standbys = self.processes.iter().enumerate();
         for (_, process) in standbys.filter(|(index, _)| *index != leader) {

@@ -5,7 +5,7 @@ use cadastre_core::{
 };
 
 /// The addresses of a case: four windows in each family, each of 32 units (see `unit`). The first and the last window
-/// lie at the two ends of the family, the other two windows lie near each other in the middle.
+/// lie at the two ends of the family, and the second and third windows lie near each other in the middle.
 #[derive(Clone, Copy, Debug)]
 pub struct Universe {
     /// Prefix length of a unit, the usual size of a block.
@@ -70,7 +70,7 @@ fn meet(a: &Cidr, b: &Cidr) -> bool {
         && b.first().value <= a.last().value
 }
 
-/// Every holding, in the order in which they were recorded.
+/// All holdings, in the order in which they were recorded.
 #[derive(Default)]
 pub struct Holdings(pub Vec<(HoldingId, Holding)>);
 

@@ -96,7 +96,7 @@ fn ranges(family: Family) -> impl Strategy<Value = Option<Ranges>> {
     proptest::option::weighted(0.8, (places, 0..=4_u8))
 }
 
-/// The ledger with its pools, and the model of both.
+/// The ledger with its pools, and their model, to which the same operations are applied.
 pub struct Pair {
     universe: Universe,
     ledger: RangeLedger,

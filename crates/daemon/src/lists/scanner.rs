@@ -39,9 +39,9 @@ pub(super) struct Scanner {
     text: Vec<u8>,
     /// How many bytes at the beginning of `text` have been parsed
     parsed: usize,
-    /// After an incomplete value, the scanner tries to parse again only when `text` has this many bytes. The number
-    /// doubles with each attempt. So the cost of a large object does not depend on the size of the pieces in which the
-    /// object arrives
+    /// After an attempt to parse an incomplete value, the scanner makes the next attempt only when `text` has this many
+    /// bytes. The number doubles with each attempt. So the cost of a large object does not depend on the size of the
+    /// pieces in which the object arrives
     needed: usize,
 }
 

@@ -47,11 +47,11 @@ const MOST: usize = 128;
 pub struct AccessReview(Arc<Inner>);
 
 struct Inner {
-    /// Not set until the process has connected to its cluster
+    /// The client for reviews, which is not set until the process has connected to its cluster
     client: OnceLock<Client>,
     slots: Semaphore,
     cache: Mutex<AnswerCache>,
-    /// The last logged message, which is not logged again
+    /// The last logged message. As long as a new message equals it, the message is not logged
     logged: Mutex<String>,
 }
 
@@ -59,7 +59,7 @@ struct Inner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Access {
     Allowed,
-    /// This user may not read the path
+    /// This user is not allowed to read the path
     Forbidden(String),
     /// The API server knows no user to whom this token belongs
     UnknownToken,
@@ -83,8 +83,8 @@ impl AccessReview {
         let _ = self.0.client.set(client);
     }
 
-    /// Returns whether the owner of the token may read the path. If the decision of the API server is not known, the
-    /// error says why.
+    /// Returns whether the owner of the token is allowed to read the path. If the decision of the API server is not
+    /// known, the error says why.
     async fn may(&self, token: &str, path: &str) -> Result<Access, String> {
         let key = (token.to_owned(), path.to_owned());
         let (cache, now) = (|| lock(&self.0.cache), Instant::now());

@@ -33,8 +33,8 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum number of concurrent connections from one peer
     pub share: usize,
-    /// Maximum time until the head of a request has arrived, from the start of the connection or from the previous
-    /// answer. Also the maximum time for the TLS handshake
+    /// Maximum time from the start of the connection, or from the previous answer, until the head of a request has
+    /// arrived. It also limits the TLS handshake
     pub head: Duration,
     /// Maximum time from the head of a request until its answer begins. This time includes the arrival of the request's
     /// body
@@ -178,7 +178,7 @@ mod tests {
     /// Reads until the server closes the connection, however long it takes.
     async fn read_to_close(stream: &mut TcpStream) -> String {
         let mut bytes = Vec::new();
-        // A connection that the server aborts may end with an error.
+        // If the server aborts the connection, reading can end with an error.
         let _ = stream.read_to_end(&mut bytes).await;
         String::from_utf8_lossy(&bytes).into_owned()
     }

@@ -26,7 +26,7 @@ impl LastHeard {
         self.0.lock().unwrap().insert(kind, at);
     }
 
-    /// Returns for each kind for how long the API server has sent nothing.
+    /// Returns all kinds, each with the time since the API server last sent anything about it.
     pub fn silent(&self) -> Vec<(&'static str, Duration)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(kind, at)| (*kind, at.elapsed())).collect()

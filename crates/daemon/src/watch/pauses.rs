@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Pauses that double, with jitter, so that clients that lost the API server at the same moment do not all return at
-/// the same moment. The pauses start again with the first one only after a time without errors. A restart of a stream
-/// does not count as success, because a stream that always fails is restarted, too.
+/// Pauses whose lengths double, with jitter. So clients that lost the API server at the same moment do not all retry at
+/// the same moment. The pauses become short again only after a time without errors. A restart of a stream does not
+/// count as success, because a stream that always fails is restarted, too.
 #[derive(Clone, Debug)]
 pub struct Pauses {
     first: Duration,
@@ -32,8 +32,8 @@ impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        // If the last error is longer ago than twice the longest possible pause (1.5 times `longest`), the pauses start
-        // again with `first`.
+        // If the time since the last error exceeds twice the longest possible pause (1.5 times `longest`), the pauses
+        // start again with `first`.
         if self
             .last
             .is_some_and(|last| last.elapsed() > 3 * self.longest)

@@ -148,7 +148,8 @@ impl TestWatch {
         steps
     }
 
-    /// Returns the versions from which a watch was requested, and `list` for each list.
+    /// Returns a text for each request: for a watch, the version from which it begins; for a list, `list` or `next
+    /// page`.
     fn requests(&self) -> Vec<String> {
         let requests = self.requests.lock().unwrap();
         let short = |uri: &String| match uri.split_once("resourceVersion=") {

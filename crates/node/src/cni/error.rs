@@ -44,7 +44,7 @@ impl CniError {
         }
     }
 
-    /// Converts the rejection of an operation. `status` says whether the command was STATUS.
+    /// Converts the rejection of an operation to a CNI error. `status` says whether the command was STATUS.
     pub(super) fn refused(refusal: OpError, status: bool) -> Self {
         Self::new(code(refusal.why, status), refusal.text)
     }

@@ -6,7 +6,7 @@ use super::error::{CniError, INVALID_NETNS};
 use super::request::Env;
 
 /// Fails if the request names the network namespace of this process, unless the request sets `CNI_NETNS_OVERRIDE`. A
-/// path that is missing or cannot be read is accepted, because a DEL may come after the namespace is gone.
+/// path that is missing or cannot be read is accepted, because a DEL can come after the namespace is gone.
 pub(super) fn check(env: &Env) -> Result<(), CniError> {
     let identity = |path: &str| {
         let meta = std::fs::metadata(path).ok()?;

@@ -17,7 +17,7 @@ pub struct Env {
     pub args: String,
     /// `CNI_PATH`: the directories of CNI plugins, which only the host-local mode requires to be set
     pub path: String,
-    /// `CNI_NETNS_OVERRIDE`: if `1` or `true`, `netns` may be the network namespace of the CNI plugin itself
+    /// `CNI_NETNS_OVERRIDE`: if `1` or `true`, `netns` is allowed to be the network namespace of the CNI plugin itself
     pub netns_override: String,
 }
 

@@ -94,8 +94,9 @@ impl From<AddressAssignment> for CniResult {
 }
 
 impl CniResult {
-    /// Adds the routes of the config. A route is skipped if the interface has no address of the route's family, or if
-    /// the pool has a route to the same destination, because the kernel accepts only one route per destination.
+    /// Adds the routes of the config. Skips a route if no address of the interface is of the route's family. Also skips
+    /// a route if the pool has a route to the same destination, because the kernel accepts only one route per
+    /// destination.
     pub(super) fn add_routes(&mut self, routes: Vec<Route>) {
         for route in routes {
             let family = route.dst.ip.family;

@@ -7,7 +7,7 @@ pub(super) const ALL: &[&str] = &[
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The versions that are supported with addresses of the node: those whose results can contain several addresses of a
+/// The versions that are supported outside of host-local mode: those whose results can contain several addresses of a
 /// family.
 pub(super) const OWN: &[&str] = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 

@@ -16,7 +16,7 @@ use cadastre_core::{Addr, Cidr};
 pub struct RememberedAttachment {
     /// The attachment that has the addresses
     pub attachment: Attachment,
-    /// The addresses that the attachment uses, according to the other component
+    /// The addresses that the attachment uses, according to the component that remembers them
     pub addresses: Vec<Addr>,
     /// The pod of the attachment, if known
     pub pod: Option<PodRef>,

@@ -90,8 +90,8 @@ fn free(
     }
     if cidr.size() > REMEMBERED {
         let cooldown = cooldown_ms(&terms(kv, &block.pool)?);
-        // Each release adds one record and deletes up to two. So over time only the records of cooling addresses are
-        // left.
+        // Each release adds one record and deletes up to two records. So over time, only the records of cooling
+        // addresses remain.
         forget(kv, cidr, stamp, cooldown, 2)?;
     }
     Ok(())

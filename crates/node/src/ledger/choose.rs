@@ -28,15 +28,15 @@ pub(crate) struct AddressChoice {
 /// Where a selected address was found, which determines what has to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressSource {
-    /// The address was never assigned before. The next search in the block continues at this cursor
+    /// The address has never been assigned. The next search in the block continues at this cursor
     New(Cursor),
-    /// The address was released before
+    /// The address was in use earlier, and was released
     Freed { block: Cidr, sequence: u64 },
-    /// The address was never assigned before, and the ADD asks for exactly this address
+    /// The address has never been assigned, and the ADD asks for exactly this address
     Requested,
 }
 
-/// The search for the addresses of an ADD.
+/// The state of a search for the addresses of an ADD.
 pub(crate) struct Search<'a> {
     pub now: BootTime,
     /// The parent interface of the ADD's network
@@ -47,7 +47,7 @@ pub(crate) struct Search<'a> {
     pub is_probing_ahead: bool,
     /// Addresses that could be assigned if they were probed, in the order in which they are assigned
     pub to_probe: Vec<Addr>,
-    /// Free addresses that were passed over because another host uses them
+    /// Free addresses that the search has skipped because another host uses them
     pub in_conflict: BTreeSet<Addr>,
     /// How many addresses to collect in `to_probe`
     pub most: usize,
@@ -94,7 +94,7 @@ impl<'a> Search<'a> {
         probes::state(kv, addr, self.parent, self.now, self.clean_for)
     }
 
-    /// Returns whether as many addresses are to be probed as can be probed at once.
+    /// Returns whether `to_probe` contains as many addresses as can be probed at once.
     fn is_full(&self) -> bool {
         self.to_probe.len() >= self.most
     }
@@ -139,8 +139,8 @@ pub(crate) fn next(
                     soonest = Some(soonest.map_or(left, |it| it.min(left)));
                     continue;
                 }
-                // The block may have unused addresses that wait for a probe or are in conflict. So the block is not
-                // spent.
+                // The block may have unused addresses that wait for a probe or are in conflict. So the block must be
+                // searched again.
                 Cooled::NoneReleased if pool.probes_conflicts => continue,
                 Cooled::NoneReleased => {
                     search.spent.push((pool.name.clone(), cidr));
@@ -187,7 +187,7 @@ fn unused(
     let mut cursor = kv.cursor(block)?;
     loop {
         let mut at = cursor.next;
-        // An address that is passed over because of its probe must be found again by the next search.
+        // The first address that is skipped because of its probe. The next search must find this address again.
         let mut passed = None;
         while let Some(addr) = at {
             if let Some(span) = covering(out, addr) {
@@ -216,13 +216,14 @@ enum Cooled {
     Yes(Addr, AddressSource),
     /// The cooldown of the address that was released first ends in this many milliseconds
     NotYet(u64),
-    /// Each released address of the block is now excluded from automatic assignment, or has to be probed first
+    /// Each released address of the block is now excluded from automatic assignment, or has to be probed before it can
+    /// be assigned
     AllExcluded,
     NoneReleased,
 }
 
 /// Returns the released address with the oldest release, if its cooldown is over. Addresses that were released later
-/// cool for longer, so they are not examined. An address that may not be assigned because of its probe is passed over.
+/// cool for longer, so they are not examined. An address that may not be assigned because of its probe is skipped.
 fn cooled(
     kv: &dyn Kv,
     block: Cidr,
@@ -276,8 +277,8 @@ pub(crate) fn requested(
     all_or_unprobed(addresses.iter().map(choose).collect())
 }
 
-/// Returns all choices, or an error. An error for another reason takes precedence over a missing probe, because the
-/// probe is of no use if another choice fails anyway.
+/// Returns all choices, or an error. If several choices failed, an error other than a missing probe takes precedence,
+/// because a probe does not help if another choice fails anyway.
 pub(crate) fn all_or_unprobed(
     mut choices: Vec<Result<AddressChoice, Stop>>,
 ) -> Result<Vec<AddressChoice>, Stop> {
@@ -387,8 +388,8 @@ fn exactly(
             ));
         }
         Some(AddressRecord::Freed(freed)) => {
-            // The cooldown protects against other pods. A pod may have its own earlier address again at once, because
-            // the release proves that its earlier sandbox is gone.
+            // The cooldown protects against other pods. A pod can get its own earlier address again without a cooldown,
+            // because the release proves that its earlier sandbox is gone.
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {

@@ -77,8 +77,8 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     let Some(pod) = add.pod.as_ref().filter(|_| !add.decided) else {
         return Ok(true);
     };
-    // A note counts even if the ADD does not need one, because if the pod names a claim, an ADD for any other address
-    // must fail.
+    // A note is applied even if the ADD does not need one, because a pod that names a claim must not get an address
+    // outside of the claim.
     let Some(note) = kv.pod_note(pod)? else {
         let mut pools = kv.pools()?;
         // The pool of a claim serves only pods that name the claim. So the pool of a claim is no reason to require a
@@ -92,8 +92,8 @@ fn resolve(kv: &dyn Kv, add: &mut Add) -> Result<bool, Stop> {
     Ok(true)
 }
 
-/// Decides a repeated ADD, which gets the addresses of the first ADD. After a reboot a container may be started again
-/// with the same ID. In this case, the record gets the new boot and network namespace.
+/// Decides what a repeated ADD does. The repeated ADD returns the addresses of the first ADD. After a reboot a
+/// container may be started again with the same ID. In this case, the record gets the new boot and network namespace.
 fn again(mut record: AttachmentRecord, add: &Add, now: &Now) -> Result<AddDecision, Stop> {
     let has: Vec<Addr> = record.given.addrs().collect();
     if let Some(other) = add.addresses.iter().find(|addr| !has.contains(addr)) {
@@ -168,7 +168,8 @@ fn from_pools(
             continue;
         }
         match from_pool(kv, &pool, search) {
-            // The pool has free addresses. A missing probe alone must not make the ADD use a pool of lower preference.
+            // After the error `Unprobed`, no further pool is tried: this pool has free addresses, and only their probes
+            // are missing.
             Err(Stop::Refused(reason)) if reason.why != OpErrorKind::Unprobed => {
                 reasons.push(reason);
             }
@@ -204,7 +205,7 @@ fn all_pools(kv: &dyn Kv) -> Result<Vec<PoolTerms>, StorageFault> {
     Ok(pools)
 }
 
-/// Returns whether the pool is restricted to namespaces, and the pod's namespace is not one of them.
+/// Returns whether the pool excludes the pod: the pool is restricted to namespaces, and the pod is in a different one.
 pub(crate) fn is_excluded(pool: &PoolTerms, add: &Add) -> bool {
     pool.bound && !add.bound.contains(&pool.name)
 }
@@ -350,7 +351,7 @@ pub(crate) fn check(kv: &dyn Kv, check: &Check) -> Result<(), Stop> {
     ))
 }
 
-/// Returns the attachments of the network that the container runtime does not list as valid.
+/// Returns those attachments of the network that are not in the container runtime's list of valid attachments.
 pub(crate) fn garbage(kv: &dyn Kv, gc: &Gc) -> Result<Vec<AttachmentRecord>, StorageFault> {
     let valid = gc.valid.iter();
     let valid: HashSet<(&str, &str)> = valid.map(|(id, ifname)| (&**id, &**ifname)).collect();

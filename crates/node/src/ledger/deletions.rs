@@ -17,8 +17,8 @@ use super::kv::{Kv, KvMut, KvTable};
 use super::record::{BootTime, Deletion, attachment_key};
 use super::tables::{Read, Write};
 
-/// An ADD that was requested longer ago than this is rejected. So a DEL need not be remembered for longer. CNI plugins
-/// wait for 20 s, callers of the agent's API for 30 s.
+/// An ADD that was requested longer ago than this time is rejected. So a DEL need not be remembered for longer than
+/// this time. CNI plugins wait for 20 s, callers of the agent's API for 30 s.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Rejects an ADD that was requested too long ago, or before a DEL of the same attachment.
@@ -52,8 +52,8 @@ pub(crate) fn check_add(
     Ok(())
 }
 
-/// Remembers a DEL. To keep the table small, also examines the next two entries of the table and deletes those that
-/// have expired.
+/// Remembers a DEL. To keep the table small, also examines the two entries that follow in the table, and deletes those
+/// that have expired.
 pub(crate) fn remember_del(
     kv: &mut dyn KvMut,
     attachment: &Attachment,

@@ -114,19 +114,19 @@ impl<'a> AddressLedger<'a> {
         }
     }
 
-    /// Records the ranges of the node. Writes only what has changed.
+    /// Records the ranges of the node. Writes only what differs from the stored values.
     ///
     /// A block that is listed with another UID is the same block, so its assignments stay valid. A block that is no
     /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
-    /// UID of the Node changes, the same holds for all blocks that are not listed for the new UID. A released block
-    /// stays released, even if it disappears and is listed again. For this purpose, the last 1,024 released blocks are
-    /// remembered.
+    /// UID of the Node changes, all blocks that are not listed for the new UID count as no longer listed. A released
+    /// block stays released, even if it disappears and is listed again. For this purpose, the last 1,024 released
+    /// blocks are remembered.
     pub fn set_allocation(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
         set_allocation::set_allocation(self.kv, allocation, self.now)
     }
 
     /// Releases a block if none of its addresses is in use, cooling or withdrawn. Returns whether the block is
-    /// released. The block is released only if its UID is `uid`, because the CIDR may belong to another block by now. A
+    /// released. The block is released only if its UID is `uid`, because a newer block can have the same CIDR. A
     /// released block assigns no address. The node can get the same range again as another block, with another UID.
     pub fn release(&mut self, cidr: Cidr, uid: &str) -> Result<bool, StorageFault> {
         set_allocation::release(self.kv, cidr, uid, self.now)
@@ -140,8 +140,8 @@ impl<'a> AddressLedger<'a> {
         withdrawals::withdraw_empty(self.kv, stamp)
     }
 
-    /// Returns the addresses that have to be probed before the ADD can be served. The result is empty if a probe does
-    /// not help.
+    /// Returns the addresses that have to be probed before the ADD can be served. The result is empty if no probe would
+    /// help.
     pub fn to_probe(&self, add: &Add) -> Result<ProbeTargets, StorageFault> {
         let stamp = self.kv.stamp(self.now)?;
         probes::targets(self.kv, add, stamp)
@@ -181,7 +181,7 @@ impl<'a> AddressLedger<'a> {
         self.adopt(remembered)
     }
 
-    /// Fills a new ledger, in place of one that was lost, as [`Self::take_over`] does. `has_addresses_outside` says
+    /// Does what [`Self::take_over`] does, for a new ledger that replaces a lost one. `has_addresses_outside` says
     /// whether pods use addresses outside of the node's ranges (see [`Snapshot::has_addresses_outside`]). The node may
     /// get such addresses in a block later.
     pub fn rebuild(
@@ -201,7 +201,7 @@ impl<'a> AddressLedger<'a> {
         self.kv.pod_notes()
     }
 
-    /// Stores the notes in `news`, and removes the notes on the pods in `gone`.
+    /// Stores each note that `news` contains, and removes the note on each pod that `gone` contains.
     pub fn note_pods(&mut self, news: &[PodNote], gone: &[PodRef]) -> Result<(), StorageFault> {
         for pod in gone {
             self.kv.drop_key(KvTable::Pods, full_name(pod).as_bytes())?;

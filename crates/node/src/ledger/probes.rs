@@ -35,15 +35,16 @@ use cadastre_core::{Addr, Cidr, Family};
 
 /// At most this many addresses of each family are probed at once.
 pub const MOST_PROBES: usize = 16;
-/// How long after a probe without an answer an address can be assigned. A host that begins to use the address after the
-/// probe is not noticed.
+/// If nobody answers a probe of an address, the address can be assigned for this time after the probe. A host that
+/// begins to use the address after the probe is not noticed.
 pub(crate) const CLEAN_FOR: Duration = Duration::from_secs(300);
-/// An address that is probed ahead of its use is probed again after this time, so that the address stays assignable.
+/// An address that was probed before any ADD needs it is probed again after this time, so that the address stays
+/// assignable.
 const RENEWED_AFTER: Duration = Duration::from_secs(150);
-/// An address in conflict is probed again this long after the last answer.
+/// An address in conflict is probed again when this time has passed since the last answer.
 const CONFLICT_FOR: Duration = Duration::from_secs(600);
-/// The maximum number of conflicts that the ledger remembers. The ledger forgets the conflicts with the oldest answers
-/// first, and their addresses have to be probed again.
+/// The maximum number of conflicts that the ledger remembers. Further conflicts replace those with the oldest answers.
+/// The addresses of the replaced conflicts have to be probed again.
 const MOST_CONFLICTS: usize = 1_024;
 
 /// Addresses to probe.
@@ -58,7 +59,7 @@ pub struct ProbeTargets {
 /// The answers to the probes of some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeRound {
-    /// The interface on which the probes were sent, from the [`ProbeTargets`]
+    /// The interface on which the probes were sent, as named in the [`ProbeTargets`]
     pub interface: String,
     /// Time since boot at which the probes began
     pub begun: Duration,
@@ -73,11 +74,11 @@ pub struct Conflict {
     pub address: Addr,
     /// Name of the address's pool
     pub pool: String,
-    /// Link-layer address of the host that answered last
+    /// Link-layer address of the host that sent the latest answer
     pub by: String,
     /// The interface on which the host answered; empty for the interface of the node's default route
     pub interface: String,
-    /// When the host with the link-layer address `by` answered first, in milliseconds of Unix time
+    /// Time of the first answer from the host with the link-layer address `by`, in milliseconds of Unix time
     pub since_ms: i64,
     /// Whether the address is due to be probed again
     pub is_due: bool,
@@ -117,7 +118,7 @@ pub(crate) enum ProbeRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeState {
     Clean,
-    /// The address has to be probed first
+    /// The address has to be probed before it can be assigned
     Unprobed,
     /// Another host, with this link-layer address, uses the address
     Conflict(String),
@@ -136,7 +137,7 @@ impl ProbeRecord {
         }
     }
 
-    /// Returns whether the probe was more than `than` ago, or in an earlier boot.
+    /// Returns whether the age of the probe is at least `than`. A probe in an earlier boot counts as older in any case.
     fn is_older(&self, than: Duration, now: BootTime) -> bool {
         let at = self.at();
         at.boot != now.boot || u128::from(now.ms) >= u128::from(at.ms) + than.as_millis()
@@ -169,7 +170,7 @@ pub(crate) fn state(
     })
 }
 
-/// Returns the addresses that have to be probed before the ADD can be served. The result is empty if a probe does not
+/// Returns the addresses that have to be probed before the ADD can be served. The result is empty if no probe would
 /// help.
 pub(crate) fn targets(kv: &dyn Kv, add: &Add, now: BootTime) -> Result<ProbeTargets, StorageFault> {
     let mut search = Search::new(&add.parent, now);
@@ -244,7 +245,8 @@ fn probing_pool(kv: &dyn Kv, addr: Addr) -> Result<Option<String>, StorageFault>
     Ok(is_probing.then_some(block.pool))
 }
 
-/// Deletes the records that have no effect any more, and the records of surplus conflicts.
+/// Deletes the records of unanswered probes that are no longer valid. If there are more than [`MOST_CONFLICTS`]
+/// conflicts, also deletes those with the oldest answers.
 fn forget_old(kv: &mut dyn KvMut, now: BootTime) -> Result<(), StorageFault> {
     let mut conflicts = Vec::new();
     for (addr, record) in kv.probes()? {
@@ -381,7 +383,7 @@ fn of_pool(
     })
 }
 
-/// Returns the rejection of an ADD whose address has to be probed first.
+/// Returns the rejection of an ADD whose address has to be probed before it can be assigned.
 pub(crate) fn unprobed(text: &str) -> Stop {
     refuse(
         OpErrorKind::Unprobed,

@@ -76,7 +76,7 @@ impl ReleaseRecord {
     }
 }
 
-/// Returns `namespace/name`, or an empty text if either is unknown.
+/// Returns the pod's name in the form `namespace/name`, or an empty text if the namespace or the name is unknown.
 pub(crate) fn full_name(pod: &PodRef) -> String {
     let PodRef {
         namespace, name, ..
@@ -95,9 +95,9 @@ pub(crate) struct BootTime {
 }
 
 impl BootTime {
-    /// Returns how many milliseconds of cooldown are left at `now` for an address that was released at `self`; `None`
-    /// if the cooldown is over. For a release in an earlier boot, the cooldown starts at the beginning of the running
-    /// boot, because it is not known how long the host was off.
+    /// Returns how many milliseconds of cooldown are left at the time `now` for an address that was released at the
+    /// time `self`; `None` if the cooldown is over. For a release in an earlier boot, the cooldown starts at the
+    /// beginning of the running boot, because it is not known how long the host was off.
     pub(super) fn cooldown_left(self, now: Self, cooldown_ms: u64) -> Option<u64> {
         let from = if self.boot == now.boot { self.ms } else { 0 };
         let until = from.saturating_add(cooldown_ms);
@@ -171,8 +171,8 @@ impl BlockState {
 pub(crate) struct Cursor {
     /// The address at which the search continues; `None` if the search has reached the end of the block
     pub next: Option<Addr>,
-    /// Whether records of addresses before `next` were deleted after the search had passed these addresses. If so, the
-    /// search restarts at the lowest address once it has reached the end of the block
+    /// Whether the records of any addresses before `next` were deleted after the search had passed these addresses. If
+    /// so, the search restarts at the lowest address once it has reached the end of the block
     pub again: bool,
 }
 

@@ -19,7 +19,7 @@ use cadastre_core::{Cidr, IpRange};
 /// At most this many released blocks are remembered; the oldest records are deleted.
 const MOST_RELEASED: usize = 1_024;
 
-/// Records the node's ranges and the settings of its pools. Writes only what has changed.
+/// Records the node's ranges and the settings of its pools. Writes only what differs from the stored values.
 pub(crate) fn set_allocation(
     kv: &mut dyn KvMut,
     allocation: &NodeAllocation,

@@ -49,7 +49,7 @@ pub struct PendingWithdrawal {
     pub is_empty: bool,
 }
 
-/// Numbers of addresses by state.
+/// How many addresses are in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     /// Number of addresses in use
@@ -77,7 +77,7 @@ pub struct BlockCount {
     pub borrowed: bool,
     /// Whether addresses are assigned from the block, and if not, why
     pub state: BlockState,
-    /// Numbers of the block's addresses by state
+    /// How many of the block's addresses are in each state
     pub counts: AddressCounts,
     /// How many of the block's addresses can be assigned to ADDs that request no certain address. Addresses that are in
     /// use already are included

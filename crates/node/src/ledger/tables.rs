@@ -85,7 +85,7 @@ pub(crate) trait Read: Kv {
         Ok(boot.is_some_and(|boot| boot == now.boot))
     }
 
-    /// Converts `now` to a time that names the boot by the store's number instead of the kernel's ID.
+    /// Converts `now` to a time in which the boot is given by the store's number for it, and not by the kernel's ID.
     fn stamp(&self, now: &Now) -> Result<BootTime, StorageFault> {
         let boot = match self.json::<Boot>(KvTable::Meta, BOOT)? {
             Some(boot) if boot.id == now.boot => boot.number,
@@ -104,7 +104,7 @@ pub(crate) trait Read: Kv {
         }))
     }
 
-    /// Returns when the latest DEL of an attachment was requested, if the DEL is remembered.
+    /// Returns the time at which the latest DEL of an attachment was requested, or `None` if no DEL is remembered.
     fn deletion(&self, attachment: &Attachment) -> Result<Option<Deletion>, StorageFault> {
         self.json(KvTable::Deletions, &attachment_key(attachment))
     }
@@ -185,7 +185,7 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the ranges with the states of their withdrawals.
+    /// Returns all ranges that are withdrawn or to be withdrawn, each with the state of its withdrawal.
     fn withdrawals(&self) -> Result<Vec<(Cidr, WithdrawalState)>, StorageFault> {
         self.list(KvTable::Withdrawals, &[], |key, value| {
             let cidr = readable(KvTable::Withdrawals, cidr_of(key))?;
@@ -232,8 +232,8 @@ pub(crate) trait Read: Kv {
         Ok(over)
     }
 
-    /// Returns the block that contains the address. If several blocks contain the address, returns the narrowest of
-    /// those blocks that assign addresses. If none of these blocks assigns addresses, returns the narrowest one.
+    /// Returns the block that contains the address. If several blocks contain the address, returns the narrowest block
+    /// that assigns addresses. If none of the blocks assigns addresses, returns the narrowest block.
     fn block_around(&self, addr: Addr) -> Result<Option<(Cidr, BlockRecord)>, StorageFault> {
         let mut found = None;
         for len in (0..=addr.family.bits()).rev() {
@@ -358,7 +358,8 @@ pub(crate) trait Write: KvMut {
         self.put(table, key, &value)
     }
 
-    /// Removes the key if it exists. If it does not exist, the transaction stays without a change.
+    /// Removes the key if it exists. Otherwise nothing is written, so that a transaction without other changes need not
+    /// be committed.
     fn drop_key(&mut self, table: KvTable, key: &[u8]) -> Result<(), StorageFault> {
         if self.get(table, key)?.is_some() {
             self.remove(table, key)?;
@@ -420,7 +421,7 @@ pub(crate) trait Write: KvMut {
         self.put_json(KvTable::Cursors, &cidr_key(block), &cursor)
     }
 
-    /// Adds a block to an index of its pool if `is_in` is true, and otherwise removes it.
+    /// Adds a block to an index of the block's pool if `is_in` is true. Otherwise removes the block from the index.
     fn index(
         &mut self,
         index: KvTable,

@@ -259,7 +259,7 @@ fn cooldowns_count_by_the_time_since_boot() {
     node.del(2);
     node.now = now("three", 5);
     node.assert_refused(&ask(3), OpErrorKind::Exhausted, "");
-    // A longer cooldown also applies to earlier releases, so the address cools for the longer time.
+    // If the cooldown of a pool becomes longer, addresses that were released earlier cool for the longer time, too.
     node.allocation.pools = vec![PoolTerms {
         cooldown_seconds: 100,
         ..PoolTerms::named("")
@@ -373,7 +373,8 @@ fn addresses_on_request_are_assigned_to_pods_that_ask_for_them() {
         node.add(&ask_for(3, &["fd00::5", "10.0.0.5"])),
         "10.0.0.5 fd00::5"
     );
-    // A new sandbox of the same pod gets the address at once. Another pod gets the address only after the cooldown.
+    // A new sandbox of the pod that had the address gets the address again at once. Another pod gets the address only
+    // after the cooldown.
     node.del(3);
     let mut other = ask_for(4, &["10.0.0.5"]);
     node.assert_refused(&other, OpErrorKind::NotFree, "cools for another 30 s");
@@ -425,7 +426,7 @@ fn an_add_requested_before_a_del_is_rejected_even_if_nothing_was_assigned() {
     assert!(refused.text.contains("deleted after"), "{refused}");
     assert!(run(&mut node, &Op::Add(ask(2)), 998_999).is_ok(), "another");
     assert!(run(&mut node, &add, 999_001).is_ok());
-    // A DEL that was requested earlier but arrives later does not replace the newer DEL.
+    // A DEL that was requested before the recorded DEL, but arrives after it, does not replace the recorded DEL.
     assert_eq!(run(&mut node, &del, 999_500), Ok(OpOutcome::Done));
     assert_eq!(run(&mut node, &del, 1_000), Ok(OpOutcome::Done));
     assert!(run(&mut node, &add, 999_400).is_err());
@@ -471,8 +472,8 @@ fn a_repeated_add_is_answered_as_the_first_one() {
     assert_eq!(node.memory.writes, writes);
     let other = ask_for(1, &["10.0.0.3"]);
     node.assert_refused(&other, OpErrorKind::Mismatch, "has 10.0.0.2 already");
-    // A repeated ADD in another boot moves the attachment to that boot. Otherwise the attachment would count as one of
-    // an earlier boot, which can be a leak.
+    // A repeated ADD in a later boot moves the attachment to the later boot. Otherwise the attachment would count as
+    // one of an earlier boot, which can be a leak.
     node.now = now("two", 1);
     assert_eq!(node.try_add(&ask(1)).unwrap(), first);
     assert_eq!(node.ledger().snapshot().unwrap().attachments[0].boot, "two");
@@ -488,7 +489,7 @@ fn attachments_are_in_the_order_of_their_assignment() {
         ids.collect::<Vec<_>>()
     };
     for n in [3, 1, 2] {
-        // The wall clock goes back each time. So the test would fail if the order came from the wall clock.
+        // Before each ADD, the wall clock is set back. So the test would fail if the order came from the wall clock.
         node.now.wall_ms -= 1_000_000;
         node.add_one(n);
     }
@@ -516,7 +517,8 @@ fn attachments_are_in_the_order_of_their_assignment() {
     let adopted = attachments.iter().filter(|it| it.since_ms == i64::MAX);
     let boots: Vec<&str> = adopted.map(|it| it.boot.as_str()).collect();
     assert_eq!(boots, ["earlier", node.now.boot.as_str()]);
-    // A container that is started again after a reboot becomes the newest one.
+    // If a container is started again after a reboot, its attachment becomes the newest one in the order of
+    // assignments.
     node.now = now("two", 1);
     node.add_one(3);
     assert_eq!(order(&mut node), ["c8", "c7", "c2", "c3"]);
@@ -610,14 +612,14 @@ fn addresses_of_unlisted_blocks_stay_assigned() {
     assert_eq!(node.state("10.0.0.4/30"), None, "an empty one goes");
     node.assert_refused(&ask(2), OpErrorKind::NoBlock, "");
     assert_eq!(node.add_one(1), "10.0.0.2");
-    // The block is listed for the new Node under another UID. It is still the same block, so its assignments stay
-    // valid.
+    // The block is listed for the new Node under another UID. It still counts as the same block, so its assignments
+    // stay valid.
     node.allocation.blocks = listed;
     node.allocation.blocks[0].uid = "u2".to_owned();
     node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Active));
     assert_eq!(node.add_one(2), "10.0.0.6");
-    // A block that is not listed again is removed once its last address has cooled.
+    // A block that is no longer listed is removed once its last address has cooled.
     node.allocation.blocks.remove(0);
     node.update();
     node.del(1);
@@ -659,8 +661,8 @@ fn a_released_block_is_used_again_only_under_another_uid() {
     node.allocation.blocks[0].uid = "u2".to_owned();
     node.update();
     assert_eq!(node.add_one(2), "10.0.0.2");
-    // The API is restored to an older state once more. Meanwhile the range is in use as another block, so the block
-    // drains first.
+    // The API is restored for the second time to a state that lists block `u1`. An address of the range is in use as
+    // part of block `u2`, so block `u1` drains before it counts as released.
     node.allocation.blocks[0].uid = "u1".to_owned();
     node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
@@ -771,7 +773,8 @@ fn keys_of_attachments_are_unambiguous() {
     assert_eq!((of_a.count(), attachments.len()), (1, 57));
 }
 
-/// Returns a note that the pod of `ask(n)` may have these pools and addresses on its interface `eth0`.
+/// Returns a note on the pod of `ask(n)`. According to the note, the pod may have these pools and addresses on its
+/// interface `eth0`.
 fn note(n: u32, pools: PoolOrder, addresses: &[&str]) -> PodNote {
     let asked = ask_for(n, addresses);
     PodNote {
@@ -807,8 +810,8 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     node.update();
     let says = "pod default/pod-1";
     node.assert_refused(&undecided(ask(1)), OpErrorKind::PodUnknown, says);
-    // An ADD for a certain address does not depend on the pod's labels, and an ADD without a pod has no labels. So both
-    // succeed although the store has no note on the pod.
+    // The result of an ADD for a certain address does not depend on the pod's labels. An ADD without a pod has no
+    // labels. So both succeed although the store has no note on the pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
     assert_eq!(node.add(&asked), "10.0.0.5");
     let nobody = Add {
@@ -832,7 +835,8 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     let gone = [notes[1].pod.clone()];
     node.ledger().note_pods(&[], &gone).unwrap();
     assert_eq!(node.ledger().pod_notes().unwrap().len(), 2);
-    // The pod may name an IPAMClaim for any interface. So an ADD depends on the note even if its network names pools.
+    // The pod may name an IPAMClaim for any interface. So an ADD depends on the store's note on the pod, even if the
+    // network's configuration names pools.
     let mut second = undecided(ask_from(7, &["a"]));
     second.attachment.ifname = "net1".to_owned();
     node.assert_refused(&second, OpErrorKind::PodUnknown, "pod default/pod-7");
@@ -866,7 +870,7 @@ fn node_with_claim() -> Node {
     node
 }
 
-/// Returns the ADD of a pod that names claim `shop/db`, after the agent has chosen the claim as its only pool.
+/// Returns the ADD of a pod that names claim `shop/db`, after the agent has chosen the claim as the ADD's only pool.
 fn claiming(add: Add) -> Add {
     Add {
         pools: vec!["shop/db".to_owned()],
@@ -952,8 +956,8 @@ fn a_pod_that_names_a_claim_gets_no_other_address() {
     }
     let says = "the address of IPClaim `shop/db` is not at this node yet";
     let advice = "kubectl describe ipclaims.cadastre.dev db -n shop";
-    // First, one of the two addresses drains. Next, the NodeSubnet no longer lists this address. At last, it lists no
-    // address of the claim.
+    // First, the NodeSubnet lists one of the claim's two addresses as draining. Next, the NodeSubnet no longer lists
+    // this address. Finally, the NodeSubnet lists no address of the claim.
     node.allocation.blocks[2].draining = true;
     node.update();
     node.assert_refused(&claiming(ask(1)), OpErrorKind::NoBlock, says);
@@ -989,8 +993,8 @@ fn without_the_agent_the_note_says_which_pod_names_the_claim() {
     node.del(1);
     let elsewhere = undecided(ask_for(1, &["10.0.0.5"]));
     node.assert_refused(&elsewhere, OpErrorKind::NotInBlocks, "IPClaim `shop/db`");
-    // The pod's annotation is not the name of a claim. So the pod gets no address, whatever pools or addresses its CNI
-    // config names.
+    // The value of the pod's annotation is not the name of a claim. So the pod gets no address, whatever pools or
+    // addresses its CNI config names.
     for add in [ask(3), ask_from(3, &["a"]), ask_for(3, &["10.0.0.5"])] {
         let says = "no name of an IPClaim";
         node.assert_refused(&undecided(add), OpErrorKind::NoBlock, says);
@@ -1037,7 +1041,7 @@ fn a_pool_with_a_namespace_selector_serves_no_other_namespaces() {
 }
 
 /// Returns the ADD of a pod that requests these addresses and may get them through claim `shop/db`, in the form in
-/// which the agent passes the ADD on.
+/// which the agent passes the ADD to the store.
 fn asking(n: u32, addresses: &[&str]) -> Add {
     Add {
         bound: vec!["shop/db".to_owned()],
@@ -1074,7 +1078,8 @@ fn an_address_of_a_claim_inside_of_the_node_s_own_block_has_one_holder() {
     let awaited = asking(2, &["10.0.0.6"]);
     let says = "creates IPClaim `shop/db` for it";
     node.assert_refused(&awaited, OpErrorKind::NotInBlocks, says);
-    // Even if a block of the claim were listed too early, each address has only one holder.
+    // Even if the NodeSubnet listed a block of the claim before the block's address is withdrawn, each address would
+    // have only one holder.
     for (nth, address) in [(1, "10.0.0.5/32"), (2, "10.0.0.6/32")] {
         node.allocation.blocks[nth].cidr = cidr(address);
     }

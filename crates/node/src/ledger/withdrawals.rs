@@ -1,10 +1,10 @@
-//! Withdrawals: ranges that the controller takes back from the node, down to single addresses.
+//! Withdrawals: the controller takes ranges or single addresses back from the node.
 //!
 //! | state | begins when | means |
 //! |---|---|---|
 //! | [`Requested`] | the NodeSubnet lists the range in `withdraw` | no new address of the range is assigned |
 //! | [`Withdrawn`] | `withdraw_empty` finds no address in use or cooling | the range may be allocated elsewhere |
-//! | none | `returned` lists the range, or the request ends before the withdrawal | addresses are assigned as before |
+//! | none | `returned` lists the range, or the request ends before the withdrawal | addresses are assigned normally |
 //!
 //! [`Requested`]: WithdrawalState::Requested
 //! [`Withdrawn`]: WithdrawalState::Withdrawn
@@ -32,7 +32,7 @@ use cadastre_core::node_allocation::{NodeAllocation, is_claim};
 use cadastre_core::usable::{above, union};
 use cadastre_core::{Addr, Cidr, IpRange};
 
-/// The store records at most this many withdrawals. Further requests are ignored until some of them end.
+/// The store records at most this many withdrawals. While this maximum is reached, further requests are ignored.
 const MOST_WITHDRAWALS: usize = 1_024;
 
 /// How far a withdrawal has proceeded.

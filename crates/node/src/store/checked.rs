@@ -64,7 +64,7 @@ impl Checked {
         Self::of(shared)
     }
 
-    /// Opens the database on a disk. The function reads the whole disk.
+    /// Opens the database on a disk. Opening reads the whole disk.
     pub(super) fn open(disk: Box<dyn Disk>) -> Result<Self, StorageFault> {
         let mut header = [0; HEADER];
         let len = disk.size()?;
@@ -92,8 +92,9 @@ impl Checked {
         let pages = u32::try_from(disk.size()? / PAGE - 1).unwrap_or(u32::MAX);
         header[LAST_REGION..LAST_REGION + 4].copy_from_slice(&pages.to_le_bytes());
         let checked = Self::of(Shared::new(disk, &header, Phase::Opening))?;
-        // redb has just committed the recovered state once more, to the slot that did not contain it. So the newest
-        // slot is the same as before only if redb could not read the newest commit and fell back to the commit before.
+        // redb has just committed the recovered state again, to the slot that did not contain it. So the newest slot
+        // has changed if redb could read the newest commit. If the newest slot is still the one in `before`, redb fell
+        // back to the commit before the newest one.
         let after = newest(&checked.shared.state().header);
         if is_durable && after == before {
             return Err(StorageFault::Damaged(
@@ -168,7 +169,7 @@ fn number(header: &[u8; HEADER], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// Returns which of the two slots has the newest commit, in the form of the flag in the header.
+/// Returns the flag in the header that says which of the two slots has the newest commit.
 fn newest(header: &[u8; HEADER]) -> u8 {
     header[FLAGS] & SECOND_SLOT_IS_NEWEST
 }
@@ -215,7 +216,7 @@ fn closed() -> io::Error {
 }
 
 impl StorageBackend for Backend {
-    /// Returns the length in whole pages, because a crash may have left a partial page at the end.
+    /// Returns the disk's length without a partial page at the end, which a crash can leave.
     fn len(&self) -> io::Result<u64> {
         Ok(self.0.disk.size()? / PAGE * PAGE)
     }
@@ -248,8 +249,8 @@ impl StorageBackend for Backend {
                 self.0.disk.sync()?;
                 if state.header.starts_with(MAGIC) {
                     let flags = state.header[FLAGS] | DURABLE;
-                    // If this write fails, a later corruption of the newest commit is not noticed. The commit itself is
-                    // not affected, so the error is ignored.
+                    // If this write fails, the commit itself is not affected, so the error is ignored. But if the disk
+                    // corrupts the commit later, this is not noticed.
                     _ = self.0.disk.write(FLAGS as u64, &[flags]);
                 }
                 Ok(())

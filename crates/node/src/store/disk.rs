@@ -26,7 +26,8 @@ pub trait Disk: Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub(super) struct LockedFile(File);
 
-/// The first and the longest interval between attempts to lock a file. Each interval is twice the one before.
+/// The first and the longest interval between attempts to lock a file. Each interval is twice as long as the previous
+/// one.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
 
 impl LockedFile {
@@ -38,7 +39,7 @@ impl LockedFile {
         loop {
             match file.try_lock() {
                 Ok(()) if is_same(&file, path)? => return Ok(Some(Self(file))),
-                // The file was replaced by another file meanwhile, so this loop tries the new file.
+                // The file was replaced by a new file before it was locked, so this loop tries the new file.
                 Ok(()) => {
                     file = reopen(path)?;
                     continue;

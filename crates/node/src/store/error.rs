@@ -8,7 +8,7 @@ use super::super::ops::{OpError, OpErrorKind};
 use super::super::storage_fault::{StorageFault, advice};
 
 /// Why a store cannot be used. After an error nothing has changed, with one exception: if the disk fails while a commit
-/// is made durable, the commit may still be there when the file is opened again.
+/// is made durable, the file can contain the commit when it is opened again.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file does not exist.
@@ -66,7 +66,7 @@ pub enum StoreError {
     Io {
         /// Path of the store's file, even if the error is about its directory
         path: PathBuf,
-        /// What could not be done, as a participle in the message: opened, written, made
+        /// The word in the message that says what could not be done: opened, written, made
         done: &'static str,
         /// What an administrator can do about the error
         advice: &'static str,

@@ -46,7 +46,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 pub struct Store {
     path: PathBuf,
     find: Find,
-    /// `None` after a disk error, until the next request opens the file again
+    /// The open database; `None` after a disk error, until the next request opens the file again
     open: Option<Checked>,
     /// The file that was opened; `None` if the disk is not a file
     file: Option<FileId>,
@@ -68,7 +68,7 @@ impl Store {
             result => return result,
         }
         match Self::make(path, |_| Ok(())) {
-            // Another process has created the file meanwhile, so this process opens that file.
+            // Another process has created the file since `open_existing` failed, so this process opens that file.
             Ok(None) => Self::open_existing(path, wait),
             Ok(Some(((), store))) => Ok(store),
             Err(error) => Err(error),
@@ -161,8 +161,8 @@ impl Store {
         }
     }
 
-    /// Creates a file under a temporary name, fills the file, and then gives it its final name, so that no process ever
-    /// finds an incomplete file. Returns `None` if a file with the final name exists already.
+    /// Creates a file under a temporary name and fills it. The file gets its final name only when it is complete, so
+    /// that no process ever finds an incomplete file. Returns `None` if a file with the final name exists already.
     fn make<T>(
         path: &Path,
         fill: impl FnOnce(&mut Self) -> Result<T, StoreError>,
@@ -247,8 +247,8 @@ impl Store {
         Ok(result)
     }
 
-    /// Returns whether the file still has its name. If it does not, the file was removed or replaced, and everything
-    /// that is written to it is lost.
+    /// Returns whether the store's path still leads to the file that was opened. If not, the opened file was removed or
+    /// replaced, and everything that is written to it is lost.
     fn is_in_place(&self) -> bool {
         self.file.is_none() || disk::id(&self.path) == self.file
     }

@@ -163,7 +163,7 @@ fn an_agent_of_another_protocol_version_is_bypassed_or_reported() {
 
 #[test]
 fn fields_of_a_newer_version_are_ignored() {
-    // A message of this version, but with an additional field at each level.
+    // The message has the current protocol version, and an additional field at each level.
     let known = Request::new(
         Op::Del(attachment(1)),
         Duration::ZERO,
@@ -257,8 +257,8 @@ fn an_agent_that_stalled_rejects_an_add_that_was_deleted_meanwhile() {
 fn a_request_whose_caller_is_gone_is_not_done() {
     let node = NodeDir::with_store();
     let (store_thread, handle) = node.store_thread();
-    // Another process has the file open, so the request waits. Meanwhile the caller of the request goes away, so the
-    // request must not be performed.
+    // Another process has the file open, so the request waits. Before the file is closed, the caller of the request
+    // ends. So the request must not be performed.
     let store = node.open();
     let caller = Arc::new(());
     let alive = Arc::downgrade(&caller);

@@ -42,7 +42,7 @@ fn record(answered: &mut Answered, op: &Op, answer: &Result<OpOutcome, OpError>)
     }
 }
 
-/// Returns the assignments in the store. Also checks the counts.
+/// Returns the assignments in the store. Also checks that the store's counts of addresses in use agree with them.
 fn stored(store: &mut Store, now: &Now) -> Answered {
     let snapshot = store.snapshot(now).unwrap();
     let stored = attachments(&snapshot);
@@ -75,7 +75,7 @@ fn check(disk: &MemoryDisk, answered: &Answered, unanswered: Option<&Op>, what: 
         }
         assert_eq!(seen, *answered, "{what}");
     }
-    // The caller repeats the operation that was not answered, which must succeed now.
+    // The caller repeats the unanswered operation, and this attempt must succeed.
     if let Some(op) = unanswered {
         let answer = run(&mut store, op, &now);
         answer.unwrap_or_else(|error| panic!("{what}: {op:?}: {error}"));
@@ -163,7 +163,7 @@ fn kills_of_one_life_after_another_lose_nothing() {
         let mut unanswered: Option<Op> = None;
         for death in 0..12 {
             let what = format!("SEED={seed} life {life} death {death}");
-            // The process can also be killed while it opens the store.
+            // This process is killed while it opens the store.
             disk.set_fate(Fate::Dies(rng.below(3)));
             drop(disk.open());
             disk = after_crash(&disk, &mut rng);

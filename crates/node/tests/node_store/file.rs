@@ -177,8 +177,8 @@ fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
         }
     });
     receiver.recv().unwrap();
-    // By now the other thread usually waits for the old file. If that thread is slow, it opens the file later. The test
-    // must succeed in both cases.
+    // After this pause, the thread `waiter` usually waits for the old file. But a slow thread can open the file after
+    // the replacement. The test must succeed in both cases.
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = allocation(&["10.7.0.0/25", "fd07::/112"]);

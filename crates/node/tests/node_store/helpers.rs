@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::rng::{Rng, seed};
 use crate::world::allocation;
 
-/// A time limit that no lock or answer reaches in a test that succeeds.
+/// A time limit for locks and answers. A test that succeeds never waits this long.
 pub const WAIT: Duration = Duration::from_secs(20);
 
 /// The directory of a node, with paths for a store and for an agent's socket.

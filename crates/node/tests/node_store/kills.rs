@@ -99,7 +99,8 @@ fn spawn(path: &Path, own: u64, is_agent: bool) -> Child {
     command.spawn().unwrap()
 }
 
-/// Waits until a child begins to work. Returns the rest of its output, and the first line of its work.
+/// Waits until a child begins to work. Returns the child's further output, and the first line that the child printed
+/// about its work.
 fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     loop {
@@ -115,7 +116,7 @@ fn at_work(child: &mut Child) -> (BufReader<ChildStdout>, String) {
 #[derive(Default)]
 struct Callers {
     answered: BTreeMap<Attachment, Vec<Addr>>,
-    /// Requests without an answer. The value says whether the request is an ADD
+    /// Requests without an answer. The value is true if the request is an ADD
     open: BTreeMap<u64, bool>,
     answers: u64,
 }

@@ -85,7 +85,8 @@ fn case(seed: u64) -> u64 {
     done
 }
 
-/// Returns when an operation was requested: now, or earlier, as if an agent had stalled while doing it.
+/// Returns the time at which an operation was requested. This time is now, or earlier, as if an agent had stalled
+/// during the operation.
 fn asked(rng: &mut Rng, now: &Now) -> Duration {
     let before = match rng.below(8) {
         0 => rng.below(70_000),

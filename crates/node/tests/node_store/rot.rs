@@ -26,8 +26,8 @@ fn used_disk() -> MemoryDisk {
     disk
 }
 
-/// Opens a changed copy of the file. Returns whether the store reports damage. Panics if the store returns other
-/// content.
+/// Opens a changed copy of the file. Returns whether the store reports damage. Panics if the store returns content that
+/// differs from the original.
 fn is_damaged(bytes: Vec<u8>, what: &str) -> bool {
     let now = at(0, 1_000_000);
     let store = MemoryDisk::of(bytes).open();

@@ -243,7 +243,7 @@ pub fn any_op(rng: &mut Rng, has: impl Fn(&Attachment) -> Vec<Addr>) -> Op {
             if rng.one_in(6) {
                 add.pod = None;
             } else if rng.one_in(4) {
-                // Another pod with the same name, as if the pod had been deleted and created again.
+                // The ADD is for another pod with the same name, as if the pod had been deleted and created again.
                 let uid = format!("uid-{n}-{}", rng.below(3));
                 add.pod = add.pod.map(|pod| PodRef { uid, ..pod });
             }

@@ -1,6 +1,6 @@
 //! Tests of guards, with the controller's writer and a real API server. A guard is a precondition of a write, such as
-//! an object's resourceVersion or UID. The controller decides on each write for a certain state of the object. The
-//! guards make the write fail if this state has changed before the write arrives.
+//! an object's resourceVersion or UID. The controller decides on a write when the object is in a certain state. If this
+//! state has changed before the write arrives, the guards make the write fail.
 
 #![allow(clippy::panic, clippy::unwrap_used)] // allowed in helpers as in tests
 

@@ -133,7 +133,7 @@ async fn existing_podcidrs_are_never_replaced() {
         (first.as_deref(), all),
         (Some(theirs[0]), theirs.map(str::to_owned).to_vec())
     );
-    // A write also fails if Cadastre itself has already written podCIDRs to the node.
+    // A write fails if Cadastre itself has already written podCIDRs to the node.
     let node = bench.create("given", json!({})).await;
     assert_assigned(&bench.assign(&node).await);
     assert_guarded(&bench.assign(&node).await);
@@ -172,7 +172,8 @@ async fn unrelated_updates_do_not_disturb_an_assignment() {
 #[tokio::test]
 async fn the_first_annotation_of_a_node_makes_a_write_fail_and_a_new_read_helps() {
     // A JSON Patch cannot test a field whose parent is missing. So for a node without annotations, the patch tests that
-    // `metadata.annotations` is missing. The patch fails if the node gets its first annotation meanwhile.
+    // `metadata.annotations` is missing. The patch fails if the node gets its first annotation before the patch
+    // arrives.
     let bench = bench().await;
     let seen = bench.create("first-annotation", json!({})).await;
     bench

@@ -147,7 +147,7 @@ impl Bench {
         Ok(took)
     }
 
-    /// Waits until the agent reports the address of a claim as a block of its node.
+    /// Waits until the agent of the node `away` reports the address of a claim as a block of this node.
     async fn address_at_node(&self, claim: &str) -> Result<()> {
         let what = format!("the agent has the address of claim {claim}");
         until(&what, LIMIT, async || {

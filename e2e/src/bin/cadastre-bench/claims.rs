@@ -34,7 +34,7 @@ const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 /// The number of pods on each node. Each pod uses one claim.
 const PODS_A_NODE: u32 = 100;
-/// How long the controller rests before its memory is read.
+/// How long the controller is left without work before its memory is read.
 const REST: Duration = Duration::from_secs(5);
 
 /// How long each phase of one round took.

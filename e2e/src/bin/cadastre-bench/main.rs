@@ -129,7 +129,7 @@ const LISTS: [&str; 7] = [
     "/apis/networking.k8s.io/v1/servicecidrs",
 ];
 
-/// Measures the controller's LIST requests, sent concurrently by a client that does not decode the answers.
+/// Measures how long the controller's LIST requests take if they are sent concurrently and the answers are not decoded.
 async fn lists(cluster: &ControlPlane) -> Result<Duration> {
     let list = |path: &str| Call::without_body(Method::GET, path.to_owned());
     let begun = Instant::now();

@@ -1,7 +1,7 @@
-//! Measures ADD and DEL as whole processes, as a container runtime starts them, and compares them with the reference
-//! plugin host-local. Also measures the agent's memory and processor time.
+//! Measures how long an ADD or DEL takes from the start of its process to the end. Compares the times with those of the
+//! reference plugin host-local. Also measures the agent's memory and processor time.
 //!
-//! The compared programs are called in turn, one call each, so that other load on the host affects all of them.
+//! The compared programs take turns, so that unrelated load on the host affects all of them.
 
 mod agents;
 mod calls;
@@ -21,9 +21,9 @@ use agents::Agents;
 use calls::{Verb, call, timed};
 use kinds::Kind;
 
-/// Numbers of pods that already have addresses on the node, in ascending order.
+/// How many pods have addresses on the node before the measured calls, in ascending order.
 const PODS: [usize; 3] = [0, 110, 330];
-/// Calls per program and verb.
+/// How many times each program is called with each verb.
 const CALLS: usize = 200;
 /// Number of concurrent ADDs in a burst.
 const AT_ONCE: usize = 100;
@@ -117,11 +117,12 @@ fn memory(usage: &Usage) -> String {
     format!("{:.1} MiB, {:.1} its own", mib(usage.rss), mib(usage.anon))
 }
 
-/// Calls each of `kinds` [`CALLS`] times, in turn, and adds a row for each kind to `figures`.
+/// Measures [`CALLS`] ADDs and as many DELs of each of `kinds`, and adds a row for each kind to `figures`. The kinds
+/// take turns.
 fn turns(kinds: &[Kind], pods: usize, figures: &mut Table) -> Result<()> {
     let mut times = vec![(Vec::new(), Vec::new()); kinds.len()];
     for n in 0..CALLS {
-        // The order rotates, so that no program always follows the same other program.
+        // Each round begins with another program, so that no program runs after the same program in every round.
         for i in (0..kinds.len()).map(|i| (i + n) % kinds.len()) {
             let id = format!("new-{n}");
             times[i].0.push(timed(&kinds[i], Verb::Add, &id)?);

@@ -128,7 +128,7 @@ async fn cluster(count: u32) -> Result<(ControlPlane, History)> {
     Ok((cluster, history))
 }
 
-/// Counters at the moment before a contender starts.
+/// The values of counters immediately before a contender starts.
 struct Before {
     metrics: Vec<metrics::Sample>,
     spent: Duration,
@@ -145,8 +145,8 @@ impl Before {
     }
 }
 
-/// Returns the processor time so far of the control plane and of this process. This process sends the raw requests and
-/// runs the watch.
+/// Returns the processor time that the control plane and this process have used so far. This process sends the raw
+/// requests and runs the watch.
 fn spent(cluster: &ControlPlane) -> Result<Duration> {
     let own = usage(std::process::id())?;
     let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
@@ -206,7 +206,7 @@ async fn kcm(count: u32, qps: u32) -> Result<Run> {
     measure(&cluster, &history, count, before, Some(&process)).await
 }
 
-/// Measurements of a restart while all nodes have podCIDRs.
+/// Measurements of a controller that is restarted while all nodes have podCIDRs.
 struct Restart {
     lists: Duration,
     ready: Duration,

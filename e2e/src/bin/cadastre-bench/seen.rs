@@ -73,7 +73,8 @@ impl Watching {
         }
     }
 
-    /// Waits at most `limit` until the counts satisfy `wanted`. In the error, `what` describes the condition.
+    /// Waits at most `limit` until the function `wanted` returns true for the counts. If the wait fails, the error
+    /// contains `what`, which describes the condition.
     pub async fn until(
         &mut self,
         what: &str,

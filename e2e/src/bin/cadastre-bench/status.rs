@@ -1,6 +1,6 @@
-//! Measures the bytes that agents' writes add to etcd. The bench reads etcd's metrics to find out how far one status,
-//! or one list of addresses, makes etcd's database and log grow. From the growth, the bench computes the bytes per
-//! second of a whole cluster.
+//! Measures the bytes that agents' writes add to etcd. The bench reads etcd's metrics to find out by how many bytes one
+//! status, or one list of addresses, makes etcd's database and log grow. From the growth, the bench computes the bytes
+//! per second of a whole cluster.
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};

@@ -58,7 +58,7 @@ pub async fn run(count: u32) -> Result<()> {
     tokio::time::sleep(REST).await;
     let rest = standby.process().usage()?;
     // When the standby started, its watches fetched their lists one after another, which caused a peak of memory. Only
-    // a later peak counts, so the kernel's record of the peak is reset.
+    // the peak during the takeover counts, so the kernel's record of the peak is reset here.
     let forget = format!("/proc/{}/clear_refs", standby.process().pid());
     std::fs::write(&forget, "5").with_context(|| format!("cannot write {forget}"))?;
 

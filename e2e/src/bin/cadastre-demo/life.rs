@@ -1,4 +1,4 @@
-//! Adds and deletes containers through agents, so that a pool's blocks grow and return.
+//! Adds and deletes containers through agents, so that nodes get more blocks of a pool, and later release these blocks.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use kube::{Api, Client, ResourceExt as _};
 const POOL: &str = "pods";
 /// Number of nodes with an agent.
 const NODES: usize = 8;
-/// The smallest and the largest number of pods on a node.
+/// The minimum and the maximum number of pods on a node.
 const PODS: (usize, usize) = (10, 160);
-/// The time in which a node goes from the smallest to the largest number of pods.
+/// The time in which the number of pods of a node rises from the minimum to the maximum.
 const TIDE: Duration = Duration::from_secs(25);
 const LINE: Duration = Duration::from_secs(5);
 
@@ -31,7 +31,8 @@ pub struct Life {
 }
 
 impl Life {
-    /// Starts agents for the first [`NODES`] nodes that have no kubelet. The nodes with a kubelet have agents already.
+    /// Starts agents for the first [`NODES`] of the nodes without a kubelet. The nodes with a kubelet already have
+    /// agents.
     pub async fn start(cluster: &ControlPlane, client: &Client) -> Result<Self> {
         let agents = Agents::new(cluster)?;
         let mut pods = Vec::new();
@@ -50,8 +51,8 @@ impl Life {
         })
     }
 
-    /// Adds or deletes the containers of pods. Returns a line to print if [`LINE`] has passed since the last line, else
-    /// `None`.
+    /// Adds or deletes the containers of pods. Returns a line to print if the time [`LINE`] has passed since the last
+    /// line, else `None`.
     pub async fn step(&mut self) -> Result<Option<String>> {
         let (wanted, rising) = tide(self.begun.elapsed());
         let agents = &self.agents;
@@ -94,7 +95,7 @@ fn pod(node: &str, n: usize) -> String {
     format!("{node}-pod-{n}")
 }
 
-/// Returns how many pods a node should have when `since` has passed after the start, and whether the number is rising.
+/// Returns how many pods a node should have at the time `since` after the start, and whether the number is rising.
 fn tide(since: Duration) -> (usize, bool) {
     let period = 2 * TIDE.as_millis();
     let at = since.as_millis() % period;

@@ -24,7 +24,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// At most this many nodes are printed in a table; further nodes are only counted.
+/// A table shows at most this many nodes. Further nodes are only counted.
 const ROWS: usize = 24;
 
 /// The maximum of `NODES`. The sample pools have ranges for slightly more nodes.
@@ -110,7 +110,7 @@ async fn demo() -> Result<()> {
             machines
         }
     };
-    // The two durations are short, so that blocks return to the pool within seconds.
+    // `idleSeconds` and `cooldownSeconds` are short, so that blocks return to the pool within seconds.
     let soon = r#"patch ippools.cadastre.dev pods --type=merge -p {"spec":{"idleSeconds":5,"cooldownSeconds":1}}"#;
     cluster.kubectl_line(soon).await?;
     let mut life = life::Life::start(cluster, &client).await?;

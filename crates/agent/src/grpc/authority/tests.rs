@@ -65,7 +65,7 @@ fn text(first: u8, bytes: &[u8]) -> Vec<u8> {
 /// For each kind of literal: its first byte, and in how many of the byte's last bits the index begins.
 const LITERALS: [(u8, u32); 3] = [(0x40, 6), (0x00, 4), (0x10, 4)];
 
-/// The three ways to name `:authority` in a literal.
+/// Returns the three encodings of the name `:authority` in a literal of HPACK.
 fn names((first, bits): (u8, u32)) -> [Vec<u8>; 3] {
     [
         number(first, bits, INDEX),
@@ -128,7 +128,8 @@ fn headers() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     })
 }
 
-/// Generates frames that pass unchanged: other kinds, header blocks without END_HEADERS, and frames that are too long.
+/// Generates frames that the decoder passes on unchanged: frames that are no HEADERS frames, header blocks without
+/// END_HEADERS, and frames that are too long.
 fn foreign() -> impl Strategy<Value = Vec<u8>> {
     let payload = || prop::collection::vec(any::<u8>(), 0..2000);
     let kind = prop_oneof![Just(0u8), 2..=255u8];
@@ -236,8 +237,8 @@ async fn served<T>(most: usize, client: impl AsyncFnOnce(UnixStream) -> T) -> Ve
 async fn a_request_with_a_path_as_authority_is_answered() {
     for literal in LITERALS {
         for name in names(literal) {
-            // The block has POST, http, /x and the authority. It is sent twice, so that the dynamic table may have an
-            // entry when the second request is read.
+            // The header block has POST, http, /x and the authority. Two requests with this block are sent, so that the
+            // dynamic table may have an entry when the second request is read.
             let named = [&name, text(0, PATH.as_bytes()).as_slice()].concat();
             let block = [&[0x83, 0x86, 0x04, 2, b'/', b'x'], named.as_slice()].concat();
             // The bytes of this SETTINGS frame are written out: it belongs to stream 0, and `frame` makes frames of

@@ -339,7 +339,7 @@ pub(super) fn asked(effects: &[AgentEffect]) -> Vec<&'static str> {
     questions.collect()
 }
 
-/// Returns the resource versions that the status writes among the effects require.
+/// Returns the resourceVersion that each write of the status among the effects requires.
 pub(crate) fn target_versions(effects: &[AgentEffect]) -> Vec<&str> {
     let versions = effects.iter().filter_map(|it| match it {
         AgentEffect::WriteStatus { version, .. } => Some(version.as_str()),

@@ -8,7 +8,8 @@ fn failed() -> AgentEvent {
     AgentEvent::Written(WriteOutcome::Failed)
 }
 
-/// Makes the status write under way fail, and advances the clock beyond the pause. Returns the effects that follow.
+/// Reports that the write of the status has failed, and advances the clock beyond the pause after the failure. Returns
+/// the effects that follow.
 fn after_a_failure(bench: &mut Bench) -> Vec<AgentEffect> {
     bench.on(failed());
     bench.pass(200 * SECOND);
@@ -128,8 +129,7 @@ fn o14_the_agent_is_not_ready_before_the_files_are_written_and_the_last_report_s
     bench.on(AgentEvent::Files(bench.files.clone()));
     bench.run();
     assert!(bench.published().ends_with(&["ready"]));
-    // No address can be assigned any more. But a file must be written first, so the last report of readiness stays
-    // until the file is written.
+    // No address can be assigned any more. But the last report of readiness stays until the files are written.
     bench.subnet(2, blocks(&[]));
     bench.run_until_files();
     assert!(!bench.published().contains(&"not ready"));

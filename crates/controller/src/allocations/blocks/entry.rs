@@ -24,7 +24,7 @@ pub struct BlockEntry {
     pub owner: Owner,
     /// The parent of the block, if the owner has borrowed the block. This field stays set when the parent is gone
     pub parent: Option<Parent>,
-    /// Since when the owner has the block, rounded up to whole seconds
+    /// The time since which the owner has had the block, rounded up to whole seconds
     pub since: Timestamp,
     /// Earliest end of the quarantine as wall time. The object records this time for users and for the next leader
     pub until: Option<Timestamp>,
@@ -34,8 +34,8 @@ pub struct BlockEntry {
     pub holding: HoldingId,
     /// The last known UID of the block's object; `None` if no object is known yet
     pub uid: Option<ObjectUid>,
-    /// Whether the node may use the block. It may if a NodeSubnet lists the block, or if the watch has delivered the
-    /// block's object and nothing older overlaps the block. A block that is not confirmed is *provisional*
+    /// Whether the node may use the block. A block may be used if a NodeSubnet lists it, or if the watch has delivered
+    /// the block's object and nothing older overlaps the block. A block that is not confirmed is *provisional*
     pub confirmed: bool,
     /// The next request for the block's object, if the object needs one
     pub step: Step,
@@ -48,18 +48,18 @@ pub struct BlockEntry {
     pub await_until: Duration,
     /// How the block is recalled from the owner; `None` if it is not recalled
     pub recall: Option<Recall>,
-    /// Since when the block is recalled on behalf of waiting nodes, by the monotonic clock
+    /// The monotonic time since which the block has been recalled on behalf of waiting nodes
     pub recalled_at: Option<Duration>,
-    /// Since when the block is empty, by the monotonic clock
+    /// The monotonic time since which the block has been empty
     pub idle_since: Option<Duration>,
-    /// Since when the owner no longer needs this borrowed block, by the monotonic clock
+    /// The monotonic time since which the owner has no longer needed this borrowed block
     pub unneeded_since: Option<Duration>,
     /// UID of the VirtualMachineInstance whose pods may have the block's address, if the block was allocated for the
     /// claim of such a pod. The UID never changes
     pub vmi: Option<ObjectUid>,
     /// The number that the owner's NodeSubnet appends to the object's UID when it lists the block; 0 if it appends none
     pub number: u32,
-    /// Nodes that may have the block besides the owner, in the order in which they were added
+    /// Nodes that may have the block in addition to the owner, in the order in which they were added
     pub standby: Vec<Standby>,
     /// The highest number that the NodeSubnet of any node has appended to the object's UID
     pub last_number: u32,
@@ -150,7 +150,7 @@ impl BlockEntry {
     }
 
     /// Returns what the owner's agent reports about this block. Returns `None` if `report` is about another UID of the
-    /// node or of the block.
+    /// node, or if it reports the block under another UID.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         self.reported(report, self.number)

@@ -59,8 +59,8 @@ impl AllocationState {
     }
 
     /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the node gets the block, even if the
-    /// block's object names another owner. There is one exception: another node got the range later, with another
-    /// object. The list of a deleted node counts only if no other node holds the range.
+    /// block's object names another owner. There is one exception: another node has the range by now, with another
+    /// object than the list names. The list of a deleted node counts only if no other node holds the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,
@@ -91,9 +91,9 @@ impl AllocationState {
         if !alive && has_other_owner {
             return;
         }
-        // If another node got the range later, with another object than the list names, a late write has restored an
-        // outdated list. The other node's object does not count if it is neither quarantined nor listed, because in
-        // that case no node ever used it.
+        // A NodeSubnet's list is outdated if another node has the range with another object than the list names. In
+        // that case a late write has restored the list. But if the other node's block is neither quarantined nor
+        // listed, no node ever used that block. Such a block does not make the list outdated.
         let is_outdated = |entry: &BlockEntry| {
             let is_other = |uid: &ObjectUid| **uid != *object;
             let has_other_object = entry.uid.as_ref().is_some_and(is_other);
@@ -133,8 +133,8 @@ impl AllocationState {
         }
     }
 
-    /// Records the blocks in a node's changed NodeSubnet that the ledger lacks, or that are quarantined or provisional
-    /// in the ledger. A late write of an earlier leader may have listed these blocks. The node keeps them until its
+    /// Records blocks that a late write of an earlier leader may have listed in a node's NodeSubnet. These are the
+    /// listed blocks that the ledger lacks, or that it has as quarantined or provisional. The node keeps them until its
     /// agent releases them. Returns the blocks.
     pub(crate) fn listed_blocks_changed(
         &mut self,
@@ -156,8 +156,9 @@ impl AllocationState {
             };
             let reported = report.and_then(|it| it.of_block(&cidr, &block.uid.as_str().into()));
             let is_released = reported.is_some_and(|it| it.released);
-            // If the block is quarantined in the ledger, the late write gave it back to this node. If the block is
-            // provisional in the ledger, the earlier leader found that no older block overlaps it.
+            // An earlier leader's late write listed the block. If the ledger has the block in quarantine, this write
+            // gave the block back to this node. If the ledger has the block as provisional, that leader found that no
+            // older block overlaps the block.
             let is_new = |entry: &BlockEntry| {
                 let own = entry.owner.uid == node.uid;
                 entry.owner.quarantined || (own && !entry.confirmed && !entry.is_leaving())
@@ -269,8 +270,8 @@ impl AllocationState {
         report: Option<&AgentReport>,
     ) -> Option<AllocatedBlock> {
         // A pod gets all addresses of a claim or none, so a NodeSubnet lists all blocks of a claim or none. There is
-        // one exception: a draining block is listed even alone. The agent assigns nothing from it, and can release only
-        // a listed block.
+        // one exception: a draining block is listed even without the claim's other blocks. The agent assigns no address
+        // of a draining block, and it can release only a block that is listed.
         let all = self.claims.get(claim)?.cidrs();
         let all = all.map(|cidr| self.blocks.get(&cidr));
         let mut blocks = all.clone();
@@ -324,7 +325,7 @@ impl AllocationState {
     }
 }
 
-/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If these are more parts than a
+/// Returns the parts of the spans that lie in a block, as texts for the NodeSubnet. If there are more parts than a
 /// NodeSubnet may list, returns the range of the block. In that case no address of the block is assigned, which is
 /// better than assigning a reserved address.
 fn within<'a>(cidr: &Cidr, spans: impl IntoIterator<Item = &'a IpRange>) -> Vec<String> {

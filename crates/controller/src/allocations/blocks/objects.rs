@@ -71,8 +71,8 @@ impl AllocationState {
     }
 
     /// Handles an object with an invalid spec. If the block is confirmed, its object is written again. If the block is
-    /// provisional, its range is quarantined, because it is unknown for which node the object was created. No node
-    /// loses addresses in use by that, because no NodeSubnet lists a provisional block.
+    /// provisional, its range is quarantined, because it is unknown for which node the object was created. This takes
+    /// no addresses in use from any node, because no NodeSubnet lists a provisional block.
     pub(crate) fn block_spoiled(&mut self, block: &Block, now: Now, affected: &mut AffectedLoops) {
         let known = self.blocks.entries.values();
         let known = known.filter(|entry| *block.name == *block_name(&entry.cidr));
@@ -222,7 +222,7 @@ impl AllocationState {
         affected
     }
 
-    /// Marks each provisional block for deletion that overlaps a block in use by another node's agent. A restore of the
+    /// Marks for deletion each provisional block that overlaps a block that another node's agent uses. A restore of the
     /// API server from a backup may have brought back such provisional blocks. Returns the marked blocks. The leader
     /// calls this at the end of the agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
@@ -243,8 +243,8 @@ impl AllocationState {
         ended
     }
 
-    /// Returns whether the block may be confirmed. It may not if a confirmed block, an older block or a podCIDR
-    /// overlaps it.
+    /// Returns whether the block may be confirmed. A block must not be confirmed if a confirmed block, an older block
+    /// or a podCIDR overlaps it.
     fn is_first(&self, cidr: &Cidr, cache: &ClusterCache) -> bool {
         let Some(mine) = Self::age(cidr, cache) else {
             return false;

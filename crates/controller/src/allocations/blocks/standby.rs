@@ -24,16 +24,16 @@ use cadastre_api::{MOST_STANDBY, Recall, listed_uid};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// A node that may have a block besides the owner.
+/// A node that may have a block in addition to the block's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standby {
-    /// The node, live or deleted
+    /// The node that is the standby; it is live or deleted
     pub owner: Owner,
     /// The number that the node's NodeSubnet appends to the object's UID when it lists the block
     pub number: u32,
     /// Whether the API server has stored the node in the block's object
     pub is_stored: bool,
-    /// How the controller recalls the block from this node; `None` if it does not
+    /// How the controller recalls the block from this node; `None` if the block is not recalled from it
     pub recall: Option<Recall>,
 }
 
@@ -53,7 +53,7 @@ impl Standby {
 pub(super) struct Share {
     /// The number that the node's NodeSubnet appends to the object's UID when it lists the block
     pub number: u32,
-    /// How the controller recalls the block from the node; `None` if it does not
+    /// How the controller recalls the block from the node; `None` if the block is not recalled from it
     pub recall: Option<Recall>,
     /// Whether the API server has stored the node in the block's object
     pub is_stored: bool,
@@ -76,13 +76,13 @@ impl BlockEntry {
         Some(listed_uid(self.uid.as_ref()?, self.number))
     }
 
-    /// Returns whether the node with this UID may have the block, as owner or as standby.
+    /// Returns whether the node with this UID is the owner or a standby of the block.
     pub(crate) fn is_at(&self, uid: &ObjectUid) -> bool {
         self.owner.uid == *uid || self.standby_of(uid).is_some()
     }
 
-    /// Returns whether the block is for a virtual machine and `object` is the UID of its object, but the node with the
-    /// UID `uid` is neither owner nor standby.
+    /// Returns whether the node with the UID `uid` is neither owner nor standby of this virtual machine's block.
+    /// Returns false if the block is not for a virtual machine, or if `object` is not the UID of the block's object.
     pub(super) fn lacks(&self, uid: &ObjectUid, object: &str) -> bool {
         self.vmi.is_some() && self.uid.as_deref() == Some(object) && !self.is_at(uid)
     }
@@ -113,8 +113,8 @@ impl BlockEntry {
         is_stored && self.is_held() && !self.is_released_at(uid, report)
     }
 
-    /// Returns whether the agent of the node with this UID has released the block. The node is the block's owner or a
-    /// standby.
+    /// Returns whether the agent of the node `uid` has released the block. The node is the owner or a standby of the
+    /// block.
     pub(crate) fn is_released_at(&self, uid: &ObjectUid, report: Option<&AgentReport>) -> bool {
         let report = report.filter(|it| it.node_uid == *uid);
         let share = self.share_of(uid).zip(report);
@@ -143,7 +143,7 @@ impl BlockEntry {
         !(is_standby && others.any(is_new))
     }
 
-    /// Returns what an agent reports about the block that its NodeSubnet lists with this number.
+    /// Returns what an agent reports about this block if the agent's NodeSubnet lists the block with this number.
     pub(super) fn reported<'a>(
         &self,
         report: &'a AgentReport,
@@ -174,7 +174,8 @@ impl BlockTable {
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
-    /// Changes the standbys of a block.
+    /// Calls `change` with the entry of a block, so that it can change the standbys. Also schedules a write of the
+    /// object.
     fn change_standbys(&mut self, cidr: &Cidr, change: impl FnOnce(&mut BlockEntry)) {
         let to_judge = self.to_judge.contains(cidr);
         if let Some(mut entry) = self.remove(cidr) {
@@ -209,8 +210,8 @@ impl AllocationState {
         });
     }
 
-    /// Records a standby that the block's object does not name. A NodeSubnet lists the block for this standby, because
-    /// an earlier leader wrote that.
+    /// Records a standby that the block's object does not name, but for which an earlier leader listed the block in a
+    /// NodeSubnet.
     pub(super) fn restore_standby(&mut self, cidr: &Cidr, owner: Owner, number: u32) {
         self.blocks.change_standbys(cidr, |entry| {
             entry.last_number = entry.last_number.max(number);
@@ -246,11 +247,11 @@ impl AllocationState {
         self.blocks.change_standbys(cidr, drop);
     }
 
-    /// Ends the block for its owner, which no longer has it. If the block has standbys, one of them becomes the owner,
-    /// a live standby if there is any. If all standbys are deleted nodes, the block is quarantined. If the block has no
-    /// standby, its object is deleted.
+    /// Takes the block away from its owner, which no longer has it. If the block has live standbys, one of them becomes
+    /// the owner. If all standbys are deleted nodes, one of them becomes the owner, and the block is quarantined. If the
+    /// block has no standby, its object is deleted.
     ///
-    /// After a quarantine, a deleted standby causes no further quarantine: the quarantine began when no live node had the
+    /// After a quarantine, a deleted standby causes no further quarantine. The quarantine began when no live node had the
     /// block, so it counts for every deleted node that had the block.
     pub(crate) fn owner_left(&mut self, cidr: &Cidr, now: Now) {
         let Some(entry) = self.blocks.get_mut(cidr) else {
@@ -276,8 +277,8 @@ impl AllocationState {
         }
     }
 
-    /// Ends the standby of a node for each block that the node's agent has released and the node's NodeSubnet no longer
-    /// lists. Returns these blocks.
+    /// Removes a node from the standbys of each block that the node's agent has released and that the node's NodeSubnet
+    /// no longer lists. Returns these blocks.
     pub(super) fn released_standbys(
         &mut self,
         node: &Node,
@@ -298,7 +299,7 @@ impl AllocationState {
         cidrs
     }
 
-    /// Records that a node was deleted that is a standby for some blocks. Returns these blocks.
+    /// Marks the standbys of a deleted node as quarantined. Returns the blocks of which the node is a standby.
     pub(super) fn quarantine_standbys(
         &mut self,
         uid: &ObjectUid,

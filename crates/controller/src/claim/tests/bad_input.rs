@@ -130,7 +130,8 @@ fn a_claim_that_is_edited_in_use_keeps_its_addresses() {
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     fixture.settle(CLAIM);
     fixture.allocations.confirm(&cidr(ADDRESS));
-    // The API server rejects edits of a claim's pool and addresses, unless its CRD is too old to have these rules.
+    // The API server rejects edits of a claim's pool and addresses, unless the CustomResourceDefinition of claims is
+    // too old to have these rules.
     for edited in [claim(CLAIM, "other", &[]), claim(CLAIM, "", &["10.0.0.9"])] {
         let is = fixture.cache.claims.get(CLAIM).unwrap();
         let edited = Claim {

@@ -63,8 +63,8 @@ impl Fixture {
         listed.into_iter().next()
     }
 
-    /// Updates the cache and the ledger: the NodeSubnet lists nothing, and its agent has released the block with that
-    /// UID.
+    /// Updates the cache and the ledger: the node's NodeSubnet lists nothing, and its agent has released the block with
+    /// the UID `uid`.
     fn released(&mut self, node: &str, uid: &str) {
         let mut released = subnet(node, &[], 0);
         let before = self.cache.subnets.get(node);

@@ -60,11 +60,11 @@ impl LeaseSettings {
 /// The fields of the Lease that the election uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRecord {
-    /// `spec.holderIdentity`
+    /// The value of `spec.holderIdentity`; `None` if the Lease has no holder
     pub holder: Option<String>,
-    /// `spec.leaseDurationSeconds`
+    /// The value of `spec.leaseDurationSeconds`
     pub lease_duration: Duration,
-    /// `spec.leaseTransitions`
+    /// The value of `spec.leaseTransitions`
     pub transitions: i64,
     /// Whether the annotation `cadastre.dev/unsettled` is set: the last holder released the Lease while writes were
     /// indeterminate
@@ -103,11 +103,11 @@ pub enum LeaseCall {
 /// The API server's answer to a [`LeaseCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAnswer {
-    /// The Lease as read.
+    /// The Lease that the API server returned to a read.
     Found(LeaseRecord),
     /// There is no Lease.
     Missing,
-    /// The Lease as written.
+    /// The Lease that the API server has stored after a write.
     Written(LeaseRecord),
     /// Rejected: the Lease exists already, has changed, or is gone.
     Conflict,
@@ -138,16 +138,17 @@ pub struct LeadershipTerm {
     pub id: TermId,
     /// How the term began; the fence does more after an unclean takeover
     pub takeover: Takeover,
-    /// From this time on the leader may write nothing, unless a renewal postpones the time
+    /// The time at which the leader must stop writing, unless a renewal postpones this time
     pub valid_until: Mono,
-    /// For how long before this term no leader had renewed the Lease, by wall clocks. If this time is long, the API
-    /// server may have been restored to an older state. The election does not depend on this field
+    /// The time without a leader before this term: how long the Lease had not been renewed, by wall clocks. If this
+    /// time is long, the API server may have been restored to an older state. The election does not depend on this
+    /// field
     pub vacant: Duration,
     /// Writes that earlier holders may have in flight, as the Lease named them at the takeover; `None` if they are
     /// unknown
     pub inherited: Option<Arc<WriteIntents>>,
-    /// Since when the API server has answered without interruption. Before that time, the API server may have been
-    /// restored to an older state, so lists that were requested earlier do not count
+    /// The time since which the API server has answered without interruption. Before this time, the API server may have
+    /// been restored to an older state. So lists that were requested before this time do not count
     pub answered_since: Mono,
     /// The highest [`LeaseContent::number`] for which the Lease was written in this term
     pub named: u64,
@@ -156,12 +157,12 @@ pub struct LeadershipTerm {
 /// The content that the Lease should get, apart from its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseContent {
-    /// The term for which the content was decided. In other terms, the elector ignores the content
+    /// The term for which the content was decided. During any other term, the elector ignores the content
     pub term: TermId,
     /// The number for which requests may wait. [`LeadershipTerm::named`] reaches the number when the content is
     /// written. If the number is higher than in the last content, the Lease is written at once
     pub number: u64,
-    /// Allocations of podCIDRs that may be in flight; `None` as long as only the inherited ones are known
+    /// Allocations of podCIDRs that may be in flight; `None` as long as only those of earlier leaders are known
     pub intents: Option<Arc<WriteIntents>>,
     /// Whether the agent grace, in which agents report after a gap, is over. Until the agent grace is over, the Lease
     /// records the gap

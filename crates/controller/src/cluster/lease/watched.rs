@@ -50,8 +50,8 @@ impl Elector {
         }
     }
 
-    /// Returns whether watch events count now: this process is a candidate, no call is unanswered, and no read must
-    /// come first.
+    /// Returns whether watch events count now. They count if this process is a candidate, no call is unanswered, and
+    /// the Lease need not be read first.
     fn uses_watch(&self) -> bool {
         matches!(self.phase, Phase::Candidate) && self.outstanding.is_none() && !self.read_first
     }
@@ -61,7 +61,7 @@ impl Elector {
         self.uses_watch() && is_newer
     }
 
-    /// Returns whether a read found the same version so recently that the watch is not late.
+    /// Returns whether a read found the version of `record` so recently that the watch is not late.
     fn was_just_read(&self, record: &LeaseRecord, now: Mono) -> bool {
         let is_same = |known: &LeaseRecord| known.resource_version == record.resource_version;
         self.uses_watch()
@@ -78,7 +78,8 @@ impl Elector {
         self.due = self.watched_read_due().max(now);
     }
 
-    /// Makes a read due at once, but at the earliest [`CANDIDATE_PAUSE`] after the last read.
+    /// Schedules a read for now. If the last read began less than [`CANDIDATE_PAUSE`] ago, schedules the read for the
+    /// end of that pause.
     fn read_soon(&mut self, now: Mono) {
         self.read_first = true;
         self.due = self.due.min(now.max(self.read_at + CANDIDATE_PAUSE));
@@ -89,9 +90,9 @@ impl Elector {
         self.watch_works_until.min(self.read_at + WATCHED_PAUSE)
     }
 
-    /// Returns whether the Lease must be read before it is acquired, because only a watch delivered the last record,
-    /// and the watch may have stopped since. A free Lease needs no read: at worst the write that acquires it is
-    /// rejected.
+    /// Returns whether the Lease must be read before it is acquired. A read is needed if only a watch delivered the
+    /// last record, because the watch may have stopped after that. A free Lease needs no read: at worst the write that
+    /// acquires it is rejected.
     pub(super) fn needs_read(&self) -> bool {
         let is_free = matches!(&self.view, LeaseView::Present(record, _) if record.is_released());
         self.is_unconfirmed && !is_free && !Mutation::SilentWatchTrusted.is_on()

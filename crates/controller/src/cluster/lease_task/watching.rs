@@ -55,8 +55,8 @@ impl Watching {
         }
     }
 
-    /// Starts or stops the watch. A candidate that knows a leader needs a watch. A leader needs none, because the watch
-    /// would only show the leader's own renewals.
+    /// Starts or stops the watch. A candidate needs a watch once it knows who leads. A leader needs none, because the
+    /// watch would only show the leader's own renewals.
     pub(super) fn attend(
         watching: &mut Option<Self>,
         leadership: &Leadership,
@@ -83,7 +83,7 @@ impl Watching {
     }
 }
 
-/// Passes a watch event to the elector. Returns the Lease if the elector accepted it.
+/// Passes a watch event to the elector. Returns the Lease of the event if the elector accepted the event.
 pub(super) fn take_in(
     elector: &mut Elector,
     change: ObjectEvent<Lease>,

@@ -54,7 +54,8 @@ impl Fixture {
         self.cache.subnets.change(ObjectEvent::Applied(is));
     }
 
-    /// Writes the NodeSubnet of `rich` and returns what it withdraws, lends and returns.
+    /// Writes the NodeSubnet of `rich`. Returns the parts that the NodeSubnet now lists in `withdraw`, `lent` and
+    /// `returned`.
     fn write(&mut self) -> Withdrawals {
         let node = self.cache.nodes.get("rich").unwrap();
         let is = self.cache.subnets.get("rich").unwrap();

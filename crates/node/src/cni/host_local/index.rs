@@ -56,8 +56,8 @@ impl Entry {
     }
 }
 
-/// Returns the stamp of a file. Returns `None` if the file was modified so recently that it could be modified again and
-/// keep the same stamp.
+/// Returns the stamp of a file. Returns `None` if the file was modified so recently that a further change might not
+/// change the stamp.
 fn stamp(stat: &Stat, now: SystemTime) -> Option<Stamp> {
     let seconds = u64::try_from(stat.st_mtime).ok()?;
     let nanoseconds = u32::try_from(stat.st_mtime_nsec).ok()?;
@@ -91,7 +91,7 @@ pub(super) fn save(dir: &Path, files: &Files, still: impl FnOnce() -> bool) {
     let Some(seal) = set_seal(dir).filter(|_| still()) else {
         return;
     };
-    // The file is not truncated first, because truncating takes longer than writing.
+    // The file is not truncated before it is written, because truncating takes longer than writing.
     let _ =
         encode(files, seal).and_then(|index| open_over(&path, 0o600).ok()?.write_all(&index).ok());
 }
@@ -144,8 +144,8 @@ fn decode(index: &[u8], seal: Seal) -> Option<Files> {
     (sealed == seal).then_some(files)
 }
 
-/// Returns a checksum. Another build of the plugin may compute a different checksum. Such a build ignores this index
-/// and writes a new one.
+/// Returns a checksum. A different build of the plugin can compute a different checksum for the same bytes. Such a
+/// build ignores the index and writes a new one.
 fn checksum(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);

@@ -149,7 +149,8 @@ fn assign(
     }))
 }
 
-/// Assigns the address of a set that the ADD requests. Fails if the address is in use or is the gateway.
+/// Assigns the address `ip` of a range set, because the ADD requests this address. Fails if the address is in use or is
+/// the gateway.
 fn exactly(
     store: &mut Store,
     owner: &Owner,

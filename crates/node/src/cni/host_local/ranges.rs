@@ -69,7 +69,7 @@ impl RangeConfig {
 }
 
 impl FilledRange {
-    /// Returns an address of the range in the form in which a result contains it.
+    /// Returns `ip` as an entry of a CNI result: with the prefix length of the subnet, and with the gateway.
     pub(super) fn assign(&self, ip: Addr) -> Ip {
         let ones = self.subnet.len();
         Ip {
@@ -166,7 +166,7 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// Returns the next address. `ip` must be inside of a subnet and below the subnet's last address.
+/// Returns the address after `ip`. `ip` must be an address of a subnet, but not the subnet's last address.
 fn step(ip: Addr) -> Addr {
     Addr {
         value: ip.value.wrapping_add(1),

@@ -5,7 +5,7 @@ use std::io::Read as _;
 
 use cadastre_core::node_allocation::Dns;
 
-/// Maximum number of bytes that are read of a file.
+/// Maximum number of bytes that are read from a file.
 const MAX_FILE: u64 = 1024 * 1024;
 
 /// Reads the DNS settings from the file at a path. Ignores the part of the file after the first [`MAX_FILE`] bytes.

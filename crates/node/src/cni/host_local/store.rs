@@ -32,8 +32,8 @@ const DATA_DIR: &str = "/var/lib/cni/networks";
 const LOCK: &str = "lock";
 const CURSOR: &str = "last_reserved_ip.";
 
-/// Maximum number of bytes that are read of a file. The content comes from the environment, which cannot contain longer
-/// strings.
+/// Maximum number of bytes that are read from a file. The content comes from the environment, which cannot contain
+/// longer strings.
 const MAX_FILE: u64 = 256 * 1024;
 
 /// The state directory of a network. The directory is locked as long as this value exists.
@@ -42,7 +42,7 @@ pub(super) struct Store {
     /// The lock file. It is locked until the store is dropped, unless the file system does not support locks
     _lock: File,
     locked: bool,
-    /// Each file of the directory that can be the file of an address, by its name
+    /// The files in the directory that can be files of addresses, by name
     files: Files,
     /// Whether `files` differ from the index (see [`index`])
     changed: bool,
@@ -139,8 +139,8 @@ impl Store {
         found.and_then(|found| found.map(known).sum()) == Some(self.files.len())
     }
 
-    /// Finds files by name and content. The index may be outdated, so the content of each match is read from its file
-    /// again.
+    /// Returns the names of the files for whose name and content `is` returns true. The index may be outdated, so the
+    /// content of each match is read from its file again.
     fn find(&self, is: impl Fn(&str, &str) -> bool) -> Vec<String> {
         let matches = |(name, Entry(content, _)): &(&String, &Entry)| {
             is(name, content)
@@ -204,7 +204,7 @@ impl Store {
         }
     }
 
-    /// Removes files by name and content. Returns whether a file was removed.
+    /// Removes the files for whose name and content `is` returns true. Returns whether any file was removed.
     fn remove(&mut self, is: impl Fn(&str, &str) -> bool) -> bool {
         let before = self.files.len();
         for name in self.find(is) {
@@ -232,7 +232,7 @@ fn is_allocation(name: &str) -> bool {
     name != LOCK && !name.starts_with(CURSOR)
 }
 
-/// Reads each file of a directory that can be the file of an address.
+/// Reads all files of a directory that have the name and type of a file of an address.
 fn read_all(dir: &Path) -> Result<Files, String> {
     let found = fs::read_dir(dir).map_err(|error| fault("read", dir, &error))?;
     let files = found.filter_map(|item| {
@@ -274,8 +274,8 @@ fn fault(what: &str, path: &Path, error: &io::Error) -> String {
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = open_over(path, 0o600)?;
     file.write_all(content)?;
-    // The file is truncated after the write, and only if it was longer. If a file is emptied first, some file systems
-    // write it to the disk at once, which takes longer.
+    // The file is truncated only after the write, and only if the old content was longer. If a file is emptied before
+    // it is written, some file systems write it to the disk at once, which takes more time.
     let length = content.len() as u64;
     if file.metadata()?.len() > length {
         file.set_len(length)?;

@@ -18,7 +18,8 @@ use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 /// Maximum duration of an ADD. The limit is longer than the time that the agent waits for a block.
 const ADD_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum duration of any other command. The limit is short because container runtimes call STATUS every few seconds.
+/// Maximum duration of every command except ADD. The limit is short because container runtimes call STATUS every few
+/// seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The operation that a CNI call requests, and what is needed to perform it.
@@ -26,7 +27,7 @@ struct Task {
     paths: Paths,
     op: Op,
     timeout: Duration,
-    /// For STATUS, whether the config names pools
+    /// Whether the config names pools. Only STATUS uses this value
     names_pools: bool,
     /// Routes of the config, which are added to the routes of the pool
     routes: Vec<Route>,
@@ -48,7 +49,7 @@ pub(super) fn run(
     })?;
     let Paths { socket, store } = &task.paths;
     let answer = ask(socket, store, &task.op, task.timeout);
-    // STATUS considers only blocks that the node has now. If the config names pools, the node may get a block of these
+    // STATUS considers only blocks that the node has now. If the config names pools, the node can get a block of these
     // pools when a pod needs one. In this case, the absence of blocks is no error.
     let is_expected = |refusal: &OpError| refusal.why == OpErrorKind::NoBlock && task.names_pools;
     if status && answer.as_ref().is_err_and(is_expected) {

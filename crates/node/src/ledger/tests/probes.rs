@@ -62,7 +62,7 @@ fn an_address_is_assigned_only_after_a_probe() {
     assert_eq!(node.add(&ask(1)), "10.0.0.3");
     assert_eq!(node.add(&ask(2)), "10.0.0.4");
     node.assert_refused(&ask(3), OpErrorKind::Unprobed, says);
-    // The addresses that were passed over are still first.
+    // The addresses below the assigned ones were not probed, so they are still the first ones to probe.
     assert_eq!(to_probe(&mut node, &ask(3))[..2], ["10.0.0.0", "10.0.0.1"]);
     clean(&mut node, &["10.0.0.1"]);
     assert_eq!(node.add(&ask(3)), "10.0.0.1");
@@ -78,7 +78,7 @@ fn each_use_of_an_address_needs_a_probe_of_its_own() {
     node.add(&ask(1));
     node.later(1);
     let begun = node.now.since_boot;
-    // The pod itself answers a probe of its own address.
+    // The pod that uses the address answers this probe. So the answer must not count as a conflict.
     conflict(&mut node, "10.0.0.1");
     node.later(1);
     node.del(1);
@@ -140,13 +140,13 @@ fn addresses_in_conflict_exhaust_a_pool() {
     let says = "no free IPv4 address on this node (8 in conflict: other hosts use them)";
     node.assert_refused(&ask(1), OpErrorKind::Exhausted, says);
     assert_eq!(to_probe(&mut node, &ask(1)), [""; 0]);
-    // The block stays in the search, so the address is found once its conflict has ended.
+    // The block is still among the blocks to search, so the address is found once its conflict has ended.
     node.ledger()
         .end_conflicts(&[(addr("10.0.0.6"), 7)])
         .unwrap();
     clean(&mut node, &["10.0.0.6"]);
     assert_eq!(node.add(&ask(1)), "10.0.0.6");
-    // A pool that does not require probes assigns any address.
+    // If the pool does not require probes, any free address is assigned without a probe.
     node.allocation.pools[0].probes_conflicts = false;
     node.update();
     assert_eq!(node.add(&ask(2)), "10.0.0.0");

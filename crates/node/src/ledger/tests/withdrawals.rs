@@ -8,7 +8,7 @@ fn node() -> Node {
 }
 
 impl Node {
-    /// Sets the ranges in `withdraw` and `returned` of the NodeSubnet.
+    /// Sets the fields `withdraw` and `returned` of the NodeSubnet.
     fn request(&mut self, withdraw: &[&str], returned: &[&str]) {
         self.allocation.withdraw = withdraw.iter().map(|it| cidr(it)).collect();
         self.allocation.returned = returned.iter().map(|it| cidr(it)).collect();
@@ -47,7 +47,7 @@ fn a_range_to_be_withdrawn_is_not_assigned_from() {
         OpErrorKind::NotInBlocks,
         "10.0.0.0/29 was taken out of this node's addresses",
     );
-    // If a request ends before the range is withdrawn, it has no further effect.
+    // If a request ends before the range is withdrawn, the request has no further effect.
     node.request(&[], &[]);
     assert_eq!(node.withdrawals(), " / ");
     assert_eq!(node.add_one(2), "10.0.0.2");

@@ -64,8 +64,8 @@ pub fn timed(kind: &Kind, verb: Verb, container: &str) -> Result<Duration> {
     Ok(took)
 }
 
-/// Runs `count` ADDs concurrently, then their DELs one by one. Returns the time of all ADDs together, and the time of
-/// each ADD.
+/// Runs `count` ADDs concurrently, then their DELs one by one. Returns how long all ADDs took from the first start to
+/// the last end, and how long each ADD took.
 pub fn at_once(kind: &Kind, count: usize) -> Result<(Duration, Vec<Duration>)> {
     let start = Instant::now();
     let (whole, times) = std::thread::scope(|scope| {

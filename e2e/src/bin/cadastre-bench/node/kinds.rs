@@ -29,7 +29,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Returns all programs to compare, none of which has assigned an address yet. The empty process is the first.
+    /// Returns all programs to compare. The first one is the empty process. None of the programs has assigned an
+    /// address before its first call.
     pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
@@ -71,7 +72,8 @@ impl Kind {
     }
 }
 
-/// Returns a static executable that does nothing. It shows how long the start of a process takes.
+/// Returns a static executable that does nothing. The measurement of this executable shows how long the start of a
+/// process takes.
 fn floor() -> Result<Kind> {
     let names = ["/bin/busybox", "/usr/bin/busybox", "/bin/true"];
     let program = names.map(PathBuf::from).into_iter().find(|it| it.is_file());

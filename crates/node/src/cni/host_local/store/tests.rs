@@ -92,7 +92,7 @@ fn settle(path: &Path) {
     File::open(path).unwrap().set_modified(past).unwrap();
 }
 
-/// Opens a state directory, and writes the index if it has changed.
+/// Opens a state directory, and writes the index if the files differ from it.
 fn indexed(dir: &Path) -> Store {
     let store = Store::open(dir).unwrap();
     store.save_index();
@@ -108,8 +108,9 @@ fn the_index_is_used_and_changed_files_are_read_again() {
     let store = Store::open(dir).unwrap();
     assert!(!store.changed, "the index was used");
     drop(store);
-    // Each write overwrites the file in place, which does not break the seal. Two writes happen within a tick, and one
-    // write sets an old time. The new owner must be found each time.
+    // Each write overwrites the file in place, which does not break the seal. The first two writes happen within one
+    // tick, and the last write sets the file's modification time to an old time. After each write, the new owner must
+    // be found.
     for (id, old) in [("b", false), ("c", false), ("d", true)] {
         fs::write(dir.join("10.0.0.2"), format!("{id}\r\neth0")).unwrap();
         if old {
@@ -131,7 +132,8 @@ fn a_match_in_the_index_is_read_from_the_file() {
     settle(&path);
     let time = fs::metadata(&path).unwrap().modified().unwrap();
     drop(indexed(dir));
-    // The new content has the same size and the same time, so the index does not show the change.
+    // The new content has the size of the old content, and the modification time is set to the old time. So the index
+    // does not show the change.
     fs::write(&path, "b\r\neth0").unwrap();
     File::open(&path).unwrap().set_modified(time).unwrap();
     let mut store = Store::open(dir).unwrap();
