@@ -22,10 +22,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadastre_api::{AllocationMode, IPPoolSpec};
-use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName};
+use cadastre_controller::cluster::lease::Leadership;
+use cadastre_controller::cluster::names::{ClaimName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
     Claim, ClaimSource, ClaimSpec, ClaimStatus, Pod, Pool,
 };
+use cadastre_controller::cluster::request::{ApiRequest, ObjectSpec};
 use cadastre_core::node_allocation::is_claim;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::AssignedAddress;
@@ -229,6 +231,29 @@ impl Sim {
         let quarantined = dead.flat_map(|it| it.ranges.iter().copied());
         let mut ranges = blocks.chain(podcidrs).chain(quarantined);
         ranges.any(|it| it.contains_addr(addr) && it != Cidr::host(addr))
+    }
+
+    /// Records which addresses of claims are in a block that an earlier leader creates late. The leader may choose other
+    /// addresses for these claims.
+    pub fn note_late_block(&mut self, term: &TermId, request: &ApiRequest) {
+        let ApiRequest::Create(_, ObjectSpec::Block(spec)) = request else {
+            return;
+        };
+        // A term begins with the number of changes of leadership.
+        let number = |it: &TermId| it.split('-').next().and_then(|it| it.parse::<u64>().ok());
+        let runs = self.processes.iter().filter_map(|it| it.run.as_ref());
+        let mut terms = runs.filter_map(|run| match run.elector.leadership() {
+            Leadership::Leading(leading) => number(&leading.id),
+            _ => None,
+        });
+        if !terms.any(|it| Some(it) > number(term)) {
+            return;
+        }
+        let claims = self.api.claims.live.values();
+        let all = claims.flat_map(|it| it.addresses().collect::<Vec<_>>());
+        let is_in = |addr: &Addr| spec.cidr.contains_addr(*addr) && spec.cidr != Cidr::host(*addr);
+        let inside: Vec<Addr> = all.filter(is_in).collect();
+        self.claims.contested.extend(inside);
     }
 
     /// Checks a change of a claim. A claim keeps the addresses that it has, and no two claims get the same address. A

@@ -317,7 +317,8 @@ impl Sim {
             format!("{run_id}'s {} -> {outcome}", verb(request))
         });
         self.checks.executed(request, &outcome, self.now);
-        if outgoing.term.is_some() {
+        if let Some(term) = &outgoing.term {
+            self.note_late_block(term, request);
             let decided = match (request, self.run_of(run_id)) {
                 (ApiRequest::AssignPodCidrs(a), Some(run)) => {
                     run.received.decided.get(&(a.uid.clone(), a.cidrs.clone()))
