@@ -54,8 +54,8 @@ async fn strike_amid_arrivals(lab: &Lab, strike: impl FnOnce()) -> usize {
     assigned
 }
 
-/// Creates nodes with descending numbers. A leader allocates in the order of creation, and the next leader in the order
-/// of names.
+/// Creates nodes with descending numbers, so that the order of creation differs from the order of names. A leader
+/// allocates in the first order, and the next leader in the second.
 async fn create(lab: &Lab, numbers: Range<u32>) {
     let (last, count) = (numbers.end - 1, numbers.end - numbers.start);
     let created = nodes::create(&lab.cluster, count, |i| nodes::numbered(last - i)).await;

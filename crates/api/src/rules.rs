@@ -372,8 +372,8 @@ fn is_ordered() -> String {
             "cidr({end} + '/' + ('{TENS}'.substring({n} / 10 * 2, {n} / 10 * 2 + 2) + '0123456789'.substring({n} % 10, {n} % 10 + 1)).trim())"
         )
     };
-    // The lengths are in descending order, so that `exists` soon finds one: the first and the last address of most
-    // ranges differ only in their lowest bits.
+    // The first and the last address of most ranges differ only in their lowest bits. So `exists` finds their common
+    // prefix soon if it tries the longest lengths first.
     let lengths: Vec<String> = (1..=128).rev().map(|n| n.to_string()).collect();
     format!(
         "({LOW} == {HIGH} || [{}].exists(n, n <= (self.contains(':') ? 128 : 32) && [{}].all(p, p.containsIP({}.masked().ip()) && !p.containsIP({HIGH}))))",

@@ -333,7 +333,7 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
 }
 
 /// Returns whether an address belongs to this block. An address that lies in a smaller block inside this block does not
-/// belong to this block. A claim has such a smaller block, or another node has borrowed it.
+/// belong to this block. Such smaller blocks are those of claims, and those that other nodes have borrowed.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }

@@ -164,7 +164,7 @@ impl Cidr {
         1u128.checked_shl(self.order().into()).unwrap_or(u128::MAX)
     }
 
-    /// Whether the two blocks have an address in common.
+    /// Whether one of the two CIDRs contains the other. CIDRs cannot overlap in another way.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.contains(other) || other.contains(self)
     }

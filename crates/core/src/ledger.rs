@@ -112,7 +112,7 @@ impl RangeLedger {
         self.holdings.len()
     }
 
-    /// Whether there are no holdings.
+    /// Whether [`Self::len`] is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

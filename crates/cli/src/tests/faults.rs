@@ -177,7 +177,7 @@ fn only_leaked_addresses_are_released() {
     cluster.listed(&format!("{CART} another shop/cart {SINCE}"));
     let other = release::judge(addr("10.0.0.1"), Some(&leak), true, &cluster.inventory());
     assert_contains(&other.unwrap_err().why, &["not what the report says"]);
-    // The address was assigned just now, or belongs to no pod. It is released only with --force.
+    // An address that was assigned just now, or that belongs to no pod, is released only with --force.
     cluster.listed(&format!("{CART} another shop/cart 2026-11-21T11:59:30Z"));
     assert_refused(&cluster, false, &["--force"]);
     assert!(judge(&cluster, true).is_ok());

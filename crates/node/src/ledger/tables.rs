@@ -150,7 +150,7 @@ pub(crate) trait Read: Kv {
         })
     }
 
-    /// Returns the note on which pools and addresses a pod may have.
+    /// Returns the note that says which pools and addresses a pod may have.
     fn pod_note(&self, pod: &PodRef) -> Result<Option<PodNote>, StorageFault> {
         let note: Option<PodNote> = self.json(KvTable::Pods, full_name(pod).as_bytes())?;
         Ok(note.filter(|note| note.is_of(pod)))

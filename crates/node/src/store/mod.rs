@@ -48,7 +48,7 @@ pub struct Store {
     find: Find,
     /// The open database; `None` after a disk error, until the next request opens the file again
     open: Option<Checked>,
-    /// The file that was opened; `None` if the disk is not a file
+    /// The file that was opened; `None` if the store is not in a file
     file: Option<FileId>,
 }
 

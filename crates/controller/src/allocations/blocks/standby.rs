@@ -210,8 +210,8 @@ impl AllocationState {
         });
     }
 
-    /// Records a standby that the block's object does not name, but for which an earlier leader listed the block in a
-    /// NodeSubnet.
+    /// Records that `owner` is a standby of the block. The block's object does not name this standby, but an earlier
+    /// leader has listed the block in the NodeSubnet of its node.
     pub(super) fn restore_standby(&mut self, cidr: &Cidr, owner: Owner, number: u32) {
         self.blocks.change_standbys(cidr, |entry| {
             entry.last_number = entry.last_number.max(number);

@@ -86,7 +86,8 @@ fn owners_are_found_in_either_format() {
     assert!(dir.join("10.0.0.5").exists());
 }
 
-/// Makes a file appear older than a tick of the kernel's clock, so that the index can contain its stamp.
+/// Makes a file appear a minute old. The index contains no file that has changed in the current tick of the kernel's
+/// clock, because a second change in the same tick would not show.
 fn settle(path: &Path) {
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     File::open(path).unwrap().set_modified(past).unwrap();
