@@ -422,8 +422,8 @@ impl Model {
         let listed: BTreeSet<Cidr> = allocation.blocks.iter().map(|it| it.cidr).collect();
         for it in &allocation.blocks {
             let released_blocks = self.released_blocks.contains(&(it.cidr, it.uid.clone()));
-            let is_same = |old: &&Block| old.uid == it.uid && old.state == BlockState::Released;
-            let stays = self.blocks.get(&it.cidr).filter(is_same).is_some();
+            let is_same = |old: &Block| old.uid == it.uid && old.state == BlockState::Released;
+            let stays = self.blocks.get(&it.cidr).is_some_and(is_same);
             let state = match (released_blocks, it.draining) {
                 (true, _) if stays || self.is_free(it.cidr, now) => BlockState::Released,
                 (true, _) | (_, true) => BlockState::Draining,
