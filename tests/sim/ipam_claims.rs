@@ -155,6 +155,11 @@ impl Sim {
                 continue;
             };
             let own: Vec<String> = claim.addresses().map(|it| it.to_string()).collect();
+            // A user may have deleted the IPClaim. Then the IPAMClaim keeps the addresses of before until the next IPClaim
+            // has addresses.
+            if own.is_empty() {
+                continue;
+            }
             if of
                 .ips
                 .iter()
