@@ -101,6 +101,8 @@ fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
     );
     let (code, text) = run("controller --help");
     assert_eq!(code, Some(0));
+    // The lines are wrapped, so two words may be on two lines.
+    let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for word in [
         "KUBECONFIG",
         "service account",
@@ -109,7 +111,7 @@ fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
         "default: 15",
         "CADASTRE_LOG",
     ] {
-        assert!(text.contains(word), "no word of {word}: {text}");
+        assert!(joined.contains(word), "no word of {word}: {text}");
     }
     let count = explained_flags(&text).unwrap();
     assert!(count >= 15, "{count} flags: {text}");
