@@ -2,9 +2,12 @@
 //!
 //! - If a pool's demand exceeds its capacity, the status is written at once. While the capacity stays the same, further
 //!   writes come less and less often, down to one in 8 s.
-//! - If a block was released or a range was withdrawn, the status is written at once. The same holds if a block is in
-//!   use although the controller does not list it, and the stored status does not report this block. If such changes
-//!   follow each other, the writes come less and less often, down to one in 8 s.
+//! - If a block was released or a range was withdrawn, the status is written at once, but at most once in 250 ms. The
+//!   controller has asked for both, so its requests bound the number of these writes. If the stored status loses such a
+//!   report, the report is repeated less and less often, down to once in 8 s.
+//! - If a block is in use although the controller does not list it, and the stored status does not report this block, the
+//!   status is written at once. If such changes follow each other, the writes come less and less often, down to one in
+//!   8 s.
 //! - If an address is requested for another pod, the status is written at once. If such requests follow each other, the
 //!   writes come less and less often, down to one in 8 s, until one of the requests ends.
 //! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
@@ -22,7 +25,7 @@
 //!   after a change.
 //! - Errors are followed by growing pauses with jitter, so that many agents do not retry at the same time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -57,7 +60,11 @@ pub(crate) struct Publisher {
     requests: BTreeMap<String, BlockRequest>,
     /// The pace of urgent writes that are caused by requests for addresses
     address_pace: Pace,
-    /// The pace of urgent writes that report releases, withdrawals, or blocks in use that the controller does not list
+    /// The pace of urgent writes that report releases or withdrawals
+    answer_pace: Pace,
+    /// The releases and withdrawals that the last of these writes reported
+    answered: BTreeSet<String>,
+    /// The pace of urgent writes that report blocks in use that the controller does not list
     other_pace: Pace,
     /// The earliest time of a write after an error
     retry_at: Duration,
@@ -170,6 +177,8 @@ impl Publisher {
             in_flight: None,
             requests: BTreeMap::new(),
             address_pace: Pace::NEW,
+            answer_pace: Pace::NEW,
+            answered: BTreeSet::new(),
             other_pace: Pace::NEW,
             retry_at: now,
             failures: 0,
@@ -259,7 +268,9 @@ impl Publisher {
         }
         self.behind_since.get_or_insert(now);
         let lacking = unrequested(&seen.status, status, wants, snapshot);
-        let other = is_news(&seen.status, status, snapshot);
+        let (stored, given) = (answers_in(&seen.status), answers_in(status));
+        let answers = !given.is_subset(&stored);
+        let other = is_unlisted(&seen.status, status, snapshot);
         let is_in = |all: &NodeSubnetStatus, it| all.requested_addresses.contains(it);
         let mut asked = status.requested_addresses.iter();
         let asks = asked.any(|it| !is_in(&seen.status, it));
@@ -267,7 +278,7 @@ impl Publisher {
         if stored.any(|it| !is_in(status, it)) {
             self.address_pace = Pace::NEW;
         }
-        let urgent = other || asks || !lacking.is_empty();
+        let urgent = answers || other || asks || !lacking.is_empty();
         let requests = lacking
             .iter()
             .map(|(pool, want)| match self.requests.get(pool) {
@@ -276,6 +287,11 @@ impl Publisher {
             });
         let others = other.then(|| self.other_pace.next_at(now));
         let addresses = asks.then(|| self.address_pace.next_at(now));
+        if answers && self.answered != given {
+            self.answer_pace.pause = URGENT_PAUSE.0;
+        }
+        let answered = answers.then(|| self.answer_pace.next_at(now));
+        let others = others.into_iter().chain(answered);
         let soonest = requests.chain(addresses).chain(others).min();
         let mut at = self.retry_at;
         at = at.max(soonest.unwrap_or(self.next_at));
@@ -287,6 +303,15 @@ impl Publisher {
         }
         let version = seen.version.clone();
         self.in_flight = Some(version.clone());
+        if answers {
+            // Users wait for the allocation of what the node has released or withdrawn. So only repeated reports are
+            // written less and less often.
+            if self.answered != given {
+                self.answer_pace = Pace::NEW;
+            }
+            self.answer_pace.record_write(now);
+            self.answered = given;
+        }
         if other {
             self.other_pace.record_write(now);
         }
@@ -320,6 +345,7 @@ impl Publisher {
                 self.outdated = is_behind.map(|it| (it, now + CONFLICT_PAUSE));
                 // Nothing was written, so urgent changes need not wait for the pause after a write.
                 self.address_pace.make_due(now);
+                self.answer_pace.make_due(now);
                 self.other_pace.make_due(now);
                 for request in self.requests.values_mut() {
                     request.pace.make_due(now);
@@ -424,24 +450,23 @@ fn unrequested(
     wanted.pools.iter().filter_map(lacking).collect()
 }
 
-/// Whether the controller has to learn at once of a release, of a withdrawal, or of a block in use that the controller
-/// does not list.
-fn is_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
+/// Returns the releases and withdrawals that a status reports. From this report on, the controller may allocate the
+/// ranges elsewhere.
+fn answers_in(status: &NodeSubnetStatus) -> BTreeSet<String> {
+    let released = status.blocks.iter().filter(|it| it.released);
+    let released = released.map(|it| format!("{} {}", it.cidr, it.uid));
+    status.withdrawn.iter().cloned().chain(released).collect()
+}
+
+/// Whether a block is in use that the controller does not list and the stored status does not report. The controller may
+/// allocate such a block to another node.
+fn is_unlisted(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
-    let is_release = wanted.blocks.iter().any(|block| {
-        let stored = blocks.find(&block.cidr, &block.uid);
-        block.released && stored.is_none_or(|it| !it.released)
-    });
-    // The controller does not know that the block is in use, so it may allocate the block to another node.
-    let is_unknown = snapshot.blocks.iter().any(|it| {
+    snapshot.blocks.iter().any(|it| {
         it.state == BlockState::Unlisted
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
-    });
-    // Once a range is reported as withdrawn, the controller may allocate the range elsewhere. Users wait for this
-    // allocation.
-    let is_reported = |range: &String| is.withdrawn.contains(range);
-    is_release || is_unknown || !wanted.withdrawn.iter().all(is_reported)
+    })
 }
 
 #[cfg(test)]

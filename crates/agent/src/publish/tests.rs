@@ -3,6 +3,7 @@ use crate::demand::{PendingAdds, wanted};
 use crate::snapshot::testing::{block, pool, record, snapshot};
 use crate::status::status;
 use cadastre_api::AddressRequest;
+use cadastre_core::Cidr;
 
 const INTERVAL: Duration = Duration::from_secs(30);
 
@@ -188,7 +189,7 @@ fn changes_that_are_not_urgent_are_written_once_per_interval() {
         pauses.iter().all(|it| *it <= INTERVAL * 5 / 4),
         "{pauses:?}"
     );
-    let distinct: std::collections::BTreeSet<_> = pauses.iter().collect();
+    let distinct: BTreeSet<_> = pauses.iter().collect();
     assert!(distinct.len() > 10, "no jitter: {pauses:?}");
 }
 
@@ -374,6 +375,48 @@ fn a_release_is_written_at_once() {
     node.publisher.seen("9", NodeSubnetStatus::default());
     node.version = 9;
     assert!(is_urgent(&node.step(secs(13))));
+}
+
+#[test]
+fn withdrawals_that_follow_each_other_are_each_reported_at_once() {
+    let mut node = Node::new(5);
+    node.run(0, 40, |_, _| {});
+    node.writes.clear();
+    node.run(40, 60, |snapshot, tenth| {
+        if tenth % 10 == 0 {
+            let n = u8::try_from(tenth / 10).unwrap();
+            let range = format!("10.0.0.{n}/32");
+            snapshot.withdrawn.push(Cidr::parse_strict(&range).unwrap());
+        }
+    });
+    let late = node
+        .writes
+        .iter()
+        .filter(|(at, _)| at.subsec_millis() > 300);
+    assert_eq!(
+        (node.writes.len(), late.count()),
+        (20, 0),
+        "{:?}",
+        node.writes
+    );
+    // Something takes the report out of the status again and again.
+    node.writes.clear();
+    for tenth in 600..1_200 {
+        let now = Duration::from_millis(tenth * 100);
+        if is_write(&node.step(now)) {
+            node.version += 1;
+            let stripped = NodeSubnetStatus {
+                withdrawn: Vec::new(),
+                ..node.status()
+            };
+            node.publisher.seen(&node.version.to_string(), stripped);
+        } else if tenth == 600 {
+            node.version += 1;
+            node.publisher
+                .seen(&node.version.to_string(), NodeSubnetStatus::default());
+        }
+    }
+    assert!((6..20).contains(&node.writes.len()), "{:?}", node.writes);
 }
 
 #[test]
