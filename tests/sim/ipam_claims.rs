@@ -45,7 +45,6 @@ impl Api {
         let found = self.ipam_claims.live.get(name).ok_or(Rejection::Missing)?;
         Ok(RequestOutcome::IpamClaim(IpamClaim {
             uid: found.uid.clone(),
-            deleting: false,
             network: NETWORK.to_owned(),
         }))
     }

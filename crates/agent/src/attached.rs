@@ -12,12 +12,11 @@
 
 use serde::Deserialize;
 
+use cadastre_api::ipam_claim::NETWORKS_ANNOTATION as WANTED;
 use cadastre_core::Addr;
 
 /// The annotation in which Multus reports the networks that a pod is attached to.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// The annotation in which users name the networks that a pod should be attached to.
-const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// Annotations of more bytes than this are ignored.
 const MOST_TEXT: usize = 64 << 10;

@@ -144,8 +144,8 @@ fn note(pod: &Pod, watched: &WatchState) -> Option<PodNote> {
         own: choice(OWN_INTERFACE),
         other: choice(OTHER_INTERFACE),
         interfaces: {
-            let names = pod.interface_claims.iter().map(|it| it.interface.clone());
-            names.map(|name| (name.clone(), choice(&name))).collect()
+            let names = pod.interface_claims.iter().map(|it| &it.interface);
+            names.map(|name| (name.clone(), choice(name))).collect()
         },
     })
 }

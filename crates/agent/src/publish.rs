@@ -306,10 +306,11 @@ impl Publisher {
         if answers {
             // Users wait for the allocation of what the node has released or withdrawn. So only repeated reports are
             // written less and less often.
-            if self.answered != given {
-                self.answer_pace = Pace::NEW;
+            if self.answered == given {
+                self.answer_pace.record_write(now);
+            } else {
+                self.answer_pace.written_at = Some(now);
             }
-            self.answer_pace.record_write(now);
             self.answered = given;
         }
         if other {

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde::{Deserialize, Serialize};
 
+use super::is_of_kind;
+
 /// API group of the kind `IPAMClaim`.
 pub const IPAM_CLAIM_GROUP: &str = "k8s.cni.cncf.io";
 
@@ -92,11 +94,8 @@ pub fn interface_claims(annotations: &BTreeMap<String, String>) -> Vec<Interface
 
 /// Returns the IPAMClaim that owns an object, if one does.
 pub fn ipam_claim_of(owners: &[OwnerReference]) -> Option<&OwnerReference> {
-    let is_of_group = |it: &OwnerReference| {
-        it.api_version.split_once('/').map(|it| it.0) == Some(IPAM_CLAIM_GROUP)
-    };
     let mut owners = owners.iter();
-    owners.find(|it| it.kind == IPAM_CLAIM_KIND && is_of_group(it))
+    owners.find(|it| is_of_kind(it, IPAM_CLAIM_GROUP, IPAM_CLAIM_KIND))
 }
 
 #[cfg(test)]

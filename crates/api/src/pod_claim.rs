@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+use super::is_of_kind;
+
 use super::names::{
     ADDRESSES_ANNOTATION as ADDRESSES, CLAIM_ANNOTATION as CLAIM, STICKY_ANNOTATION as STICKY,
 };
@@ -105,12 +107,9 @@ pub fn is_object_name(text: &str) -> bool {
 
 /// Returns the UID of the VirtualMachineInstance that controls a pod, if any.
 pub fn vmi_of(owners: &[OwnerReference]) -> Option<&str> {
-    let is_of_kubevirt =
-        |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0) == Some("kubevirt.io");
-    let vmi = owners.iter().find(|it| {
-        it.controller == Some(true) && it.kind == "VirtualMachineInstance" && is_of_kubevirt(it)
-    });
-    vmi.map(|it| it.uid.as_str())
+    let is_vmi = |it: &&OwnerReference| is_of_kind(it, "kubevirt.io", "VirtualMachineInstance");
+    let mut controlling = owners.iter().filter(|it| it.controller == Some(true));
+    controlling.find(is_vmi).map(|it| it.uid.as_str())
 }
 
 /// Returns the addresses that a pod requests by `cadastre.dev/addresses`, sorted, or what is wrong with the annotation.

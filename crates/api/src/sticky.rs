@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+use super::is_of_kind;
+
 use super::names::{
     CLAIM_ANNOTATION as CLAIM, POOLS_ANNOTATION, STICKY_ANNOTATION as STICKY,
     STICKY_TTL_ANNOTATION as TTL,
@@ -75,10 +77,8 @@ pub fn pools(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &st
 
 /// Returns the StatefulSet that controls a pod, if any.
 pub fn stateful_set(owners: &[OwnerReference]) -> Option<&OwnerReference> {
-    let group = |it: &OwnerReference| it.api_version.split_once('/').map(|it| it.0 == "apps");
-    owners.iter().find(|it| {
-        it.controller == Some(true) && it.kind == "StatefulSet" && group(it) == Some(true)
-    })
+    let mut owners = owners.iter();
+    owners.find(|it| it.controller == Some(true) && is_of_kind(it, "apps", "StatefulSet"))
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use crate::cluster::objects::{
     AgentReport, Block, BlockReport, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus,
     MachineIdentity, Node, Object, Owner, Pod, PodClaim, Pool, Subnet,
 };
+use crate::cluster::request::ApiRequest;
+use crate::reconcile::Loop;
 use crate::report::EventRecord;
 use crate::{Context, Now};
 use cadastre_api::{
@@ -300,4 +302,39 @@ pub(crate) fn in_step<T>(
     step: impl FnOnce(&mut Context) -> T,
 ) -> T {
     reported(cache, allocations, now, step).0
+}
+
+/// A small cluster, and one loop of a leader under test.
+pub(crate) struct LoopFixture<L> {
+    pub cache: ClusterCache,
+    pub allocations: AllocationState,
+    pub tested: L,
+    pub reports: Vec<EventRecord>,
+    pub now: Now,
+}
+
+impl<L: Loop + Default> LoopFixture<L> {
+    /// Creates a cluster with these pools, node a and no claims.
+    pub(crate) fn new(pools: Vec<Pool>) -> Self {
+        let mut cache = cluster(pools, vec![node("a")]);
+        list(&mut cache.claims, Vec::new());
+        LoopFixture {
+            allocations: rebuilt(&cache),
+            cache,
+            tested: L::default(),
+            reports: Vec::new(),
+            now: at(0),
+        }
+    }
+
+    pub(crate) fn step<T>(&mut self, step: impl FnOnce(&mut L, &mut Context) -> T) -> T {
+        let (cache, allocations) = (&self.cache, &mut self.allocations);
+        let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
+        step(&mut self.tested, &mut cx)
+    }
+
+    /// Returns the loop's next request.
+    pub(crate) fn request(&mut self) -> Option<ApiRequest> {
+        self.step(|tested, cx| Some(tested.next(cx)?.0))
+    }
 }

@@ -24,17 +24,16 @@ use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue, backoff};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
-use super::report::{EventRecord, NO_POOL_FOR_CLAIM, REPORT_PAUSE};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::allocations::claims::ClaimEntry;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
+use crate::cluster::names::{ClaimName, PoolName};
 use crate::cluster::objects::{Claim, ClaimSource, IpamClaim, PodClaim};
 use crate::cluster::request::{
     ApiRequest, ClaimOwner, ClaimOwnerKind, NewClaim, ObjectSpec, Rejection, RequestOutcome,
 };
-use crate::pod_claims::{regarding, serves_claims};
+use crate::pod_claims::{PodReport, serves_claims};
 use crate::pools::PoolState;
 use crate::purpose::IpamClaimStep;
 use cadastre_api::node_allocation::prefix_of_claimed;
@@ -62,9 +61,8 @@ pub struct IpamClaimLoop {
 /// A pod that waits for an IPAMClaim or a pool.
 #[derive(Debug)]
 struct Wait {
-    pod: ObjectUid,
-    /// The monotonic time of the last event that told the pod why it waits
-    told_at: Duration,
+    /// The last event that told the pod why it waits
+    report: PodReport,
     /// The monotonic time at which the loop looks again for the IPAMClaim or the pool
     until: Duration,
     /// How often the loop has looked for the IPAMClaim or the pool without finding it
@@ -183,7 +181,7 @@ impl IpamClaimLoop {
             self.waits.remove(name);
             return Ok(None);
         };
-        let wait = self.waits.get(name).filter(|it| it.pod == pod.uid);
+        let wait = self.waits.get(name).filter(|it| it.report.pod == pod.uid);
         if let Some(until) = wait.map(|it| it.until).filter(|it| *it > cx.now.mono) {
             return Err(until);
         }
@@ -223,19 +221,11 @@ impl IpamClaimLoop {
         let Some(pod) = pod_of(name, cx.cache) else {
             return now + LONGEST_PAUSE;
         };
-        let before = self.waits.get(name).filter(|it| it.pod == pod.uid);
+        let before = self.waits.get(name).filter(|it| it.report.pod == pod.uid);
         let looks = before.map_or(0, |it| it.looks);
         let until = now + backoff(looks, LONGEST_PAUSE);
-        let before = before.map(|it| it.told_at);
-        let told_at = before.filter(|at| now < *at + REPORT_PAUSE);
-        if told_at.is_none() {
-            let about = regarding(pod);
-            cx.reports
-                .push(EventRecord::warning(about, NO_POOL_FOR_CLAIM, what));
-        }
         let wait = Wait {
-            pod: pod.uid.clone(),
-            told_at: told_at.unwrap_or(now),
+            report: PodReport::emit(before.map(|it| &it.report), pod, || what, cx),
             until,
             looks: looks + 1,
         };

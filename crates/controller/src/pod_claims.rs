@@ -20,7 +20,6 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use super::context::IN_USE_PAUSE;
@@ -54,15 +53,37 @@ pub struct PodClaimLoop {
     pub queue: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
     /// Claims of sticky pods for which there is no pool
-    without_pool: BTreeMap<ClaimName, Report>,
+    without_pool: BTreeMap<ClaimName, PodReport>,
 }
 
-/// When an event last told a pod that no pool can serve its claim.
+/// When an event last told a pod why its claim is not created.
 #[derive(Debug)]
-struct Report {
+pub(crate) struct PodReport {
     /// UID of the pod. For a later pod of the same name, an event is emitted at once
-    pod: ObjectUid,
+    pub pod: ObjectUid,
     at: Duration,
+}
+
+impl PodReport {
+    /// Emits an event with this text about the pod, unless such an event was emitted a short time ago: `before`. Returns
+    /// the report of the last event.
+    pub(crate) fn emit(
+        before: Option<&Self>,
+        pod: &PodClaim,
+        note: impl FnOnce() -> String,
+        cx: &mut Context,
+    ) -> Self {
+        let now = cx.now.mono;
+        let recent = before.filter(|it| it.pod == pod.uid && now < it.at + REPORT_PAUSE);
+        if recent.is_none() {
+            let event = EventRecord::warning(regarding(pod), NO_POOL_FOR_CLAIM, note());
+            cx.reports.push(event);
+        }
+        PodReport {
+            pod: pod.uid.clone(),
+            at: recent.map_or(now, |it| it.at),
+        }
+    }
 }
 
 impl Loop for PodClaimLoop {
@@ -149,32 +170,10 @@ impl PodClaimLoop {
         sticky: &Sticky,
         cx: &mut Context,
     ) -> Duration {
-        let now = cx.now.mono;
-        let report = Report {
-            pod: pod.uid.clone(),
-            at: now,
-        };
-        let is_due = match self.without_pool.entry(name.clone()) {
-            Entry::Vacant(entry) => {
-                entry.insert(report);
-                true
-            }
-            Entry::Occupied(mut entry) => {
-                let before = entry.get();
-                let is_due = before.pod != report.pod || before.at + REPORT_PAUSE <= now;
-                if is_due {
-                    entry.insert(report);
-                }
-                is_due
-            }
-        };
-        if is_due {
-            let about = regarding(pod);
-            let note = why_no_pool(name, pod, sticky);
-            cx.reports
-                .push(EventRecord::warning(about, NO_POOL_FOR_CLAIM, note));
-        }
-        now + NO_POOL_PAUSE
+        let note = || why_no_pool(name, pod, sticky);
+        let report = PodReport::emit(self.without_pool.get(name), pod, note, cx);
+        self.without_pool.insert(name.clone(), report);
+        cx.now.mono + NO_POOL_PAUSE
     }
 }
 

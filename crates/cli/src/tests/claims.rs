@@ -42,6 +42,12 @@ impl Cluster {
             .push(serde_json::from_value(claim).unwrap());
     }
 
+    /// Adds claim shop/db, for which pool p has no free address.
+    fn claim_of_exhausted_pool(&mut self) {
+        let message = "pool \"p\" has no free address";
+        self.claim("shop/db", &[], "Exhausted", message);
+    }
+
     fn last_claim(&mut self) -> &mut IPClaimLite {
         self.lists.claims.last_mut().unwrap()
     }
@@ -462,12 +468,7 @@ fn a_pod_that_names_a_claim_is_told_what_it_waits_for() {
     ];
     assert_contains(&cluster.explained("shop/web"), &parts);
 
-    cluster.claim(
-        "shop/db",
-        &[],
-        "Exhausted",
-        "pool \"p\" has no free address",
-    );
+    cluster.claim_of_exhausted_pool();
     let parts = [
         "claim shop/db has no addresses (Exhausted: pool \"p\" has no free address)",
         "What ends the wait:\n  more ranges in pool \"p\"",
@@ -625,12 +626,7 @@ fn a_pod_that_names_an_ipam_claim_is_told_what_its_interface_waits_for() {
         "if a pool serves its network (spec.networks)",
     ];
     assert_contains(&cluster.explained("shop/vm"), &parts);
-    cluster.claim(
-        "shop/db",
-        &[],
-        "Exhausted",
-        "pool \"p\" has no free address",
-    );
+    cluster.claim_of_exhausted_pool();
     let parts = [
         "the interface waits: claim shop/db has no addresses (Exhausted",
         "what ends the wait: more ranges in pool \"p\"",

@@ -186,7 +186,6 @@ pub fn pod(pod: PodLite) -> Pod {
 pub fn ipam_claim(claim: IPAMClaimLite) -> IpamClaim {
     IpamClaim {
         uid: claim.metadata.uid.unwrap_or_default().into(),
-        deleting: claim.metadata.deletion_timestamp.is_some(),
         network: claim.spec.network,
     }
 }

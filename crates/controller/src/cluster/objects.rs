@@ -569,8 +569,6 @@ pub struct Pod {
 pub struct IpamClaim {
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// Whether `metadata.deletionTimestamp` is set
-    pub deleting: bool,
     /// `spec.network`
     pub network: String,
 }

@@ -1,36 +1,14 @@
 use super::*;
-use crate::Now;
-use crate::allocations::AllocationState;
 use crate::cluster::objects::Pool;
-use crate::fixtures::{
-    addr, at, claim, claiming_pod, cluster, list, node, pool, pool_with, rebuilt,
-};
+use crate::fixtures::{LoopFixture, addr, claim, claiming_pod, list, pool, pool_with};
 use cadastre_daemon::watch::ObjectEvent;
 
 const CLAIM: &str = "default/vm.vlan7";
 
 /// A cluster with the loop of IPAMClaims.
-struct Fixture {
-    cache: ClusterCache,
-    allocations: AllocationState,
-    ipam_claims: IpamClaimLoop,
-    reports: Vec<EventRecord>,
-    now: Now,
-}
+type Fixture = LoopFixture<IpamClaimLoop>;
 
 impl Fixture {
-    fn new(pools: Vec<Pool>) -> Self {
-        let mut cache = cluster(pools, vec![node("a")]);
-        list(&mut cache.claims, Vec::new());
-        Fixture {
-            allocations: rebuilt(&cache),
-            cache,
-            ipam_claims: IpamClaimLoop::default(),
-            reports: Vec::new(),
-            now: at(0),
-        }
-    }
-
     /// Makes a pod name the IPAMClaim.
     fn applied(&mut self, uid: &str, node: Option<&str>) {
         let mut pod = claiming_pod("vm-1", CLAIM, node);
@@ -40,7 +18,7 @@ impl Fixture {
         pod.interface_claims = [claim].into();
         self.cache.pods.change(ObjectEvent::Applied(pod));
         for name in self.cache.pods.take_claims() {
-            self.ipam_claims.queue.add(name);
+            self.tested.queue.add(name);
         }
     }
 
@@ -52,17 +30,7 @@ impl Fixture {
         claim.status.addresses = addresses.iter().map(|it| addr(it)).collect();
         claim.status.pool = (!addresses.is_empty()).then(|| "p".into());
         list(&mut self.cache.claims, vec![claim]);
-        self.ipam_claims.queue.add(CLAIM.into());
-    }
-
-    fn step<T>(&mut self, step: impl FnOnce(&mut IpamClaimLoop, &mut Context) -> T) -> T {
-        let (cache, allocations) = (&self.cache, &mut self.allocations);
-        let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
-        step(&mut self.ipam_claims, &mut cx)
-    }
-
-    fn request(&mut self) -> Option<ApiRequest> {
-        self.step(|it, cx| Some(it.next(cx)?.0))
+        self.tested.queue.add(CLAIM.into());
     }
 
     fn answered(&mut self, step: IpamClaimStep, outcome: &RequestOutcome) {
@@ -78,7 +46,6 @@ impl Fixture {
     fn read(&mut self, network: &str) {
         let found = IpamClaim {
             uid: "of-vm".into(),
-            deleting: false,
             network: network.to_owned(),
         };
         let read = self.request();
@@ -163,7 +130,7 @@ fn a_network_without_a_pool_is_told_and_a_new_pool_ends_the_wait() {
             .note
             .contains("no pool serves network \"vlan8\"")
     );
-    fixture.ipam_claims.requeue();
+    fixture.tested.requeue();
     fixture.read("vlan7");
     assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
 }

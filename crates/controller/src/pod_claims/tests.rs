@@ -1,11 +1,10 @@
 use super::*;
-use crate::Now;
-use crate::allocations::AllocationState;
 use crate::cluster::address_requests::RequestSource;
 use crate::cluster::objects::{AddressRequest, Pod, Pool, Subnet};
 use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::fixtures::{
-    addr, at, claim, claiming_pod, cluster, list, node, objects, pool, pool_with, rebuilt, subnet,
+    LoopFixture, addr, at, claim, claiming_pod, list, node, objects, pool, pool_with, rebuilt,
+    subnet,
 };
 use cadastre_api::pod_claim::claim_of_addresses;
 use cadastre_api::{Requests, WITHDRAW_ANNOTATION};
@@ -14,13 +13,7 @@ use cadastre_daemon::watch::ObjectEvent;
 const CLAIM: &str = "default/web-0";
 
 /// A cluster with the loop of pods' claims.
-struct Fixture {
-    cache: ClusterCache,
-    allocations: AllocationState,
-    pod_claims: PodClaimLoop,
-    reports: Vec<EventRecord>,
-    now: Now,
-}
+type Fixture = LoopFixture<PodClaimLoop>;
 
 /// Returns the pod web-0 of the StatefulSet web. The StatefulSet names these pools.
 fn sticky_pod(uid: &str, node: Option<&str>, pools: &[&str]) -> Pod {
@@ -39,33 +32,11 @@ fn sticky_pod(uid: &str, node: Option<&str>, pools: &[&str]) -> Pod {
 }
 
 impl Fixture {
-    fn new(pools: Vec<Pool>) -> Self {
-        let mut cache = cluster(pools, vec![node("a")]);
-        list(&mut cache.claims, Vec::new());
-        Fixture {
-            allocations: rebuilt(&cache),
-            cache,
-            pod_claims: PodClaimLoop::default(),
-            reports: Vec::new(),
-            now: at(0),
-        }
-    }
-
     fn applied(&mut self, pod: Pod) {
         self.cache.pods.change(ObjectEvent::Applied(pod));
         for name in self.cache.pods.take_claims() {
-            self.pod_claims.queue.add(name);
+            self.tested.queue.add(name);
         }
-    }
-
-    fn step<T>(&mut self, step: impl FnOnce(&mut PodClaimLoop, &mut Context) -> T) -> T {
-        let (cache, allocations) = (&self.cache, &mut self.allocations);
-        let mut cx = Context::new(cache, allocations, &mut self.reports, self.now);
-        step(&mut self.pod_claims, &mut cx)
-    }
-
-    fn request(&mut self) -> Option<ApiRequest> {
-        self.step(|pod_claims, cx| Some(pod_claims.next(cx)?.0))
     }
 
     fn answered(&mut self, wrote: bool, outcome: &RequestOutcome) {
@@ -115,7 +86,7 @@ fn a_bound_pod_gets_a_claim_of_its_name_that_its_stateful_set_owns() {
     };
     let expected = ApiRequest::Create(CLAIM.into(), ObjectSpec::Claim(Box::new(expected)));
     assert_eq!(fixture.request(), Some(expected));
-    fixture.pod_claims.queue.add(CLAIM.into());
+    fixture.tested.queue.add(CLAIM.into());
     assert_eq!(fixture.request(), None, "one request at a time");
 }
 
@@ -127,7 +98,7 @@ fn a_claim_that_exists_stays_as_it_is_and_one_that_is_gone_is_created_again() {
     fixture.applied(sticky_pod("u1", Some("a"), &[]));
     assert_eq!(fixture.request(), None);
     fixture.cache.claims.change(ObjectEvent::Deleted(of_user));
-    fixture.pod_claims.queue.add(CLAIM.into());
+    fixture.tested.queue.add(CLAIM.into());
     assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
 }
 
@@ -188,7 +159,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     fixture.applied(sticky_pod("u1", Some("a"), &[]));
     for second in [0, 1, 100, 500] {
         fixture.now = at(second);
-        fixture.pod_claims.requeue();
+        fixture.tested.requeue();
         assert_eq!(fixture.request(), None);
     }
     let [report] = &fixture.reports[..] else {
@@ -198,7 +169,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     assert_eq!((&*report.about.name, &*report.about.uid), (CLAIM, "u1"));
     let part = "serves all pods of node a. Create such a pool";
     assert!(report.note.contains(part), "{}", report.note);
-    assert!(fixture.pod_claims.load().next_at.is_some());
+    assert!(fixture.tested.load().next_at.is_some());
     // For a later pod of the same name, the event is emitted again.
     fixture.cache.pods = crate::cluster::pods::PodIndex::default();
     fixture.applied(sticky_pod("u2", Some("a"), &["nowhere"]));
@@ -210,7 +181,7 @@ fn a_pod_without_pool_hears_of_it_once_and_gets_a_claim_when_there_is_one() {
     let (cache, pools) = (&fixture.cache, &mut fixture.allocations.pools);
     pools.evaluate(cache, &[], Duration::ZERO);
     assert_eq!(fixture.pool_of_created().as_deref(), Some("p"));
-    assert!(fixture.pod_claims.without_pool.is_empty());
+    assert!(fixture.tested.without_pool.is_empty());
 }
 
 #[test]
@@ -379,7 +350,7 @@ fn a_pod_that_has_addresses_gets_no_claim() {
         asked.is_served = true;
     }
     assert!(!is_created(&mut fixture, pod));
-    assert!(fixture.pod_claims.load().next_at.is_none(), "no polling");
+    assert!(fixture.tested.load().next_at.is_none(), "no polling");
 }
 
 #[test]
