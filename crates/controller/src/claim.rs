@@ -20,8 +20,8 @@
 //!   cooldown after that, so that no other pod gets its addresses before the cooldown is over.
 //! - The addresses of a claim change only if another node has got one of them. There are two possible causes: a foreign
 //!   allocator gave the node a podCIDR with the address, or a late write of an earlier leader gave the address to the
-//!   claim. In these cases the claim gets another address, unless a pod has used the claim or the claim asks for that
-//!   address.
+//!   claim. In these cases the claim gets another address if its pool has one, unless a pod has used the claim or the
+//!   claim asks for that address.
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
@@ -204,12 +204,17 @@ impl ClaimLoop {
         if has_none && claim.deleting {
             return Ok(());
         }
-        let is_to_choose = !has_none && is_to_choose_again(claim, cx);
-        if is_to_choose {
-            cx.allocations.drop_claim(&claim.name);
-        }
-        if has_none || is_to_choose {
-            self.allocate(claim, cx)?;
+        if has_none || is_to_choose_again(claim, cx) {
+            match self.choose(claim, cx) {
+                Ok(chosen) => {
+                    cx.allocations.drop_claim(&claim.name);
+                    cx.allocations
+                        .begin_claim(claim, &chosen.pool, chosen.addresses, false);
+                }
+                // The claim keeps the addresses that it has, because its status records them.
+                Err(_) if !has_none => {}
+                Err(problem) => return Err(problem),
+            }
         }
         // If an address lies in the block of a node, this node's NodeSubnet has to withdraw the address.
         affected

@@ -12,9 +12,19 @@ use crate::withdrawals::is_taken_out;
 use cadastre_api::{AllocationMode, ExplicitAddresses, node_allocation};
 use cadastre_core::{Addr, Cidr, Dual, HoldingId, HoldingState};
 
+/// Addresses for a claim. The ledger has a holding for each of them.
+pub(super) struct ChosenAddresses {
+    pub pool: PoolName,
+    pub addresses: Vec<(Cidr, HoldingId)>,
+}
+
 impl ClaimLoop {
-    /// Allocates addresses to a claim that has none, or returns why it gets none now.
-    pub(super) fn allocate(&mut self, claim: &Claim, cx: &mut Context) -> Result<(), ClaimProblem> {
+    /// Chooses addresses for a claim, or returns why it gets none now.
+    pub(super) fn choose(
+        &mut self,
+        claim: &Claim,
+        cx: &mut Context,
+    ) -> Result<ChosenAddresses, ClaimProblem> {
         let spec = match &claim.spec {
             Ok(spec) => spec,
             Err(why) => {
@@ -22,7 +32,10 @@ impl ClaimLoop {
                 return Err(ClaimProblem::new("Invalid", text));
             }
         };
-        let is_anothers = |addr: Addr| cx.allocations.claims.of(&Cidr::host(addr)).is_some();
+        let is_anothers = |addr: Addr| {
+            let of = cx.allocations.claims.of(&Cidr::host(addr));
+            of.is_some_and(|name| *name != claim.name)
+        };
         if claim.addresses().any(is_anothers) {
             let text = format!(
                 "the status has {}, which another claim has, too: delete one of the two claims",
@@ -44,8 +57,10 @@ impl ClaimLoop {
             }
             requested(&spec.addresses, &name, cx)?
         };
-        cx.allocations.begin_claim(claim, &name, addresses, false);
-        Ok(())
+        Ok(ChosenAddresses {
+            pool: name,
+            addresses,
+        })
     }
 }
 

@@ -2,6 +2,8 @@ mod asked;
 mod bad_input;
 mod migration;
 
+use std::slice;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::*;
@@ -661,6 +663,39 @@ fn of_two_claims_that_record_one_address_the_older_has_it() {
     fixture.applied(claiming_pod("x", "default/a", Some("a")));
     fixture.settle("default/a");
     assert!(fixture.node_of("10.0.0.4/32").is_none());
+}
+
+#[test]
+fn a_claim_that_finds_no_other_address_keeps_the_one_that_a_node_has_got() {
+    let claims = vec![claim("default/a", "p", &[])];
+    let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/28")], claims, Vec::new());
+    let address = fixture.settle("default/a").0[0].clone();
+    // A late write of an earlier leader gives a node a block that fills the pool.
+    let object = Block {
+        version: 100,
+        ..block("10.0.0.0/28", Owner::node(&"a".into(), &"a".into()))
+    };
+    let blocks = &mut fixture.cache.blocks;
+    blocks.change(ObjectEvent::Applied(object.clone()));
+    fixture.allocations.block_seen(&object, fixture.now);
+    for _ in 0..2 {
+        fixture.claims.queue.add("default/a".into());
+        fixture.settle("default/a");
+    }
+    let (addresses, reason, text) = fixture.settle("default/a");
+    assert_eq!(addresses, slice::from_ref(&address), "{reason}: {text}");
+    // The block goes, and another claim asks for the address first.
+    fixture.allocations.drop_block(&cidr("10.0.0.0/28"));
+    let blocks = &mut fixture.cache.blocks;
+    blocks.change(ObjectEvent::Deleted(object));
+    let second = claim("default/b", "", &[&address]);
+    let claims = &mut fixture.cache.claims;
+    claims.change(ObjectEvent::Applied(second));
+    fixture.claims.queue.add("default/b".into());
+    let (_, reason, text) = fixture.settle("default/b");
+    let text = format!("{reason}: {text}");
+    let refusal = format!("AddressInUse: {address} is the address of claim default/a");
+    assert_eq!(text, refusal);
 }
 
 #[test]

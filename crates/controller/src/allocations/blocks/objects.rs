@@ -252,10 +252,13 @@ impl AllocationState {
         let own = self.blocks.get(cidr).map(|entry| entry.holding);
         let mut others = self.ledger.overlapping(cidr);
         others.all(|(id, holding)| {
-            // A block that is exactly the address of a claim belongs to the claim. Any other block that overlaps the
-            // address is not confirmed.
-            if Some(id) == own || self.is_of_claims(holding.holder) {
-                return Some(id) == own || holding.cidr == *cidr;
+            if Some(id) == own {
+                return true;
+            }
+            // A block that is exactly the address of a claim belongs to the claim.
+            if self.is_of_claims(holding.holder) {
+                return holding.cidr == *cidr
+                    || self.may_be_handed_over(&holding.cidr, cidr, cache);
             }
             match self
                 .blocks
@@ -265,6 +268,7 @@ impl AllocationState {
                 Some(other) if other.is_leaving() && !other.confirmed => true,
                 Some(other) if self.is_claim_inside(cidr, &other.cidr) => true,
                 Some(other) if self.is_handed_over(cidr, &other.cidr, cache) => true,
+                Some(other) if self.may_be_handed_over(&other.cidr, cidr, cache) => true,
                 Some(other) if other.confirmed => false,
                 // The object of the other block is newer, or not created yet, so the other block will be deleted and
                 // this block stays.
@@ -274,6 +278,24 @@ impl AllocationState {
                 None => Mutation::BlockDoesNotYieldToPodCidr.is_on(),
             }
         })
+    }
+
+    /// Returns whether the node of `block` may have handed an address of a claim over. The NodeSubnet that recorded this
+    /// may be lost, so only the objects show it: `block` was not created after the last writes of the claim and of the
+    /// claim's block. If the node has handed nothing over yet, its NodeSubnet asks for the address when it lists the
+    /// block.
+    fn may_be_handed_over(&self, address: &Cidr, block: &Cidr, cache: &ClusterCache) -> bool {
+        let claim = self.claims.of(address);
+        let Some(claim) = claim.and_then(|name| cache.claims.get(name)) else {
+            return false;
+        };
+        let own = cache.blocks.get(&*block_name(address));
+        let own = own.map_or(u64::MAX, |it| it.version);
+        let is_inside = address != block && block.contains(address);
+        is_inside
+            && Self::age(block, cache).is_some_and(|(is_unedited, version)| {
+                !is_unedited || version < claim.version.min(own)
+            })
     }
 
     /// Returns a sort key for the age of a block's object: the older the object, the lower the key. Objects that were

@@ -4,12 +4,12 @@ use super::super::holders::HolderUse;
 use crate::allocations::AllocationState;
 use crate::block::BlockLoop;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Block, Node, Owner, Subnet};
+use crate::cluster::objects::{Block, Claim, Node, Owner, Subnet};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
-    at, block, cidr, cluster, in_step, list, listed_block, node_with, pool_with, rebuilt, reported,
-    subnet,
+    addr, at, block, cidr, claim, cluster, in_step, list, listed_block, node_with, pool_with,
+    rebuilt, reported, subnet,
 };
 use crate::purpose::Step;
 use crate::reconcile::{Loop as _, RequestAnswer};
@@ -276,6 +276,33 @@ fn of_two_blocks_the_older_object_stays_and_an_edited_one_counts_as_older() {
         let nodes = vec![node("a", "a"), node("b", "b")];
         assert_eq!(judged(&cache(nodes, objects, Vec::new())), [stays]);
     }
+}
+
+#[test]
+fn a_block_without_a_list_stays_if_a_claim_may_have_got_an_address_of_it() {
+    let host = "10.0.0.5/32";
+    let mut claimed = claim("default/web-0", "p", &[]);
+    claimed.status.addresses = vec![addr("10.0.0.5")].into();
+    // The claim got the address from the block, so the objects of the claim and of its block were written after the
+    // block's object.
+    let stay = |block: u64, claims: u64, host_version: Option<u64>, is_edited: bool| {
+        let nodes = vec![node("a", "a"), node("b", "b")];
+        let mut objects = vec![object_of(BLOCK, "a", block, false)];
+        objects.extend(host_version.map(|version| object_of(host, "b", version, is_edited)));
+        let mut cache = cache(nodes, objects, Vec::new());
+        let claim = Claim {
+            version: claims,
+            ..claimed.clone()
+        };
+        list(&mut cache.claims, vec![claim]);
+        judged(&cache)
+    };
+    for is_edited in [false, true] {
+        assert_eq!(stay(5, 9, Some(7), is_edited), [BLOCK, host]);
+        assert_eq!(stay(8, 9, Some(7), is_edited), [host]);
+    }
+    assert_eq!(stay(5, 9, None, false), [BLOCK]);
+    assert!(stay(9, 5, None, false).is_empty());
 }
 
 #[test]
