@@ -423,6 +423,10 @@ impl Sim {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
+        // A machine whose Node is deleted goes on assigning addresses while its agent is down, as nothing tells it to stop.
+        if self.machines.live_node(id, &self.api).is_none() || self.is_outlived(id) {
+            return Ok(());
+        }
         // A pod gets the address of its claim at once. Unit tests cover the wait after the deletion of a claim.
         if self.claims.ever_had(addr) {
             return Ok(());
