@@ -77,6 +77,11 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     leak_grace: u32,
 
+    /// Evict pods for which their node has no address and cannot get one, so that their controllers create pods that the
+    /// scheduler binds to other nodes. Only for nodes with the taint cadastre.dev/addresses-exhausted
+    #[arg(long, env = "CADASTRE_EVICT_UNSERVED_PODS")]
+    evict_unserved_pods: bool,
+
     /// At most this many objects in a page of a list; 0 lists everything in one request
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
@@ -239,6 +244,7 @@ async fn serve(
         }),
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
+        evicts_unserved: args.evict_unserved_pods,
         ..ControllerSettings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

@@ -15,12 +15,12 @@ use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, OnlyPod, Pod, Pool, ServiceRange,
-    Subnet, SubnetCondition,
+    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, NodeTaint, OnlyPod, Pod, Pool,
+    ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
-    ApiRequest, ClaimOwnerKind, KnownObject, NewClaim, NodeTouch, ObjectKind as Of, ObjectSpec,
-    PodCidrAllocation, Rejection, RequestOutcome,
+    ApiRequest, ClaimOwnerKind, ExhaustedChange, KnownObject, NewClaim, NodeTouch,
+    ObjectKind as Of, ObjectSpec, PodCidrAllocation, Rejection, RequestOutcome, TaintsChange,
 };
 
 use jiff::Timestamp;
@@ -336,6 +336,14 @@ impl Api {
                 RequestOutcome::Node(self.assign(assignment)?)
             }
             ApiRequest::TouchNode(touch) => RequestOutcome::Node(self.touch(touch)?),
+            ApiRequest::Evict(as_read) => {
+                let pod = as_it_was_read(&self.pods, as_read)?;
+                assert!(pod.addresses.is_empty(), "a pod with an address stays");
+                self.remove::<Pod>(&pod.name);
+                RequestOutcome::Gone
+            }
+            ApiRequest::SetTaints(change) => RequestOutcome::Node(self.set_taints(change)?),
+            ApiRequest::SetExhausted(change) => RequestOutcome::Node(self.set_exhausted(change)?),
             ApiRequest::SetFinalizers(Of::Pool, as_read, finalizers) => {
                 RequestOutcome::Pool(self.set_finalizers(as_read, finalizers)?)
             }
@@ -529,6 +537,42 @@ impl Api {
         let node = Node {
             term: Some(touch.term.clone()),
             annotated: true,
+            ..before.clone()
+        };
+        Ok(self.put_if_changed(&before, node))
+    }
+
+    fn set_taints(&mut self, change: &TaintsChange) -> Result<Node, Rejection> {
+        let before = read(&self.nodes, &change.name)?;
+        if before.uid != change.uid {
+            return Err(guard("test /metadata/uid"));
+        }
+        if before.taints != change.before {
+            return Err(guard("test /spec/taints"));
+        }
+        let of_others = |taints: &[NodeTaint]| -> Vec<NodeTaint> {
+            let others = taints.iter().filter(|it| !it.is_of_exhaustion());
+            others.cloned().collect()
+        };
+        assert_eq!(
+            of_others(&before.taints),
+            of_others(&change.after),
+            "a taint that somebody else has set stays as it is"
+        );
+        let node = Node {
+            taints: change.after.clone(),
+            ..before.clone()
+        };
+        Ok(self.put_if_changed(&before, node))
+    }
+
+    fn set_exhausted(&mut self, change: &ExhaustedChange) -> Result<Node, Rejection> {
+        let before = read(&self.nodes, &change.name)?;
+        if before.uid != change.uid {
+            return Err(guard("test /metadata/uid"));
+        }
+        let node = Node {
+            exhausted: change.message.clone(),
             ..before.clone()
         };
         Ok(self.put_if_changed(&before, node))

@@ -41,7 +41,7 @@ pub struct BlockChecks {
     histories: BTreeMap<Key, BlockHistory>,
     /// The keys of blocks that several nodes may have for one virtual machine. A block has one key for each node that
     /// its object has named.
-    pub(super) named: BTreeSet<Key>,
+    pub(super) named: BTreeMap<Key, ObjectUid>,
     /// For each deleted node (UID), the time of its deletion.
     pub died: BTreeMap<ObjectUid, Time>,
 }

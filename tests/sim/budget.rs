@@ -150,6 +150,8 @@ fn object(request: &ApiRequest) -> Option<Text> {
     match request {
         ApiRequest::AssignPodCidrs(a) => of("node", &a.uid),
         ApiRequest::TouchNode(touch) => of("node", &touch.uid),
+        ApiRequest::SetTaints(change) => of("taints of node", &change.uid),
+        ApiRequest::SetExhausted(change) => of("condition of node", &change.uid),
         ApiRequest::Read(ObjectKind::Node, name) => of("read of node", name),
         ApiRequest::ListPodsOf { node } => of("pods of", node),
         _ => {

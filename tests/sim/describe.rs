@@ -114,6 +114,13 @@ pub fn of_request(request: &ApiRequest) -> String {
             let from = t.from.as_deref().unwrap_or("-");
             format!("{verb} {} from {from} to {}", t.uid, t.term)
         }
+        ApiRequest::SetTaints(it) => {
+            let keys: Vec<&str> = it.after.iter().map(|it| &*it.key).collect();
+            format!("{verb} {} {keys:?}", it.uid)
+        }
+        ApiRequest::SetExhausted(it) => {
+            format!("{verb} {} {}", it.uid, it.message.as_deref().unwrap_or("-"))
+        }
         ApiRequest::Create(_, spec) => format!("{verb} {}", of_spec(spec)),
         ApiRequest::Replace(it, spec) => format!("{verb} v{} {}", it.version, of_spec(spec)),
         ApiRequest::Delete(ObjectKind::Block, it) => format!("{verb} {} v{}", it.name, it.version),

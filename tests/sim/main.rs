@@ -23,7 +23,7 @@
 //! | `received`, `pool_model` | what the checks know of a process, and of pools |
 //! | `budget` | limits on how often a process may send requests |
 //! | `served` | no node may wait for long while a pool has free addresses for it |
-//! | `settle`, `settle_blocks` | checks at the end |
+//! | `settle`, `settle_blocks`, `exhaustion` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
 //!
@@ -48,6 +48,7 @@ mod checks;
 mod claims;
 mod clock;
 mod describe;
+mod exhaustion;
 mod faults;
 mod host;
 mod ipam_claims;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadastre_api::{listed_uid, object_uid};
+use cadastre_api::listed_uid;
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{
     Block, BlockSpec, ClaimSource, Node, Owner, Pod, Text, VirtualMachine,
@@ -77,18 +77,18 @@ impl BlockChecks {
         let Some((block, Ok(spec))) = block.map(|it| (it, &it.spec)) else {
             return;
         };
-        if spec.vmi.is_some() {
+        if let Some(vmi) = &spec.vmi {
             let keys = holders(spec).map(|(_, number)| key_of(spec, &block.uid, number));
-            self.named.extend(keys);
+            self.named.extend(keys.map(|key| (key, vmi.clone())));
         }
     }
 
     /// Whether two nodes may have a block at the same time, because the block's object has named both of them for one
-    /// virtual machine.
+    /// virtual machine. If a user has deleted the object, the object that replaces it counts, too.
     pub fn are_shared(&self, block: &Key, other: &Key) -> bool {
-        let objects = [block, other].map(|it| object_uid(&it.1).0);
-        let is_same = block.0 == other.0 && objects[0] == objects[1] && block.1 != other.1;
-        is_same && self.named.contains(block) && self.named.contains(other)
+        let vmi = self.named.get(block);
+        let is_one = vmi.is_some() && vmi == self.named.get(other);
+        is_one && block.0 == other.0 && block.1 != other.1
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Subject {
     BlockChanges,
     /// Allocations of podCIDRs, and touches of Nodes.
     Nodes,
+    /// Taints and conditions of Nodes, and evictions.
+    NodeMarks,
     /// Creations, deletions and other writes of NodeSubnets, except writes of their conditions.
     Subnets,
     SubnetConditions,
@@ -60,6 +62,7 @@ impl PersistentFault {
                     Subject::BlockCreations,
                     Subject::BlockChanges,
                     Subject::Nodes,
+                    Subject::NodeMarks,
                     Subject::Subnets,
                     Subject::SubnetConditions,
                     Subject::Pods,
@@ -129,6 +132,9 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
         | ApiRequest::Delete(ObjectKind::Block, it) => (Subject::BlockChanges, &it.name),
         ApiRequest::AssignPodCidrs(a) => (Subject::Nodes, &a.name),
         ApiRequest::TouchNode(touch) => (Subject::Nodes, &touch.name),
+        ApiRequest::SetTaints(change) => (Subject::NodeMarks, &change.name),
+        ApiRequest::Evict(pod) => (Subject::NodeMarks, &pod.name),
+        ApiRequest::SetExhausted(change) => (Subject::NodeMarks, &change.name),
         ApiRequest::Create(name, ObjectSpec::Subnet(_)) => (Subject::Subnets, name),
         ApiRequest::Replace(it, ObjectSpec::Subnet(_))
         | ApiRequest::Delete(ObjectKind::Subnet, it) => (Subject::Subnets, &it.name),

@@ -1,7 +1,10 @@
 //! Pools as the checks understand them. The checks derive them from the specs with code of their own. Only to parse
 //! CIDRs, they use the product's code.
 
-use cadastre_api::{AllocationMode, AssignmentMode, Borrowing, FINALIZER, FirstBlock, IPPoolSpec};
+use cadastre_api::{
+    AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FINALIZER, FirstBlock,
+    IPPoolSpec,
+};
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
@@ -37,6 +40,9 @@ pub struct PoolModel {
     pub priority: i32,
     /// Whether nodes get a first block without demand.
     pub is_immediate: bool,
+    /// Whether pods get addresses without naming the pool.
+    pub is_automatic: bool,
+    pub taints_nodes: bool,
     /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
     pub max_blocks: usize,
@@ -79,6 +85,8 @@ impl PoolModel {
             priority: spec.priority,
             is_immediate: spec.first_block == FirstBlock::Immediate
                 && spec.assignment == AssignmentMode::Automatic,
+            is_automatic: spec.assignment == AssignmentMode::Automatic,
+            taints_nodes: spec.exhausted_node_taint == ExhaustedNodeTaint::NoSchedule,
             low: u64::from(spec.terms.warm.low),
             max_blocks: max_blocks.unwrap_or(usize::MAX),
             borrows: spec.borrowing == Borrowing::WhenExhausted,

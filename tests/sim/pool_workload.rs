@@ -1,8 +1,8 @@
 //! Changes of pools and of service ranges by users.
 
 use cadastre_api::{
-    AddressTerms, AllocationMode, AssignmentMode, Borrowing, ConflictProbe, FirstBlock, IPPoolSpec,
-    IPv4Ranges, IPv6Ranges, Warm,
+    AddressTerms, AllocationMode, AssignmentMode, Borrowing, ConflictProbe, ExhaustedNodeTaint,
+    FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Warm,
 };
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::cluster::objects::{Pool, ServiceRange};
@@ -99,6 +99,9 @@ impl Sim {
                 FirstBlock::OnDemand,
             ]),
             max_blocks_per_node: *self.rng.pick(&[None, None, Some(1), Some(3)]),
+            exhausted_node_taint: *self
+                .rng
+                .pick(&[ExhaustedNodeTaint::None, ExhaustedNodeTaint::NoSchedule]),
             idle_seconds: *self.rng.pick(&[0, 2, 20]),
             priority: i32::try_from(self.rng.below(3)).unwrap(),
             reserved,

@@ -142,6 +142,7 @@ impl Run {
                 background_in_flight: limit.min(16),
                 // This time is so short that leaked addresses are released before the run ends.
                 leak_grace: Duration::from_secs(30),
+                evicts_unserved: true,
                 ..ControllerSettings::default()
             }),
             elector: Elector::new(lease),

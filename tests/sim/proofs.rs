@@ -82,6 +82,11 @@ const fn liveness(scenario: Scenario, thousands: u64) -> Proof {
     Proof::Simulation(scenario, thousands, Some("served in time"))
 }
 
+/// A proof by the check of the marks of exhausted nodes.
+const fn exhaustion(scenario: Scenario, thousands: u64) -> Proof {
+    Proof::Simulation(scenario, thousands, Some("exhaustion"))
+}
+
 const fn unit(name: &'static str) -> Proof {
     Proof::Test(name)
 }
@@ -265,6 +270,13 @@ pub fn proof(mutation: Mutation) -> Proof {
         }
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysHeld => sim(AsDrawn, 2_000),
+
+        ExhaustionNotLifted => exhaustion(AsDrawn, 3_000),
+        OthersTaintsDropped => unit("controller::exhaustion::tests::the_taints_of_others_stay"),
+        GrowthIgnored => exhaustion(AsDrawn, 1_000),
+        BoundPodsNotCounted => {
+            unit("controller::exhaustion::tests::a_pod_counts_from_the_moment_when_it_is_bound")
+        }
 
         // Mutations of the cache of a controller process
         GoneByAnswerComesBack => unit(

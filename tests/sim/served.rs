@@ -161,7 +161,7 @@ impl Sim {
     }
 
     /// What a pool could allocate in each family: whole podCIDRs, or single addresses if it is a pool of blocks.
-    fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
+    pub fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let mut held = self.held();
         held.extend(doubted);
         let families = model.each_family().map(|family| {

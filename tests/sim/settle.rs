@@ -38,6 +38,7 @@ impl Sim {
         self.check_pools()?;
         self.check_served()?;
         self.check_blocks()?;
+        self.check_marks()?;
         self.check_claims_end()?;
         self.check_ipam_claims_end()?;
         for id in 0..self.machines.hosts.len() {

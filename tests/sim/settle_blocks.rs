@@ -152,7 +152,7 @@ impl Sim {
         Ok(())
     }
 
-    fn listed_to(&self, node: &Node) -> &[AllocatedBlock] {
+    pub fn listed_to(&self, node: &Node) -> &[AllocatedBlock] {
         let subnet = self.api.subnets.get(&node.name);
         let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
         let spec = spec.filter(|spec| spec.node_uid.as_deref() == Some(&*node.uid));

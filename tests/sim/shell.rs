@@ -283,6 +283,8 @@ impl Sim {
             request,
             ApiRequest::AssignPodCidrs(_)
                 | ApiRequest::TouchNode(_)
+                | ApiRequest::SetTaints(_)
+                | ApiRequest::SetExhausted(_)
                 | ApiRequest::SetFinalizers(..)
                 | ApiRequest::SetPoolStatus(..)
                 | ApiRequest::SetClaimStatus(..)
@@ -317,6 +319,9 @@ impl Sim {
             format!("{run_id}'s {} -> {outcome}", verb(request))
         });
         self.checks.executed(request, &outcome, self.now);
+        if let (ApiRequest::Evict(pod), RequestOutcome::Gone) = (request, &outcome) {
+            self.pod_ended(&pod.uid);
+        }
         if let Some(term) = &outgoing.term {
             self.note_late_block(term, request);
             let decided = match (request, self.run_of(run_id)) {

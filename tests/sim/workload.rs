@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cadastre_api::{IPPoolSpec, Requests, pod_claim};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{
-    AskedAddresses, Block, ClaimSource, MachineIdentity, Node, Pod, PodClaim, Sticky, Subnet, Text,
-    VirtualMachine,
+    AskedAddresses, Block, ClaimSource, MachineIdentity, Node, NodeTaint, Pod, PodClaim, Sticky,
+    Subnet, Text, VirtualMachine,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -213,6 +213,8 @@ impl Sim {
             addresses: [addr(&address)].into(),
             machine,
             name,
+            taints: self.some_taints(),
+            exhausted: None,
         };
         if self.rng.chance(2_000) {
             self.api.finalized.insert(uid);
@@ -481,6 +483,16 @@ impl Sim {
         self.put_pod(node, uid, name, [].into(), claim, None)
     }
 
+    /// A few nodes have a taint that belongs to somebody else.
+    fn some_taints(&mut self) -> Box<[NodeTaint]> {
+        let other = self.rng.chance(1_000).then(|| NodeTaint {
+            key: "example.com/dedicated".into(),
+            effect: "NoSchedule".into(),
+            ..NodeTaint::exhausted()
+        });
+        other.into_iter().collect()
+    }
+
     /// Creates a pod that asks for an address. Returns its UID and its name.
     pub fn put_asking_pod(&mut self, node: &Node, addr: Addr) -> (ObjectUid, Text) {
         let uid = self.api.uid();
@@ -514,6 +526,7 @@ impl Sim {
         machine: Option<VirtualMachine>,
     ) -> (ObjectUid, Text) {
         let name: Text = format!("default/{own_name}").into();
+        let created = i64::try_from(self.now / SECOND).unwrap();
         let claim = claim.map(|(claim, source)| {
             self.claims.note_pod(&uid, &claim);
             PodClaim {
@@ -521,7 +534,7 @@ impl Sim {
                 pod: own_name.into(),
                 uid: uid.clone(),
                 node: Some(node.name.clone()),
-                created: i64::try_from(self.now / SECOND).unwrap(),
+                created,
                 source,
                 machine: machine.map(Box::new),
             }
@@ -538,6 +551,8 @@ impl Sim {
             finished: false,
             mirror_of: None,
             node: Some(node.name.clone()),
+            needs_default: true,
+            replaceable: self.rng.chance(5_000).then_some(created),
             claim: own.into_iter().next().map(Box::new),
             interface_claims: of_interface.into(),
             addresses,

@@ -67,13 +67,14 @@ pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
 pub use ipam_claim::{IPAMClaimIps, IPAMClaimLite, InterfaceClaim};
 pub use names::{
     ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
-    FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME,
-    MIGRATION_READY_ANNOTATION, POOLS_ANNOTATION, RELEASE_ANNOTATION, STICKY_ANNOTATION,
-    STICKY_TTL_ANNOTATION, TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
+    EXHAUSTED_CONDITION, EXHAUSTED_TAINT, FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP,
+    INTENTS_ANNOTATION, LEASE_NAME, MIGRATION_READY_ANNOTATION, POOLS_ANNOTATION,
+    RELEASE_ANNOTATION, STICKY_ANNOTATION, STICKY_TTL_ANNOTATION, TERM_ANNOTATION,
+    UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
-    AddressStatus, AllocationMode, AssignmentMode, Borrowing, FamilyStatus, FirstBlock, IPPool,
-    IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
+    AddressStatus, AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FamilyStatus,
+    FirstBlock, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use requests::Requests;
 pub use subnet::{
@@ -88,6 +89,6 @@ pub use terms::{
 };
 pub use watched::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
-    NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite, PodIpLite, PodLite,
-    PodLiteSpec, PodLiteStatus,
+    NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite,
+    PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite, TolerationLite,
 };

@@ -18,6 +18,10 @@ pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 /// on the condition that the annotation still has the value that the leader read. So if a new leader changes the
 /// annotation, the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
+/// Key of the taint of a Node that has no free address for another pod.
+pub const EXHAUSTED_TAINT: &str = "cadastre.dev/addresses-exhausted";
+/// Type of the condition of a Node that has no free address for another pod.
+pub const EXHAUSTED_CONDITION: &str = "AddressesExhausted";
 
 /// Annotation of the Lease. It says that a write with an indeterminate outcome was in flight when the last holder of
 /// the Lease stopped. In this case, the next holder must fence earlier leaders, even after a clean handover.

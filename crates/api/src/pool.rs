@@ -91,6 +91,13 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub borrowing: Borrowing,
 
+    /// Whether a node gets a taint while neither the node nor its pools have a free address for another pod. None: the
+    /// node only gets the condition AddressesExhausted. NoSchedule: the node also gets the taint
+    /// cadastre.dev/addresses-exhausted with the effect NoSchedule, so that the scheduler binds no further pods to the
+    /// node. The taint also keeps pods with hostNetwork from the node, unless they tolerate it.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub exhausted_node_taint: ExhaustedNodeTaint,
+
     /// Names of networks. The pool gives addresses to the IPAMClaims (k8s.cni.cncf.io) of these networks. The name of a
     /// network is in the network's CNI configuration. KubeVirt keeps the addresses of virtual machines by IPAMClaims.
     /// Only for Blocks.
@@ -169,6 +176,7 @@ impl IPPoolSpec {
             first_block: FirstBlock::default(),
             max_blocks_per_node: None,
             borrowing: Borrowing::default(),
+            exhausted_node_taint: ExhaustedNodeTaint::default(),
             networks: Vec::new(),
             idle_seconds: default_idle_seconds(),
             nearly_exhausted_percent: default_nearly_exhausted_percent(),
@@ -180,6 +188,16 @@ impl IPPoolSpec {
             terms: AddressTerms::default(),
         }
     }
+}
+
+/// Whether a node without a free address for another pod gets a taint.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExhaustedNodeTaint {
+    /// The node gets no taint
+    #[default]
+    None,
+    /// The node gets a taint with the effect NoSchedule
+    NoSchedule,
 }
 
 /// How ranges are allocated to nodes.

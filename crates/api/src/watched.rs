@@ -48,6 +48,22 @@ pub struct NodeLiteSpec {
     /// The cloud provider's ID for the host
     #[serde(rename = "providerID")]
     pub provider_id: Option<String>,
+    /// All taints of the node, because a patch that changes one of them has to contain them all
+    pub taints: Option<Vec<TaintLite>>,
+}
+
+/// A taint of a Node, as the API server returns it.
+#[derive(Deserialize, Clone, Debug, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct TaintLite {
+    /// The key, such as `node.kubernetes.io/not-ready`
+    pub key: String,
+    /// The value, which most taints lack
+    pub value: Option<String>,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`
+    pub effect: String,
+    /// When the taint was added
+    pub time_added: Option<String>,
 }
 
 /// The part of a Node's status that is read.
@@ -58,6 +74,20 @@ pub struct NodeLiteStatus {
     pub addresses: Option<Vec<NodeAddressLite>>,
     /// The kubelet's description of the host
     pub node_info: Option<NodeInfoLite>,
+    /// The node's conditions, of which Cadastre reads only its own
+    pub conditions: Option<Vec<NodeConditionLite>>,
+}
+
+/// A condition of a Node.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct NodeConditionLite {
+    /// The type, such as `Ready`
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `True`, `False` or `Unknown`
+    pub status: String,
+    /// The text for users
+    pub message: Option<String>,
 }
 
 /// An IP address or host name of a Node.
@@ -102,6 +132,19 @@ pub struct PodLiteSpec {
     pub node_name: Option<String>,
     /// Whether the pod uses the network, and so the addresses, of its node
     pub host_network: Option<bool>,
+    /// The taints that the pod tolerates
+    pub tolerations: Option<Vec<TolerationLite>>,
+}
+
+/// A toleration of a Pod.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct TolerationLite {
+    /// The key of the tolerated taints; empty for taints of all keys
+    #[serde(default)]
+    pub key: String,
+    /// The effect of the tolerated taints; empty for all effects
+    #[serde(default)]
+    pub effect: String,
 }
 
 /// The part of a Pod's status that is read.

@@ -5,10 +5,15 @@ use super::Context;
 use crate::allocations::holders::HolderUse;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
-use cadastre_core::{Cidr, Dual, PoolExhausted};
+use cadastre_core::{Cidr, Dual, Family, PoolExhausted};
 
 /// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
 const SMALLER: u8 = 6;
+
+/// Returns the longest prefix that a block may have in a pool whose full-size blocks have the prefix length `whole`.
+pub(super) fn smallest_len(whole: u8, family: Family) -> u8 {
+    (whole + SMALLER).min(family.bits())
+}
 
 /// Allocates one block per family of the pool to a node, and returns the blocks. If no full-size block is left,
 /// allocates a smaller block.
@@ -38,8 +43,7 @@ pub(super) fn carve(
     while let Err(full) = &carved {
         let family = full.family;
         let len = lens.get_mut(family);
-        let longest = whole.get(family).map_or(0, |len| len + SMALLER);
-        let longest = longest.min(family.bits());
+        let longest = whole.get(family).map_or(0, |len| smallest_len(len, family));
         *len = len.map(|len| len + 1).filter(|len| *len <= longest);
         if len.is_none() {
             break;

@@ -44,6 +44,12 @@ pub enum ObjectCall {
     ReadSubnet(NodeName),
     /// Write of the controller's conditions in a NodeSubnet's status
     SetSubnetConditions(NodeName),
+    /// Write of a node's taints
+    SetTaints(NodeName),
+    /// Write of a node's condition `AddressesExhausted`
+    SetExhausted(NodeName),
+    /// Eviction of a pod of the node
+    EvictPod(NodeName),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
     /// Read of an IPAMBlock after a write that conflicted or is indeterminate, or because the watch is late
@@ -79,6 +85,9 @@ impl ObjectCall {
             Purpose::Subnet { name, .. } if wrote => ObjectCall::WriteSubnet(name.clone()),
             Purpose::Subnet { name, .. } => ObjectCall::ReadSubnet(name.clone()),
             Purpose::Answer { name } => ObjectCall::SetSubnetConditions(name.clone()),
+            Purpose::Taints { name } => ObjectCall::SetTaints(name.clone()),
+            Purpose::Evict { name } => ObjectCall::EvictPod(name.clone()),
+            Purpose::Exhausted { name } => ObjectCall::SetExhausted(name.clone()),
             Purpose::Block { cidr, .. } if wrote => ObjectCall::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => ObjectCall::ReadBlock(*cidr),
             Purpose::PoolFinalizers { name } => ObjectCall::SetPoolFinalizers(name.clone()),
@@ -112,9 +121,12 @@ impl ObjectCall {
 
     fn kind(&self) -> ObjectKind {
         match self {
-            ObjectCall::AssignPodCidrs(_) | ObjectCall::ReadNode(_) | ObjectCall::ListPods(_) => {
-                ObjectKind::Node
-            }
+            ObjectCall::AssignPodCidrs(_)
+            | ObjectCall::ReadNode(_)
+            | ObjectCall::ListPods(_)
+            | ObjectCall::SetTaints(_)
+            | ObjectCall::SetExhausted(_)
+            | ObjectCall::EvictPod(_) => ObjectKind::Node,
             ObjectCall::WriteSubnet(_)
             | ObjectCall::ReadSubnet(_)
             | ObjectCall::SetSubnetConditions(_) => ObjectKind::Subnet,

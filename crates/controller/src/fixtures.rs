@@ -58,6 +58,8 @@ pub(crate) fn node(name: &str) -> Node {
         unreadable: [].into(),
         addresses: [].into(),
         machine: MachineIdentity::default(),
+        taints: Box::default(),
+        exhausted: None,
     }
 }
 
@@ -80,6 +82,8 @@ pub(crate) fn pod(version: u64, addresses: &[&str]) -> Pod {
         finished: false,
         mirror_of: None,
         node: None,
+        needs_default: true,
+        replaceable: None,
         claim: None,
         interface_claims: Box::default(),
         addresses: addresses.map(|it: std::net::IpAddr| it.into()).collect(),

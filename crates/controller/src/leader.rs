@@ -133,6 +133,7 @@ impl Leader {
             // The node needs a NodeSubnet, in which its agent reports use and demand.
             self.loops.subnets.queue.add(node.name.clone());
         }
+        self.loops.exhaustion.requeue_all(cache);
         self.return_blocks(cache, now);
         for entry in self.allocations.blocks.iter() {
             self.loops.blocks.add(entry);
@@ -351,6 +352,7 @@ impl Leader {
         self.loops.demand.requeue();
         self.loops.claims.requeue();
         self.loops.subnets.requeue();
+        self.loops.exhaustion.requeue();
         self.loops.pools.mark();
     }
 
@@ -371,6 +373,7 @@ impl Leader {
         self.requeue_waiting();
         self.loops.pod_claims.requeue();
         self.loops.ipam_claims.requeue();
+        self.loops.exhaustion.requeue_all(cache);
         self.allocations.report_too_wide(reports);
         for node in cache.nodes.iter() {
             self.loops.demand.add(node, &self.allocations);

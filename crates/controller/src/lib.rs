@@ -24,6 +24,7 @@
 //! | `lending` | the parts of blocks that nodes lend |
 //! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
 //! | [`ipam_claims`] | the IPClaims of IPAMClaims, which the network plumbing group defines for virtual machines |
+//! | `exhaustion` | the taint and the condition of nodes without a free address |
 //! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
@@ -52,6 +53,7 @@ pub mod default_pool;
 mod deleted_nodes;
 pub mod demand;
 pub mod events;
+mod exhaustion;
 pub mod failing_calls;
 pub mod fence;
 pub mod figures;

@@ -145,10 +145,7 @@ impl Controller {
             }
             ControllerEvent::Pods(change) => {
                 let changed = self.cache.pods.change(change);
-                let claims = self.cache.pods.take_claims();
-                if let Some(leader) = &mut self.leader {
-                    leader.pods_changed(changed, claims);
-                }
+                self.pods_changed(changed);
             }
             ControllerEvent::Leadership(leadership) => self.leadership(leadership, now),
             ControllerEvent::Answer(id, outcome) => self.answered(id, &outcome, now),
@@ -336,7 +333,7 @@ impl Controller {
     fn subnet_changed(&mut self, delta: &ObjectUpdate<Subnet>, now: Now) {
         self.departed.subnet_changed(delta);
         self.cache.note_subnet(delta);
-        self.requests_changed();
+        self.pods_changed(false);
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) else {
             return;
         };
@@ -357,17 +354,18 @@ impl Controller {
         }
     }
 
-    /// Queues the claims of pods for which the requests of CNI have changed.
-    fn requests_changed(&mut self) {
+    /// Passes changes of pods to the leader. `changed` is true if a pod may have stopped reporting an address.
+    fn pods_changed(&mut self, changed: bool) {
         let claims = self.cache.pods.take_claims();
+        let nodes = self.cache.pods.take_nodes();
         if let Some(leader) = &mut self.leader {
-            leader.pods_changed(false, claims);
+            leader.pods_changed(changed, claims, nodes);
         }
     }
 
     fn claim_changed(&mut self, delta: &ObjectUpdate<Claim>, _: Now) {
         self.cache.note_claim(delta);
-        self.requests_changed();
+        self.pods_changed(false);
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.allocating) {
             leader.claim_changed(delta);
         }

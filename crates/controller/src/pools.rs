@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use self::evaluate::{Older, evaluate_pool};
 use self::index::PoolRangeIndex;
+use crate::carve::smallest_len;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Pool};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
-use cadastre_api::{AllocationMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
+use cadastre_api::{AllocationMode, AssignmentMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
 
@@ -58,6 +59,8 @@ pub struct PoolState {
     pub selector: Selector,
     /// Pools with higher values are tried first
     pub priority: i32,
+    /// Whether a node gets a taint while it has no free address for another pod
+    pub taints_nodes: bool,
     /// How long ranges of deleted nodes stay in quarantine
     pub quarantine: Duration,
     /// Whether the pool has Cadastre's finalizer
@@ -364,6 +367,18 @@ impl PoolStates {
         self.ranked(AllocationMode::Blocks, node, |_| 0)
     }
 
+    /// Returns the pools from which every pod on the node gets addresses without naming a pool.
+    pub(crate) fn default_pools<'a>(&'a self, node: &'a Node) -> Vec<&'a PoolState> {
+        let modes = [AllocationMode::Blocks, AllocationMode::NodeCIDR].into_iter();
+        let pools = modes.flat_map(|mode| self.ranked(mode, node, |_| 0));
+        let is_for_all = |it: &PoolState| {
+            let selectors = it.terms.namespaces.specificity() + it.terms.pods.specificity();
+            it.node_view.assignment == AssignmentMode::Automatic && selectors == 0
+        };
+        let pools = pools.filter(|(pool, by_name)| !by_name && is_for_all(pool));
+        pools.map(|(pool, _)| pool).collect()
+    }
+
     fn ranked<'a>(
         &'a self,
         allocate: AllocationMode,
@@ -458,6 +473,21 @@ impl PoolState {
                 _ => PoolStanding::Barred(&self.phase),
             },
         }
+    }
+
+    /// Returns whether a node can get a range of each family of the pool. In mode Blocks, smaller blocks count, too.
+    pub(crate) fn has_room(&self, ledger: &RangeLedger) -> bool {
+        let is_whole = self.allocation_mode == AllocationMode::NodeCIDR;
+        let smallest = self.space.refitted(Dual::from_fn(|family| {
+            let len = self.space.block_len(family)?;
+            Some(if is_whole {
+                len
+            } else {
+                smallest_len(len, family)
+            })
+        }));
+        let mut families = self.space.families();
+        families.all(|family| ledger.block_counts(&smallest, family).free > 0)
     }
 
     /// Returns the number of free blocks. If the pool has both families, the smaller number counts.

@@ -75,6 +75,12 @@ pub enum Purpose {
     /// A write of the controller's conditions in a NodeSubnet's status. For example, the condition `Accepted` reports
     /// invalid entries of the status
     Answer { name: NodeName },
+    /// A write of a node's taints
+    Taints { name: NodeName },
+    /// A write of a node's condition `AddressesExhausted`
+    Exhausted { name: NodeName },
+    /// The eviction of a pod of the node. The node has no address for the pod
+    Evict { name: NodeName },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
     /// A write of a pool's status. Also the read of the pool after a write of its status or finalizers that conflicted
@@ -100,6 +106,9 @@ impl Purpose {
             Purpose::Relist(_) | Purpose::Touch { .. } => "fence",
             Purpose::Assign { .. } => "podcidr",
             Purpose::Subnet { .. } | Purpose::Answer { .. } => "subnet",
+            Purpose::Taints { .. } | Purpose::Exhausted { .. } | Purpose::Evict { .. } => {
+                "exhaustion"
+            }
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",

@@ -22,6 +22,8 @@ pub struct ControllerSettings {
     pub default_pool_cidrs: Vec<Cidr>,
     /// How long an address must be without a pod before it can become a leak candidate
     pub leak_grace: Duration,
+    /// Whether pods are evicted for which their node has no address
+    pub evicts_unserved: bool,
 }
 
 impl Default for ControllerSettings {
@@ -34,6 +36,7 @@ impl Default for ControllerSettings {
             default_pool: None,
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
+            evicts_unserved: false,
         }
     }
 }

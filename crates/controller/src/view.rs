@@ -42,6 +42,8 @@ pub struct ControllerView {
     pub oldest_rest: Duration,
     /// Number of waiting nodes by reason, as in the label `reason`
     pub waiting: BTreeMap<&'static str, usize>,
+    /// Number of nodes that have no free address for another pod and cannot get one
+    pub exhausted_nodes: usize,
     /// Number of claims by state, as in the label `state`
     pub claims: BTreeMap<&'static str, usize>,
     /// For each pool, the number of nodes that wait for a range of it. Pools without waiting nodes are missing

@@ -201,6 +201,15 @@ mutations! {
     /// The range of the first family stays allocated when the second family is exhausted.
     FirstFamilyStaysHeld,
 
+    /// A node stays marked as exhausted for ever.
+    ExhaustionNotLifted,
+    /// Other taints of a node are lost when the node is marked as exhausted.
+    OthersTaintsDropped,
+    /// A node counts as exhausted although a pool can allocate a further range to it.
+    GrowthIgnored,
+    /// Pods that are bound to a node and have no address yet do not count for the exhaustion of the node.
+    BoundPodsNotCounted,
+
     // Mutations of the cache of objects
     /// An older watch event restores an object although a response has shown that the object is gone.
     GoneByAnswerComesBack,

@@ -7,7 +7,10 @@
 
 mod setup;
 
-use cadastre_api::{IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec, NodeSubnet};
+use cadastre_api::{
+    EXHAUSTED_CONDITION, EXHAUSTED_TAINT, IPAMBlock, IPPool, NodeAddresses, NodeAddressesSpec,
+    NodeSubnet,
+};
 use cadastre_e2e::fixtures::block_name;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -140,7 +143,7 @@ async fn records_are_the_controllers_and_annotations_everybodys_whom_rbac_lets()
 }
 
 #[tokio::test]
-async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
+async fn of_nodes_the_controller_writes_podcidrs_one_annotation_and_its_marks() {
     let lab = Lab::start().await;
     lab.hand.node("any", "n1").await.unwrap();
     let client = lab.client_of("cadastre-controller", Bound::Nothing).await;
@@ -150,14 +153,41 @@ async fn of_nodes_the_controller_writes_podcidrs_and_one_annotation() {
     let cidrs = json!({"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}});
     patch(&nodes, "n1", &cidrs).await.unwrap();
     patch(&nodes, "n1", &term("2")).await.unwrap();
-    let only = "of a Node the controller may change the podCIDRs and the annotation";
+    let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+    patch(&nodes, "n1", &taint(EXHAUSTED_TAINT)).await.unwrap();
+    patch(&nodes, "n1", &json!({"spec": {"taints": []}}))
+        .await
+        .unwrap();
+    let only = "of a Node the controller may change the podCIDRs, the annotation";
     for change in [
         json!({"metadata": {"labels": {"a": "b"}}}),
         json!({"spec": {"unschedulable": true}}),
-        json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}),
+        taint("a"),
     ] {
         refused(patch(&nodes, "n1", &change).await, only);
     }
+    let status = async |change: Value| {
+        let params = PatchParams::default();
+        nodes
+            .patch_status("n1", &params, &Patch::Strategic(change))
+            .await
+    };
+    let condition =
+        |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
+    status(condition(EXHAUSTED_CONDITION)).await.unwrap();
+    let of_status =
+        "of a Node's status the controller may change the condition AddressesExhausted alone";
+    for change in [
+        condition("Ready"),
+        json!({"status": {"capacity": {"pods": "1000"}}}),
+        json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}}),
+    ] {
+        refused(status(change).await, of_status);
+    }
+    let without = json!({"type": EXHAUSTED_CONDITION, "$patch": "delete"});
+    status(json!({"status": {"conditions": [without]}}))
+        .await
+        .unwrap();
     let note = json!({"metadata": {"annotations": {"a": "b"}}});
     let of_annotations =
         "of a Node's annotations the controller may change cadastre.dev/term alone";

@@ -48,6 +48,13 @@ pub(crate) struct RequestedPod {
     name: u64,
 }
 
+impl RequestedPod {
+    /// Returns the node to which the pod is bound.
+    pub(crate) fn node(&self) -> &NodeName {
+        &self.node
+    }
+}
+
 impl AddressRequests {
     /// Returns the data about a pod. `name` is the pod's `namespace/name`. When the caller drops the data, it must call
     /// [`AddressRequests::forget`].

@@ -11,18 +11,18 @@ use super::agent_report;
 use super::names::{NodeName, ObjectUid, PoolName};
 use super::objects::{
     AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, IpamClaim,
-    MachineIdentity, Node, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange, Sticky,
-    Subnet, Text, VirtualMachine,
+    MachineIdentity, Node, NodeTaint, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange,
+    Sticky, Subnet, Text, VirtualMachine,
 };
 use super::request::NewClaim;
 use cadastre_api::ipam_claim;
 use cadastre_api::pod_claim::{self, ClaimOfPod, is_object_name};
 use cadastre_api::{
-    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, IPAMBlock, IPAMBlockLite,
-    IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite,
-    LeakCandidate, MIGRATION_READY_ANNOTATION, MIRROR_ANNOTATION, NodeLite, NodePool,
-    NodeSubnetLite, NodeSubnetSpec, OwnerKind, PodLite, QuarantinedNode, Requests, TERM_ANNOTATION,
-    sticky,
+    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, EXHAUSTED_CONDITION,
+    EXHAUSTED_TAINT, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite,
+    IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate, MIGRATION_READY_ANNOTATION,
+    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind,
+    POOLS_ANNOTATION, PodLite, PodLiteSpec, QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -83,6 +83,23 @@ pub fn node(node: NodeLite) -> Node {
                 .node_info
                 .and_then(|info| machine_text(info.machine_id)),
         },
+        taints: spec
+            .taints
+            .unwrap_or_default()
+            .into_iter()
+            .map(|taint| NodeTaint {
+                key: taint.key.into(),
+                value: taint.value.map(Text::from),
+                effect: taint.effect.into(),
+                time_added: taint.time_added.map(Text::from),
+            })
+            .collect(),
+        exhausted: status
+            .conditions
+            .unwrap_or_default()
+            .into_iter()
+            .find(|it| it.type_ == EXHAUSTED_CONDITION && it.status == "True")
+            .map(|it| it.message.unwrap_or_default().into()),
     }
 }
 
@@ -169,6 +186,9 @@ pub fn pod(pod: PodLite) -> Pod {
     let interfaces = interfaces.filter(|it| !is_mirror && !is_host && is_object_name(&it.claim));
     let interface_claims = interfaces.map(|it| uses(&it.claim, ClaimSource::IpamClaim, true));
     let interface_claims = interface_claims.collect();
+    let is_deleting = meta.deletion_timestamp.is_some();
+    let is_replaceable = is_replaceable(owners) && !tolerates_exhaustion(&spec);
+    let replaceable = is_replaceable.then(|| seconds(meta.creation_timestamp.as_ref()));
     Pod {
         name: name.into(),
         interface_claims,
@@ -176,10 +196,26 @@ pub fn pod(pod: PodLite) -> Pod {
         uid: meta.uid.unwrap_or_default().into(),
         version: version(meta.resource_version.as_deref()),
         finished: over,
+        replaceable,
+        needs_default: !annotations.contains_key(POOLS_ANNOTATION) && !is_deleting,
         addresses: addresses.into(),
         mirror_of: mirror_of.map(NodeName::from),
         node: node.map(NodeName::from),
     }
+}
+
+/// Returns whether a controller replaces the pod if it is evicted, without choosing the node itself.
+fn is_replaceable(owners: &[OwnerReference]) -> bool {
+    let mut controllers = owners.iter().filter(|it| it.controller == Some(true));
+    controllers.any(|it| matches!(&*it.kind, "ReplicaSet" | "StatefulSet" | "Job"))
+}
+
+/// Returns whether the scheduler would bind the pod to a node with the taint of exhausted nodes.
+fn tolerates_exhaustion(spec: &PodLiteSpec) -> bool {
+    let mut all = spec.tolerations.iter().flatten();
+    let is_of_key = |key: &str| key.is_empty() || key == EXHAUSTED_TAINT;
+    let is_of_effect = |effect: &str| effect.is_empty() || effect == "NoSchedule";
+    all.any(|it| is_of_key(&it.key) && is_of_effect(&it.effect))
 }
 
 /// Converts an IPAMClaim to its UID, its network, and whether it is being deleted.

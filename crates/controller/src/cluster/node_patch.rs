@@ -3,8 +3,9 @@
 
 use serde_json::{Value, json};
 
-use super::request::{NodeTouch, PodCidrAllocation};
-use cadastre_api::TERM_ANNOTATION;
+use super::objects::NodeTaint;
+use super::request::{ExhaustedChange, NodeTouch, PodCidrAllocation, TaintsChange};
+use cadastre_api::{EXHAUSTED_CONDITION, TERM_ANNOTATION};
 use cadastre_core::mutation::Mutation;
 
 fn term_path() -> String {
@@ -61,8 +62,61 @@ pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     Value::Array(patch)
 }
 
+/// Returns the patch that replaces the taints of a Node. The patch fails if the Node's taints differ from those that were
+/// read.
+pub(super) fn taints_patch(change: &TaintsChange) -> Value {
+    let list = |taints: &[NodeTaint]| {
+        (!taints.is_empty()).then(|| taints.iter().map(taint).collect::<Value>())
+    };
+    let before = list(&change.before);
+    let set = match list(&change.after) {
+        Some(after) => json!({"op": "add", "path": "/spec/taints", "value": after}),
+        None => json!({"op": "remove", "path": "/spec/taints"}),
+    };
+    json!([
+        {"op": "test", "path": "/metadata/uid", "value": &*change.uid},
+        {"op": "test", "path": "/spec/taints", "value": before},
+        set,
+    ])
+}
+
+fn taint(taint: &NodeTaint) -> Value {
+    let mut object = json!({"key": &*taint.key, "effect": &*taint.effect});
+    let others = [("value", &taint.value), ("timeAdded", &taint.time_added)];
+    for (field, value) in others {
+        if let Some(value) = value {
+            object[field] = (**value).into();
+        }
+    }
+    object
+}
+
+/// Returns the strategic merge patch of a Node's status that sets or removes the condition `AddressesExhausted`. `now` is
+/// the time of the change.
+pub(super) fn exhausted_patch(change: &ExhaustedChange, now: &str) -> Value {
+    let condition = match &change.message {
+        None => json!({"type": EXHAUSTED_CONDITION, "$patch": "delete"}),
+        Some(message) => {
+            let mut condition = json!({
+                "type": EXHAUSTED_CONDITION,
+                "status": "True",
+                "reason": "NoFreeAddress",
+                "message": &**message,
+                "lastHeartbeatTime": now,
+            });
+            if !change.was_true {
+                condition["lastTransitionTime"] = now.into();
+            }
+            condition
+        }
+    };
+    json!({"metadata": {"uid": &*change.uid}, "status": {"conditions": [condition]}})
+}
+
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use cadastre_core::Cidr;
 
@@ -100,6 +154,43 @@ mod tests {
             assign_patch(&assignment(false, None))[2]["path"],
             "/metadata/annotations"
         );
+    }
+
+    #[test]
+    fn taints_are_replaced_only_if_they_are_those_that_were_read() {
+        let other = NodeTaint {
+            key: "node.kubernetes.io/not-ready".into(),
+            value: Some("x".into()),
+            effect: "NoExecute".into(),
+            time_added: Some("2026-01-01T00:00:00Z".into()),
+        };
+        let patch = |before: &[NodeTaint], after: &[NodeTaint]| {
+            let change = TaintsChange {
+                name: "n1".into(),
+                uid: "u1".into(),
+                before: before.into(),
+                after: after.into(),
+            };
+            taints_patch(&change)
+        };
+        let own = NodeTaint::exhausted();
+        let own_object = json!({"key": "cadastre.dev/addresses-exhausted", "effect": "NoSchedule"});
+        let other_object = json!({
+            "key": "node.kubernetes.io/not-ready", "value": "x", "effect": "NoExecute",
+            "timeAdded": "2026-01-01T00:00:00Z",
+        });
+        assert_eq!(
+            patch(slice::from_ref(&other), &[other.clone(), own.clone()]),
+            json!([
+                {"op": "test", "path": "/metadata/uid", "value": "u1"},
+                {"op": "test", "path": "/spec/taints", "value": [other_object]},
+                {"op": "add", "path": "/spec/taints", "value": [other_object, own_object]},
+            ])
+        );
+        let first = patch(&[], slice::from_ref(&own));
+        assert_eq!(first[1]["value"], Value::Null);
+        let last = patch(&[own], &[]);
+        assert_eq!(last[2], json!({"op": "remove", "path": "/spec/taints"}));
     }
 
     #[test]

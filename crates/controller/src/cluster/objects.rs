@@ -11,7 +11,8 @@ use jiff::Timestamp;
 
 use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{
-    CLAIM_FINALIZER, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec, ParentBlock, Requests,
+    CLAIM_FINALIZER, EXHAUSTED_TAINT, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec,
+    ParentBlock, Requests,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -68,6 +69,38 @@ pub struct Node {
     pub addresses: Box<[Addr]>,
     /// Identity of the machine, which stays the same if the Node object is deleted and created again
     pub machine: MachineIdentity,
+    /// `spec.taints`
+    pub taints: Box<[NodeTaint]>,
+    /// The message of the condition `AddressesExhausted`, if this condition is true
+    pub exhausted: Option<Text>,
+}
+
+/// A taint of a Node, with all fields that the API has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields named as in the API")]
+pub struct NodeTaint {
+    pub key: Text,
+    pub value: Option<Text>,
+    pub effect: Text,
+    pub time_added: Option<Text>,
+}
+
+impl NodeTaint {
+    /// Returns the taint of a node that has no free address for another pod.
+    pub fn exhausted() -> Self {
+        NodeTaint {
+            key: EXHAUSTED_TAINT.into(),
+            value: None,
+            effect: "NoSchedule".into(),
+            time_added: None,
+        }
+    }
+
+    /// Returns whether the controller adds and removes this taint. Taints of the same key with other effects belong to
+    /// users.
+    pub fn is_of_exhaustion(&self) -> bool {
+        &*self.key == EXHAUSTED_TAINT && &*self.effect == "NoSchedule"
+    }
 }
 
 impl Node {
@@ -558,10 +591,31 @@ pub struct Pod {
     /// The node to which the pod is bound, if the pod can use a claim. Mirror pods and hostNetwork pods cannot use a
     /// claim
     pub node: Option<NodeName>,
+    /// Whether the pod needs addresses of the pools that serve by default, unless a claim gives it addresses. This is
+    /// false if an annotation names other pools, or if the pod is being deleted
+    pub needs_default: bool,
+    /// `metadata.creationTimestamp`, in seconds since 1970, if a controller would create another pod elsewhere after an
+    /// eviction; else `None`
+    pub replaceable: Option<i64>,
     /// The claim that the pod uses because of its annotations; `None` if there is no such claim
     pub claim: Option<Box<PodClaim>>,
     /// The claims of the IPAMClaims that the pod names for its interfaces
     pub interface_claims: Box<[PodClaim]>,
+}
+
+/// A pod without an address that can be evicted, because its controller then creates another pod, and the scheduler
+/// binds that pod to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evictable {
+    /// `namespace/name`
+    pub name: Text,
+    /// `metadata.uid`
+    pub uid: ObjectUid,
+    /// `metadata.resourceVersion`. The eviction fails if the pod has another version, perhaps because it has an address
+    /// by now
+    pub version: u64,
+    /// `metadata.creationTimestamp`, seconds since 1970
+    pub created: i64,
 }
 
 /// The fields of an IPAMClaim that decisions need.

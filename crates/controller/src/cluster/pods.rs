@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::address_requests::{AddressRequests, RequestSource, RequestedPod};
 use super::addresses::Addresses;
 use super::names::{ClaimName, NodeName};
-use super::objects::{AddressRequest, Pod, PodClaim, PodUid};
+use super::objects::{AddressRequest, Evictable, Pod, PodClaim, PodUid};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::watch::ObjectEvent;
@@ -39,6 +39,7 @@ pub struct PodIndex {
     claiming: BTreeMap<ClaimName, BTreeSet<PodUid>>,
     /// Claims whose pods have changed since [`PodIndex::take_claims`] was last called
     changed_claims: BTreeSet<ClaimName>,
+    unserved: Unserved,
     unseen: Option<BTreeSet<PodUid>>,
     listed: bool,
 }
@@ -51,6 +52,8 @@ struct Record {
     /// Data by which the requests of CNI for this pod are found; `None` if the pod cannot use a claim
     requested: Option<RequestedPod>,
     finished: bool,
+    needs_default: bool,
+    evictable: Option<Box<Evictable>>,
     addresses: Box<[Addr]>,
     mirror_of: Option<NodeName>,
 }
@@ -62,6 +65,54 @@ impl Record {
             .iter()
             .map(AsRef::as_ref)
             .chain(&self.interface_claims)
+    }
+
+    /// Returns the node that has to give the pod an address of the pools that serve by default. Returns `None` if the
+    /// pod has its addresses or gets them in another way.
+    fn waits_on(&self) -> Option<&NodeName> {
+        let is_waiting = !self.finished && self.addresses.is_empty();
+        let is_by_default = self.claim.is_none() && self.needs_default;
+        let requested = self.requested.as_ref()?;
+        (is_waiting && is_by_default).then(|| requested.node())
+    }
+}
+
+/// Pods that wait for an address that neither a claim nor a pool that they name gives them.
+#[derive(Debug, Default)]
+struct Unserved {
+    /// Such pods of each node
+    by_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
+    /// Nodes whose pods have changed since [`PodIndex::take_nodes`] was last called
+    changed: BTreeSet<NodeName>,
+}
+
+impl Unserved {
+    fn add(&mut self, uid: PodUid, record: &Record) {
+        if let Some(node) = record.waits_on() {
+            let of_node = self.by_node.entry(node.clone()).or_default();
+            of_node.insert(uid);
+        }
+        self.note(record);
+    }
+
+    fn remove(&mut self, uid: PodUid, record: &Record) {
+        if let Some(node) = record.waits_on()
+            && let Some(of_node) = self.by_node.get_mut(node)
+        {
+            of_node.remove(&uid);
+            if of_node.is_empty() {
+                self.by_node.remove(node);
+            }
+        }
+        self.note(record);
+    }
+
+    fn note(&mut self, record: &Record) {
+        if let Some(pod) = &record.requested
+            && !self.changed.contains(pod.node())
+        {
+            self.changed.insert(pod.node().clone());
+        }
     }
 }
 
@@ -207,7 +258,9 @@ impl PodIndex {
         let requested = record.requested.as_ref();
         let claim = requested.and_then(|pod| self.requests.claim_of(uid, pod, has_addresses));
         if record.claim != claim {
+            self.unserved.remove(uid, record);
             let before = std::mem::replace(&mut record.claim, claim.clone());
+            self.unserved.add(uid, record);
             if let Some(before) = before {
                 self.unlink(uid, &before.claim);
             }
@@ -220,6 +273,23 @@ impl PodIndex {
     /// Returns the claims whose pods have changed since this function was last called.
     pub(crate) fn take_claims(&mut self) -> BTreeSet<ClaimName> {
         std::mem::take(&mut self.changed_claims)
+    }
+
+    /// Returns the nodes whose pods have changed since this function was last called.
+    pub(crate) fn take_nodes(&mut self) -> BTreeSet<NodeName> {
+        std::mem::take(&mut self.unserved.changed)
+    }
+
+    /// Returns how many pods of the node wait for an address that no claim and no named pool gives them.
+    pub fn unserved(&self, node: &NodeName) -> usize {
+        self.unserved.by_node.get(node).map_or(0, BTreeSet::len)
+    }
+
+    /// Returns the pod of the node that was created last among the pods that wait for an address and can be evicted.
+    pub(crate) fn evictable(&self, node: &NodeName) -> Option<&Evictable> {
+        let of_node = self.unserved.by_node.get(node)?.iter();
+        let records = of_node.filter_map(|uid| self.by_uid.get(uid)?.evictable.as_deref());
+        records.max_by_key(|it| (it.created, &it.name))
     }
 
     /// Returns the addresses that several pods report. Mirror pods do not count.
@@ -242,11 +312,21 @@ impl PodIndex {
         let has_addresses = !pod.addresses.is_empty();
         let by_cni = |pod| self.requests.claim_of(uid, pod, has_addresses);
         let claim = pod.claim.or_else(|| by_cni(requested.as_ref()?));
+        let is_waiting = !pod.finished && pod.addresses.is_empty() && requested.is_some();
+        let replaceable = pod.replaceable.filter(|_| is_waiting);
+        let evictable = replaceable.map(|created| Evictable {
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            version: pod.version,
+            created,
+        });
         let record = Record {
             claim,
             interface_claims: pod.interface_claims,
             requested,
             finished: pod.finished,
+            needs_default: pod.needs_default,
+            evictable: evictable.map(Box::new),
             addresses: pod.addresses,
             mirror_of: pod
                 .mirror_of
@@ -268,6 +348,7 @@ impl PodIndex {
         for claim in record.claims() {
             self.link(uid, &claim.claim);
         }
+        self.unserved.add(uid, &record);
         self.by_uid.insert(uid, record);
         freed
     }
@@ -317,6 +398,7 @@ impl PodIndex {
         for claim in record.claims() {
             self.unlink(uid, &claim.claim);
         }
+        self.unserved.remove(uid, &record);
         self.forget_requested(record.requested.as_ref());
         match &record.mirror_of {
             None => self.reported.remove(&self.not_shared(&record)),
@@ -349,6 +431,8 @@ mod tests {
             addresses: addresses.iter().map(addr).collect(),
             mirror_of: None,
             node: None,
+            needs_default: true,
+            replaceable: None,
             claim: None,
             interface_claims: Box::default(),
         }

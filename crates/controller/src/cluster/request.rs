@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::names::{ClaimName, NodeName, ObjectUid, TermId};
 use super::objects::{
-    Block, BlockSpec, Claim, IpamClaim, Node, Object, Pod, Pool, Subnet, SubnetCondition, Text,
+    Block, BlockSpec, Claim, IpamClaim, Node, NodeTaint, Object, Pod, Pool, Subnet,
+    SubnetCondition, Text,
 };
 use cadastre_api::ipam_claim::{IPAM_CLAIM_API_VERSION, IPAM_CLAIM_KIND};
 use cadastre_api::{
@@ -83,6 +84,13 @@ pub enum ApiRequest {
     /// Sets the term annotation of a node by a JSON Patch. The patch tests the UID and that the annotation is the one
     /// that was read. Afterwards every allocation or touch that was decided with the earlier annotation is rejected.
     TouchNode(NodeTouch),
+    /// Replaces the taints of a node by a JSON Patch. The patch tests the UID, and that the taints are those that were
+    /// read.
+    SetTaints(TaintsChange),
+    /// Sets or removes the condition `AddressesExhausted` of a node if the Node still has this UID.
+    SetExhausted(ExhaustedChange),
+    /// Evicts a pod without an address if its version is still the one that was read.
+    Evict(KnownObject),
     /// Replaces the conditions of a NodeSubnet if its version is still the one that was read, because other programs
     /// write conditions, too.
     SetSubnetConditions(KnownObject, Vec<SubnetCondition>),
@@ -222,6 +230,32 @@ pub struct NodeTouch {
     pub term: TermId,
 }
 
+/// The taints to write to a node, with the guards.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "fields named for what they are")]
+pub struct TaintsChange {
+    pub name: NodeName,
+    pub uid: ObjectUid,
+    /// All taints of the node when it was read. The JSON Patch tests that they are unchanged
+    pub before: Box<[NodeTaint]>,
+    /// All taints that the node gets
+    pub after: Box<[NodeTaint]>,
+}
+
+/// A change of the condition `AddressesExhausted` of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExhaustedChange {
+    /// Name of the node
+    pub name: NodeName,
+    /// UID of the node; a Node that was created again under this name has another UID
+    pub uid: ObjectUid,
+    /// The message of the condition; `None` removes the condition
+    pub message: Option<Text>,
+    /// Whether the node had the condition, with another message, when it was read. Then the condition keeps its
+    /// transition time
+    pub was_true: bool,
+}
+
 impl ApiRequest {
     /// Returns whether the request is a write. Only the leader may send writes.
     pub fn is_write(&self) -> bool {
@@ -251,6 +285,9 @@ impl ApiRequest {
             ApiRequest::Replace(known, spec) => (spec.kind(), &known.name),
             ApiRequest::AssignPodCidrs(assignment) => (ObjectKind::Node, &assignment.name),
             ApiRequest::TouchNode(touch) => (ObjectKind::Node, &touch.name),
+            ApiRequest::Evict(pod) => (ObjectKind::Pod, &pod.name),
+            ApiRequest::SetTaints(change) => (ObjectKind::Node, &change.name),
+            ApiRequest::SetExhausted(change) => (ObjectKind::Node, &change.name),
             ApiRequest::SetSubnetConditions(known, _) => (ObjectKind::Subnet, &known.name),
             ApiRequest::SetPoolStatus(known, _) => (ObjectKind::Pool, &known.name),
             ApiRequest::SetClaimStatus(known, _) => (ObjectKind::Claim, &known.name),
@@ -263,6 +300,7 @@ impl ApiRequest {
     /// - allocations of podCIDRs, because they wait until the Lease names them
     /// - touches of Nodes, because touches are a part of the fence
     /// - writes of a pool's status or a NodeSubnet's conditions, because no decision is based on these
+    /// - taints and conditions of Nodes, because no decision about addresses is based on these
     /// - writes of addresses to an IPAMClaim's status, because the addresses of an IPAMClaim never change
     pub fn is_numbered(&self) -> bool {
         self.is_write()
@@ -270,6 +308,8 @@ impl ApiRequest {
                 self,
                 ApiRequest::AssignPodCidrs(_)
                     | ApiRequest::TouchNode(_)
+                    | ApiRequest::SetTaints(_)
+                    | ApiRequest::SetExhausted(_)
                     | ApiRequest::SetPoolStatus(..)
                     | ApiRequest::SetSubnetConditions(..)
                     | ApiRequest::FillIpamClaim { .. }

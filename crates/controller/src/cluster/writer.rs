@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::convert;
 use super::lease_task::WriteGate;
-use super::node_patch::{assign_patch, touch_patch};
+use super::node_patch::{assign_patch, exhausted_patch, taints_patch, touch_patch};
 use super::objects::SubnetCondition;
 use super::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, OutgoingRequest, Rejection, RequestOutcome,
@@ -154,6 +154,30 @@ impl Writer {
                 self.patch(ObjectKind::Node, &it.name, touch_patch(&it))
                     .await
             }
+            ApiRequest::Evict(pod) => {
+                let (namespace, name) = pod.name.split_once('/').unwrap_or_default();
+                let eviction = json!({
+                    "apiVersion": "policy/v1", "kind": "Eviction",
+                    "metadata": {"namespace": namespace, "name": name},
+                    "deleteOptions": {"preconditions": {
+                        "uid": &*pod.uid, "resourceVersion": pod.version.to_string(),
+                    }},
+                });
+                let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
+                let request = RequestMethod::Post(eviction).request(&path)?;
+                self.client.request_status::<IgnoredAny>(request).await?;
+                Ok(RequestOutcome::Gone)
+            }
+            ApiRequest::SetTaints(change) => {
+                self.patch(ObjectKind::Node, &change.name, taints_patch(&change))
+                    .await
+            }
+            ApiRequest::SetExhausted(change) => {
+                let now = jiff::Timestamp::now().to_string();
+                let patch = RequestMethod::StrategicMergePatch(exhausted_patch(&change, &now));
+                let path = path(ObjectKind::Node, &change.name) + "/status";
+                self.object(ObjectKind::Node, patch, &path).await
+            }
             ApiRequest::SetSubnetConditions(known, conditions) => {
                 let now = jiff::Timestamp::now().to_string();
                 let patch = conditions_patch(&conditions, &now);
@@ -252,6 +276,7 @@ enum RequestMethod {
     Post(Value),
     JsonPatch(Value),
     MergePatch(Value),
+    StrategicMergePatch(Value),
     Delete(Value),
 }
 
@@ -262,6 +287,9 @@ impl RequestMethod {
             RequestMethod::Post(body) => (Method::POST, "json", Some(body)),
             RequestMethod::JsonPatch(body) => (Method::PATCH, "json-patch+json", Some(body)),
             RequestMethod::MergePatch(body) => (Method::PATCH, "merge-patch+json", Some(body)),
+            RequestMethod::StrategicMergePatch(body) => {
+                (Method::PATCH, "strategic-merge-patch+json", Some(body))
+            }
             RequestMethod::Delete(body) => (Method::DELETE, "json", Some(body)),
         };
         let names_manager = matches!(method, Method::POST | Method::PATCH);

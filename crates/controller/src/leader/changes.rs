@@ -61,6 +61,7 @@ impl Leader {
             self.loops.leaks.scan_soon();
         }
         self.look_at_claims_in_blocks_of(name, cache);
+        self.loops.exhaustion.queue.add(name.clone());
         self.loops.demand.subnet_changed();
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
@@ -188,8 +189,16 @@ impl Leader {
     }
 
     /// Handles a change of pods. `changed` is true if a pod may have stopped reporting an address. `claims` are the
-    /// claims whose pods have changed.
-    pub(crate) fn pods_changed(&mut self, changed: bool, claims: BTreeSet<ClaimName>) {
+    /// claims whose pods have changed, and `nodes` are the nodes whose pods have changed.
+    pub(crate) fn pods_changed(
+        &mut self,
+        changed: bool,
+        claims: BTreeSet<ClaimName>,
+        nodes: BTreeSet<NodeName>,
+    ) {
+        for name in nodes {
+            self.loops.exhaustion.queue.add(name);
+        }
         for name in claims {
             self.loops.pod_claims.queue.add(name.clone());
             self.loops.ipam_claims.queue.add(name.clone());
@@ -246,6 +255,7 @@ impl Leader {
         }
         self.reevaluate_for(before, after);
         let Some(node) = after else { return };
+        self.loops.exhaustion.queue.add(node.name.clone());
         let before = before.filter(|b| same(b, node));
         if before.is_none() && !self.allocations.in_agent_grace {
             for cidr in self.allocations.return_blocks(node, now) {
@@ -294,6 +304,7 @@ impl Leader {
         self.loops.podcidrs.gone(node);
         self.allocations.intents.settled(&node.uid);
         self.loops.demand.gone(node);
+        self.loops.exhaustion.queue.add(node.name.clone());
         self.freed |= !self.allocations.unadopted.remove(&node.name).is_empty();
         self.loops.subnets.gone(node);
         self.allocations

@@ -11,6 +11,7 @@ use crate::cluster::lease::LeadershipTerm;
 use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
+use crate::exhaustion::Exhaustion;
 use crate::fence::Fence;
 use crate::ipam_claims::IpamClaimLoop;
 use crate::leaks::Leaks;
@@ -110,6 +111,7 @@ loops! {
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),
     "claim" claims: ClaimLoop = ClaimLoop::default(),
     "pod_claim" pod_claims: PodClaimLoop = PodClaimLoop::default(),
+    "exhaustion" exhaustion: Exhaustion = Exhaustion::new(settings.evicts_unserved),
     "ipam_claim" ipam_claims: IpamClaimLoop = IpamClaimLoop::default(),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -10,7 +10,7 @@ use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
 use crate::{Now, Purpose, ipam_claims, pod_claims};
-use cadastre_api::FINALIZER;
+use cadastre_api::{EXHAUSTED_CONDITION, FINALIZER};
 
 impl Leader {
     /// Records the outcome of a call. Adds an event if the call keeps failing, or if it has succeeded after it had kept
@@ -123,6 +123,15 @@ impl Leader {
             }
             (ObjectCall::SetSubnetConditions(name), _) => {
                 (node(name)?, "the conditions of its NodeSubnet".to_owned())
+            }
+            (ObjectCall::SetTaints(name), _) => (node(name)?, "the taints of this node".to_owned()),
+            (ObjectCall::EvictPod(name), _) => {
+                let what = "the eviction of a pod for which this node has no address".to_owned();
+                (node(name)?, what)
+            }
+            (ObjectCall::SetExhausted(name), _) => {
+                let what = format!("the condition {EXHAUSTED_CONDITION} of this node");
+                (node(name)?, what)
             }
             (ObjectCall::WriteBlock(cidr), _) => {
                 let owner = &self.allocations.blocks.get(cidr)?.owner;

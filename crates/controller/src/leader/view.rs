@@ -47,6 +47,7 @@ impl Leader {
             *view.waiting.entry("pool_full").or_default() += nodes;
         }
         self.describe_refusals(view, now);
+        view.exhausted_nodes = self.loops.exhaustion.count();
         view.pool_waiting = waiting_by_pool(&self.loops.podcidrs, &self.loops.demand);
         let since = [
             self.loops.podcidrs.waiting_since(),

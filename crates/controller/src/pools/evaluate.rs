@@ -12,8 +12,8 @@ use crate::cluster::objects::Pool;
 use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
-    AllocationMode, AssignmentMode, Borrowing, FINALIZER, FirstBlock, IPPoolSpec, NodePool,
-    NodePoolRanges,
+    AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FINALIZER, FirstBlock,
+    IPPoolSpec, NodePool, NodePoolRanges,
 };
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
@@ -131,6 +131,8 @@ pub(super) fn evaluate_pool(
         nearly_exhausted: parsed.nearly_exhausted,
         selector: parsed.selector,
         priority: parsed.priority,
+        taints_nodes: spec
+            .is_ok_and(|it| it.exhausted_node_taint == ExhaustedNodeTaint::NoSchedule),
         quarantine: parsed.quarantine,
         guarded,
         phase,

@@ -30,6 +30,7 @@ pub struct ControllerMetrics {
     pools: PoolMetrics,
     waiting: IntGaugeVec,
     oldest_wait: Gauge,
+    exhausted_nodes: IntGauge,
     foreign_allocations: IntCounter,
     overlapping: IntGauge,
     too_wide: IntGauge,
@@ -105,6 +106,10 @@ impl ControllerMetrics {
                     "cadastre_oldest_wait_seconds",
                     "Longest time that a node has been waiting for a podCIDR or a block; 0 if none waits",
                 )?,
+            )?,
+            exhausted_nodes: gauge(
+                "cadastre_exhausted_nodes",
+                "Nodes that have no free address for another pod and cannot get one",
             )?,
             foreign_allocations: counter(
                 "cadastre_foreign_allocations_total",
@@ -213,6 +218,7 @@ impl ControllerMetrics {
             count(&self.waiting, reason, waiting);
         }
         self.oldest_wait.set(view.oldest_wait.as_secs_f64());
+        self.exhausted_nodes.set(number(view.exhausted_nodes));
         self.overlapping.set(number(view.overlaps));
         self.too_wide.set(number(view.too_wide));
         self.indeterminate.set(number(view.indeterminate));
