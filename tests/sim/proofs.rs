@@ -271,9 +271,11 @@ pub fn proof(mutation: Mutation) -> Proof {
         CarvesBelowCidr => sim(AsDrawn, 200),
         FirstFamilyStaysHeld => sim(AsDrawn, 2_000),
 
-        ExhaustionNotLifted => exhaustion(AsDrawn, 3_000),
+        ExhaustionNotLifted => exhaustion(Lending, 1_000),
         OthersTaintsDropped => unit("controller::exhaustion::tests::the_taints_of_others_stay"),
-        GrowthIgnored => exhaustion(AsDrawn, 1_000),
+        GrowthIgnored => unit(
+            "controller::exhaustion::tests::a_node_is_not_exhausted_while_a_pool_can_give_it_a_range",
+        ),
         BoundPodsNotCounted => {
             unit("controller::exhaustion::tests::a_pod_counts_from_the_moment_when_it_is_bound")
         }

@@ -48,9 +48,13 @@ use cadastre_core::mutation::Mutation;
 /// How long a node must not have been exhausted before its marks are removed.
 const RECOVERY: Duration = Duration::from_secs(10);
 
-/// A pod is evicted only if it was created at least this long ago. So if its replacement comes to an exhausted node again,
-/// the two do not take turns at once.
+/// A pod is evicted only if it was created at least this long ago. So if its replacement comes to an exhausted node,
+/// too, it is not replaced again at once.
 const EVICTION_AGE: Duration = Duration::from_secs(10);
+
+/// A node without a free address and without a pod that waits for one is checked again at this interval. If a pod is
+/// bound to it, it is checked at once.
+const UNUSED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The queue of the loop, its requests in flight, and the nodes that may lose their marks.
 #[derive(Debug, Default)]
@@ -143,7 +147,11 @@ impl Exhaustion {
             _ => 0,
         };
         // The pool may lose its last free range to another node without any event about this node.
-        let again = matches!(outlook, Outlook::CanGrow).then_some(cx.now.mono + IN_USE_PAUSE);
+        let again = match outlook {
+            Outlook::CanGrow { has_waiting: true } => Some(cx.now.mono + IN_USE_PAUSE),
+            Outlook::CanGrow { has_waiting: false } => Some(cx.now.mono + UNUSED_PAUSE),
+            Outlook::Free | Outlook::Exhausted { .. } => None,
+        };
         let marks = match self.marks(node, outlook, cx) {
             Ok(marks) => marks,
             Err(at) => return KeyDecision::Later(at),
@@ -208,10 +216,16 @@ impl Exhaustion {
             });
         }
         let is_marked = node.exhausted.is_some() || has_taint(node);
+        if is_marked && Mutation::ExhaustionNotLifted.is_on() {
+            return Ok(Marks {
+                message: node.exhausted.clone(),
+                is_tainted: has_taint(node),
+            });
+        }
         if is_marked {
             let since = self.marked.entry(node.name.clone()).or_default();
             let until = *since.get_or_insert(cx.now.mono) + RECOVERY;
-            if until > cx.now.mono || Mutation::ExhaustionNotLifted.is_on() {
+            if until > cx.now.mono {
                 return Err(until);
             }
         } else {

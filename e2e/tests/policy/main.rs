@@ -153,11 +153,16 @@ async fn of_nodes_the_controller_writes_podcidrs_one_annotation_and_its_marks() 
     let cidrs = json!({"spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]}});
     patch(&nodes, "n1", &cidrs).await.unwrap();
     patch(&nodes, "n1", &term("2")).await.unwrap();
-    let taint = |key: &str| json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+    let spec = nodes.get("n1").await.unwrap().spec.unwrap();
+    let others = json!(spec.taints.unwrap_or_default());
+    let taint = |key: &str| {
+        let mut taints = others.as_array().unwrap().clone();
+        taints.push(json!({"key": key, "effect": "NoSchedule"}));
+        json!({"spec": {"taints": taints}})
+    };
     patch(&nodes, "n1", &taint(EXHAUSTED_TAINT)).await.unwrap();
-    patch(&nodes, "n1", &json!({"spec": {"taints": []}}))
-        .await
-        .unwrap();
+    let without = json!({"spec": {"taints": others}});
+    patch(&nodes, "n1", &without).await.unwrap();
     let only = "of a Node the controller may change the podCIDRs, the annotation";
     for change in [
         json!({"metadata": {"labels": {"a": "b"}}}),

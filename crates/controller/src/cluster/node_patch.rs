@@ -62,8 +62,8 @@ pub(super) fn assign_patch(assignment: &PodCidrAllocation) -> Value {
     Value::Array(patch)
 }
 
-/// Returns the patch that replaces the taints of a Node. The patch fails if the Node's taints differ from those that were
-/// read.
+/// Returns the patch that replaces the taints of a Node. The patch fails if the Node's taints differ from those that
+/// were read.
 pub(super) fn taints_patch(change: &TaintsChange) -> Value {
     let list = |taints: &[NodeTaint]| {
         (!taints.is_empty()).then(|| taints.iter().map(taint).collect::<Value>())
@@ -91,8 +91,8 @@ fn taint(taint: &NodeTaint) -> Value {
     object
 }
 
-/// Returns the strategic merge patch of a Node's status that sets or removes the condition `AddressesExhausted`. `now` is
-/// the time of the change.
+/// Returns the strategic merge patch of a Node's status that sets or removes the condition `AddressesExhausted`. `now`
+/// is the time of the change.
 pub(super) fn exhausted_patch(change: &ExhaustedChange, now: &str) -> Value {
     let condition = match &change.message {
         None => json!({"type": EXHAUSTED_CONDITION, "$patch": "delete"}),

@@ -18,7 +18,10 @@ pub(super) enum Outlook<'a> {
     /// The node has free addresses, or no pool serves it.
     Free,
     /// The node has no free address, but a pool can allocate a further range to it.
-    CanGrow,
+    CanGrow {
+        /// Whether pods wait for the further range
+        has_waiting: bool,
+    },
     /// The node has no free address and cannot get any.
     Exhausted {
         /// The pools of the node
@@ -106,7 +109,8 @@ pub(super) fn outlook<'a>(
         .iter()
         .any(|pool| can_grow(pool, node, report, allocations))
     {
-        return Outlook::CanGrow;
+        let has_waiting = waiting > 0;
+        return Outlook::CanGrow { has_waiting };
     }
     let surplus = waiting.saturating_sub(free.saturating_add(cooling));
     Outlook::Exhausted { pools, surplus }
