@@ -5,15 +5,8 @@ use super::Context;
 use crate::allocations::holders::HolderUse;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
-use cadastre_core::{Cidr, Dual, Family, PoolExhausted};
-
-/// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
-const SMALLER: u8 = 6;
-
-/// Returns the longest prefix that a block may have in a pool whose full-size blocks have the prefix length `whole`.
-pub(super) fn smallest_len(whole: u8, family: Family) -> u8 {
-    (whole + SMALLER).min(family.bits())
-}
+use crate::pools::smallest_len;
+use cadastre_core::{Cidr, Dual, PoolExhausted};
 
 /// Allocates one block per family of the pool to a node, and returns the blocks. If no full-size block is left,
 /// allocates a smaller block.

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use self::evaluate::{Older, evaluate_pool};
 use self::index::PoolRangeIndex;
-use crate::carve::smallest_len;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Pool};
@@ -27,6 +26,9 @@ use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
 
 /// How long a deleted node's range that lies in no pool stays in quarantine.
 pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
+
+/// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
+const SMALLER: u8 = 6;
 
 /// Name of the ServiceCIDR that the API server creates from its flags.
 const KUBERNETES: &str = "kubernetes";
@@ -496,6 +498,11 @@ impl PoolState {
         let free = families.map(|family| ledger.block_counts(&self.space, family).free);
         free.min().unwrap_or(0)
     }
+}
+
+/// Returns the longest prefix that a block may have in a pool whose full-size blocks have the prefix length `whole`.
+pub(crate) fn smallest_len(whole: u8, family: Family) -> u8 {
+    (whole + SMALLER).min(family.bits())
 }
 
 fn whole(node: &Node) -> Requester<'_> {
