@@ -132,8 +132,9 @@ async fn crds_that_lack_a_field_are_reported_and_writes_are_retried_ever_less() 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// All permissions of the controller, and a resource for which it must have none.
-const MAY: [(&str, &str, &str, &[&str]); 13] = [
+const MAY: [(&str, &str, &str, &[&str]); 14] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
+    ("", "nodes/status", "", &["patch"]),
     ("", "pods", "", &["list", "watch"]),
     ("networking.k8s.io", "servicecidrs", "", &["list", "watch"]),
     (
