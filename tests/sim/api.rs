@@ -522,11 +522,17 @@ impl Api {
         nodes.any(|node| node.name != a.name && counted(node).any(hits))
     }
 
-    fn touch(&mut self, touch: &NodeTouch) -> Result<Node, Rejection> {
-        let before = read(&self.nodes, &touch.name)?;
-        if before.uid != touch.uid {
+    /// Returns the Node of that name, if it has this UID.
+    fn node_of_uid(&self, name: &NodeName, uid: &ObjectUid) -> Result<Node, Rejection> {
+        let node = read(&self.nodes, name)?;
+        if node.uid != *uid {
             return Err(guard("test /metadata/uid"));
         }
+        Ok(node)
+    }
+
+    fn touch(&mut self, touch: &NodeTouch) -> Result<Node, Rejection> {
+        let before = self.node_of_uid(&touch.name, &touch.uid)?;
         if !same_term(&before, touch.from.as_ref(), touch.annotated) {
             return Err(guard(TERM_TEST));
         }
@@ -543,10 +549,7 @@ impl Api {
     }
 
     fn set_taints(&mut self, change: &TaintsChange) -> Result<Node, Rejection> {
-        let before = read(&self.nodes, &change.name)?;
-        if before.uid != change.uid {
-            return Err(guard("test /metadata/uid"));
-        }
+        let before = self.node_of_uid(&change.name, &change.uid)?;
         if before.taints != change.before {
             return Err(guard("test /spec/taints"));
         }
@@ -567,10 +570,7 @@ impl Api {
     }
 
     fn set_exhausted(&mut self, change: &ExhaustedChange) -> Result<Node, Rejection> {
-        let before = read(&self.nodes, &change.name)?;
-        if before.uid != change.uid {
-            return Err(guard("test /metadata/uid"));
-        }
+        let before = self.node_of_uid(&change.name, &change.uid)?;
         let node = Node {
             exhausted: change.message.clone(),
             ..before.clone()

@@ -39,7 +39,7 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
-use crate::cluster::objects::{Node, NodeTaint, Text};
+use crate::cluster::objects::{Evictable, Node, NodeTaint, Text};
 use crate::cluster::request::{
     ApiRequest, ExhaustedChange, KnownObject, RequestOutcome, TaintsChange,
 };
@@ -87,10 +87,12 @@ impl Loop for Exhaustion {
     }
 
     fn answered(&mut self, answer: &RequestAnswer, _: &mut Context) -> AffectedLoops {
-        if let Purpose::Taints { name } | Purpose::Exhausted { name } | Purpose::Evict { name } =
-            answer.purpose
+        if let Purpose::Taints { name }
+        | Purpose::Exhausted { name }
+        | Purpose::Evict { name, .. } = answer.purpose
         {
-            if !matches!(answer.outcome, RequestOutcome::Gone) {
+            let is_eviction = matches!(answer.purpose, Purpose::Evict { .. });
+            if is_eviction && !matches!(answer.outcome, RequestOutcome::Gone) {
                 self.evicted.remove(name);
             }
             // The watch delivers the Node whatever the answer was, and the next write tests what the cache has.
@@ -172,32 +174,37 @@ impl Exhaustion {
     }
 
     /// Returns the eviction of one of the pods for which the node has no address. The error is the monotonic time at
-    /// which there may be one to evict.
+    /// which there may be one to evict. A pod whose eviction is refused does not delay the evictions of other pods.
     fn evict(
         &mut self,
         node: &Node,
         cx: &Context,
     ) -> Result<(ApiRequest, Purpose), Option<Duration>> {
-        let pod = cx.cache.pods.evictable(&node.name).ok_or(None)?;
-        if self.evicted.get(&node.name) == Some(&pod.uid) {
+        let pods = cx.cache.pods.evictable(&node.name);
+        // Until the watch delivers the last deletion, too many pods seem to wait.
+        let last = self.evicted.get(&node.name);
+        if pods.iter().any(|pod| Some(&pod.uid) == last) {
             return Err(Some(cx.now.mono + IN_USE_PAUSE));
         }
-        let age = cx.now.wall.as_second().saturating_sub(pod.created);
-        let left = EVICTION_AGE.saturating_sub(Duration::from_secs(age.max(0).unsigned_abs()));
-        if !left.is_zero() {
-            return Err(Some(cx.now.mono + left));
-        }
-        if let Some(at) = cx.paused(&ObjectCall::EvictPod(node.name.clone())) {
-            return Err(Some(at));
-        }
-        let name = node.name.clone();
-        self.evicted.insert(name.clone(), pod.uid.clone());
+        let due_at = |pod: &Evictable| {
+            let age = cx.now.wall.as_second().saturating_sub(pod.created);
+            let age = Duration::from_secs(age.max(0).unsigned_abs());
+            match EVICTION_AGE.saturating_sub(age) {
+                Duration::ZERO => cx.paused(&ObjectCall::EvictPod(pod.uid.clone())),
+                left => Some(cx.now.mono + left),
+            }
+        };
+        let Some(pod) = pods.iter().find(|pod| due_at(pod).is_none()) else {
+            return Err(pods.iter().filter_map(|pod| due_at(pod)).min());
+        };
+        let (name, pod_uid) = (node.name.clone(), pod.uid.clone());
+        self.evicted.insert(name.clone(), pod_uid.clone());
         let request = ApiRequest::Evict(KnownObject {
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             version: pod.version,
         });
-        Ok((request, Purpose::Evict { name }))
+        Ok((request, Purpose::Evict { name, pod_uid }))
     }
 
     /// Returns the marks that the node should have now. The error is the monotonic time until which the node keeps the

@@ -48,8 +48,8 @@ pub enum ObjectCall {
     SetTaints(NodeName),
     /// Write of a node's condition `AddressesExhausted`
     SetExhausted(NodeName),
-    /// Eviction of a pod of the node
-    EvictPod(NodeName),
+    /// Eviction of the pod with this UID
+    EvictPod(ObjectUid),
     /// Creation, change or deletion of an IPAMBlock
     WriteBlock(Cidr),
     /// Read of an IPAMBlock after a write that conflicted or is indeterminate, or because the watch is late
@@ -86,7 +86,7 @@ impl ObjectCall {
             Purpose::Subnet { name, .. } => ObjectCall::ReadSubnet(name.clone()),
             Purpose::Answer { name } => ObjectCall::SetSubnetConditions(name.clone()),
             Purpose::Taints { name } => ObjectCall::SetTaints(name.clone()),
-            Purpose::Evict { name } => ObjectCall::EvictPod(name.clone()),
+            Purpose::Evict { pod_uid, .. } => ObjectCall::EvictPod(pod_uid.clone()),
             Purpose::Exhausted { name } => ObjectCall::SetExhausted(name.clone()),
             Purpose::Block { cidr, .. } if wrote => ObjectCall::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => ObjectCall::ReadBlock(*cidr),

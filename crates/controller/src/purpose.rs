@@ -80,7 +80,7 @@ pub enum Purpose {
     /// A write of a node's condition `AddressesExhausted`
     Exhausted { name: NodeName },
     /// The eviction of a pod of the node. The node has no address for the pod
-    Evict { name: NodeName },
+    Evict { name: NodeName, pod_uid: ObjectUid },
     /// A write of a pool's finalizers
     PoolFinalizers { name: PoolName },
     /// A write of a pool's status. Also the read of the pool after a write of its status or finalizers that conflicted

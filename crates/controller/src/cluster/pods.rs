@@ -12,6 +12,7 @@
 //! ranges of other nodes. All these addresses count for ranges that this node has or had. For ranges that no node has,
 //! at most `MOST_OF_MIRRORS` addresses of each node's mirror pods count.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::address_requests::{AddressRequests, RequestSource, RequestedPod};
@@ -285,11 +286,13 @@ impl PodIndex {
         self.unserved.by_node.get(node).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the pod of the node that was created last among the pods that wait for an address and can be evicted.
-    pub(crate) fn evictable(&self, node: &NodeName) -> Option<&Evictable> {
-        let of_node = self.unserved.by_node.get(node)?.iter();
+    /// Returns the pods of the node that wait for an address and can be evicted, the newest first.
+    pub(crate) fn evictable(&self, node: &NodeName) -> Vec<&Evictable> {
+        let of_node = self.unserved.by_node.get(node).into_iter().flatten();
         let records = of_node.filter_map(|uid| self.by_uid.get(uid)?.evictable.as_deref());
-        records.max_by_key(|it| (it.created, &it.name))
+        let mut pods: Vec<&Evictable> = records.collect();
+        pods.sort_unstable_by_key(|it| Reverse((it.created, &it.name)));
+        pods
     }
 
     /// Returns the addresses that several pods report. Mirror pods do not count.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::cluster::objects::{Owner, Pod, Pool};
-use crate::cluster::request::RequestOutcome;
+use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::fixtures::{
     LoopFixture, at, block, cidr, list, node, node_with, pod, pool_with, rebuilt,
 };
@@ -35,8 +35,10 @@ fn bound(name: &str, addresses: &[&str]) -> Pod {
 /// A cluster in which node a has the only block of its pool. The writes of the loop take effect at once.
 struct Fixture {
     inner: LoopFixture<Exhaustion>,
-    /// The pods that the loop has evicted
+    /// The pods that the loop has evicted, or tried to evict
     evicted: Vec<String>,
+    /// The pod whose eviction is always refused
+    refused: Option<&'static str>,
 }
 
 impl Fixture {
@@ -55,6 +57,7 @@ impl Fixture {
         Fixture {
             inner,
             evicted: Vec::new(),
+            refused: None,
         }
     }
 
@@ -80,7 +83,16 @@ impl Fixture {
                     "condition"
                 }
                 ApiRequest::Evict(pod) => {
-                    let outcome = RequestOutcome::Gone;
+                    let is_refused = self.refused == Some(&*pod.name);
+                    let outcome = if is_refused {
+                        RequestOutcome::Rejected(Rejection::Busy(None))
+                    } else {
+                        RequestOutcome::Gone
+                    };
+                    let call = ObjectCall::of(&purpose, true).unwrap();
+                    let now = self.inner.now.mono;
+                    let refusals = &mut self.inner.allocations.refusals;
+                    refusals.note(&call, &outcome, true, now);
                     let answer = RequestAnswer::to_write(&purpose, &outcome);
                     self.inner
                         .step(|tested, cx| _ = tested.answered(&answer, cx));
@@ -254,6 +266,19 @@ fn pods_for_which_the_node_has_no_address_are_evicted_the_newest_first() {
     }
     let all = ["default/newest", "default/newer", "default/old"];
     assert_eq!(fixture.evicted, all);
+    // A pod whose eviction is refused for good, and a pod that is too new, do not delay the eviction of another one.
+    let mut fixture = of(vec![bound("served", &["10.0.0.2"])], true);
+    fixture.refused = Some("default/newer");
+    let young = waiting("young", start - 1);
+    for pod in [
+        waiting("old", start - 60),
+        waiting("newer", start - 50),
+        young,
+    ] {
+        fixture.inner.cache.pods.change(ObjectEvent::Applied(pod));
+    }
+    fixture.settle();
+    assert_eq!(fixture.evicted, ["default/newer", "default/old"]);
     // The node may get an address for a pod soon, so a new pod stays for a while.
     let fixture = of(
         vec![bound("served", &["10.0.0.2"]), waiting("new", start - 9)],

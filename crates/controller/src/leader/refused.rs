@@ -125,7 +125,7 @@ impl Leader {
                 (node(name)?, "the conditions of its NodeSubnet".to_owned())
             }
             (ObjectCall::SetTaints(name), _) => (node(name)?, "the taints of this node".to_owned()),
-            (ObjectCall::EvictPod(name), _) => {
+            (ObjectCall::EvictPod(_), Purpose::Evict { name, .. }) => {
                 let what = "the eviction of a pod for which this node has no address".to_owned();
                 (node(name)?, what)
             }

@@ -291,8 +291,7 @@ impl AllocationState {
         };
         let own = cache.blocks.get(&*block_name(address));
         let own = own.map_or(u64::MAX, |it| it.version);
-        let is_inside = address != block && block.contains(address);
-        is_inside
+        self.is_claim_inside(address, block)
             && Self::age(block, cache).is_some_and(|(is_unedited, version)| {
                 !is_unedited || version < claim.version.min(own)
             })
