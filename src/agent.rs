@@ -145,6 +145,10 @@ pub(super) struct Args {
     )]
     masquerade: bool,
 
+    /// How pods of other nodes are reached
+    #[arg(long, env = "CADASTRE_ROUTES", value_enum, default_value_t = Routes::None)]
+    routes: Routes,
+
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9818")]
     admin_address: SocketAddr,
@@ -168,6 +172,16 @@ pub(super) struct Args {
     /// Log level, or module=level pairs; can be changed at run time (PUT /loglevel on the admin port)
     #[arg(long, env = "CADASTRE_LOG", default_value = "info")]
     log_level: String,
+}
+
+/// Who makes the routes to the pods of other nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Routes {
+    /// Another program makes the routes; routes that an earlier agent has added are removed
+    None,
+    /// The agent adds a route for each range of another node, from the NodeRoutes that the controller publishes
+    /// (--publish-routes). All nodes must be on one link. Needs the capability NET_ADMIN
+    Direct,
 }
 
 /// Parses seconds, with or without a fraction, between 0 and one day.
@@ -310,6 +324,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         ledger: ledger.clone(),
         cri: args.cri_socket,
         files,
+        direct_routes: args.routes == Routes::Direct,
         service,
         readiness,
         metrics,

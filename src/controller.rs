@@ -82,6 +82,11 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_EVICT_UNSERVED_PODS")]
     evict_unserved_pods: bool,
 
+    /// Write the ranges of each node, and its addresses, to a NodeRoutes, from which agents and other routers take their
+    /// routes. Without this flag existing NodeRoutes are deleted
+    #[arg(long, env = "CADASTRE_PUBLISH_ROUTES")]
+    publish_routes: bool,
+
     /// At most this many objects in a page of a list; 0 lists everything in one request
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
@@ -245,6 +250,7 @@ async fn serve(
         default_pool_cidrs: args.default_pool_cidr,
         leak_grace: Duration::from_secs(args.leak_grace.into()),
         evicts_unserved: args.evict_unserved_pods,
+        publishes_routes: args.publish_routes,
         ..ControllerSettings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

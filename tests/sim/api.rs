@@ -15,7 +15,7 @@ use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, NodeTaint, OnlyPod, Pod, Pool,
+    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, NodeTaint, OnlyPod, Pod, Pool, Routes,
     ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
@@ -79,6 +79,7 @@ pub enum Commit {
     Node(Option<Arc<Node>>, Option<Arc<Node>>),
     Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
+    Routes(Option<Arc<Routes>>, Option<Arc<Routes>>),
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Claim(Option<Arc<Claim>>, Option<Arc<Claim>>),
     ServiceRange(Option<Arc<ServiceRange>>, Option<Arc<ServiceRange>>),
@@ -95,6 +96,7 @@ pub struct Api {
     pub nodes: Kind<Node>,
     pub pools: Kind<Pool>,
     pub subnets: Kind<Subnet>,
+    pub routes: Kind<Routes>,
     pub blocks: Kind<Block>,
     pub claims: Kind<Claim>,
     pub ipam_claims: IpamClaims,
@@ -146,6 +148,7 @@ impl Api {
         self.nodes.version = version;
         self.pools.version = version;
         self.subnets.version = version;
+        self.routes.version = version;
         self.blocks.version = version;
         self.claims.version = version;
         self.services.version = version;
@@ -248,6 +251,7 @@ impl Api {
             }
             ApiRequest::Read(Of::Pool, name) => RequestOutcome::Pool(read(&self.pools, name)?),
             ApiRequest::Read(Of::Claim, name) => RequestOutcome::Claim(read(&self.claims, name)?),
+            ApiRequest::Read(Of::Routes, name) => RequestOutcome::Routes(read(&self.routes, name)?),
             ApiRequest::Read(Of::Block, name) => RequestOutcome::Block(read(&self.blocks, name)?),
             ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
             ApiRequest::ReadIpamClaim(name) => self.read_ipam_claim(name)?,
@@ -268,6 +272,26 @@ impl Api {
                     touched: false,
                     spec: Ok(spec.clone()),
                 })?)
+            }
+            ApiRequest::Create(name, ObjectSpec::Routes(spec)) => {
+                RequestOutcome::Routes(self.create(name, |uid| Routes {
+                    name: (**name).into(),
+                    uid,
+                    version: 0,
+                    spec: spec.clone(),
+                })?)
+            }
+            ApiRequest::Replace(as_read, ObjectSpec::Routes(spec)) => {
+                RequestOutcome::Routes(self.update(as_read, |routes: &mut Routes| {
+                    routes.spec = spec.clone();
+                })?)
+            }
+            ApiRequest::Delete(Of::Routes, as_read) => {
+                if self.routes.get(&*as_read.name).is_some() {
+                    let routes = as_it_was_read(&self.routes, as_read)?;
+                    self.remove::<Routes>(&routes.name);
+                }
+                RequestOutcome::Gone
             }
             ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => {
                 RequestOutcome::Subnet(self.create(name, |uid| Subnet {
@@ -358,7 +382,7 @@ impl Api {
                 let set = |pool: &mut Pool| pool.status = Some(status.clone());
                 RequestOutcome::Pool(self.update(as_read, set)?)
             }
-            ApiRequest::List(Of::Pod)
+            ApiRequest::List(Of::Pod | Of::Routes)
             | ApiRequest::Read(Of::Pod, _)
             | ApiRequest::Replace(_, ObjectSpec::Pool(_) | ObjectSpec::Claim(_))
             | ApiRequest::Delete(Of::Node | Of::Pool | Of::Pod, _)

@@ -112,6 +112,9 @@ pub struct Checks {
     /// The last request of a controller, except those about the Lease.
     pub last_request: (Time, String),
     pub blocks: BlockChecks,
+    /// For each block that a NodeSubnet listed and does not list any more: the version of the NodeSubnet from which on
+    /// it is not listed.
+    pub unlisted: BTreeMap<(NodeName, Cidr), u64>,
     /// UIDs of pods that a restore has brought back. The addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,
     /// UIDs of pods for which nothing is guaranteed, because they got an address after the agent's Node was deleted, or
@@ -258,6 +261,7 @@ impl Checks {
                 return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
             }
             Commit::Claim(..)
+            | Commit::Routes(..)
             | Commit::ServiceRange(..)
             | Commit::Pod(..)
             | Commit::Addresses(..) => {}
@@ -329,9 +333,10 @@ impl Checks {
             _ => (allocated, 1),
         };
         let times = count.1;
-        // A node's blocks come and go. So the node can reach its limit several times, and each time an event may report
-        // the limit.
-        let again = before.as_ref() == Some(&text) && report.reason != "BlockLimitReached";
+        // A node's blocks come and go, so the node can reach its limit several times. The pods of a claim come and go,
+        // so its address can be reported by the last pod and the next one several times.
+        let comes_again = ["BlockLimitReached", "DuplicateAddress"].contains(&report.reason);
+        let again = before.as_ref() == Some(&text) && !comes_again;
         if again || times > OFTEN {
             let text = format!("{run_id} tells {times} times: {text}");
             return wrong("reports", text, None::<&str>);
@@ -350,6 +355,7 @@ fn describe(commit: &Commit) -> String {
         Commit::Node(a, b) => of("node", a.as_ref(), b.as_ref()),
         Commit::Pool(a, b) => of("pool", a.as_ref(), b.as_ref()),
         Commit::Subnet(a, b) => of("subnet", a.as_ref(), b.as_ref()),
+        Commit::Routes(a, b) => of("routes", a.as_ref(), b.as_ref()),
         Commit::Block(a, b) => of("block", a.as_ref(), b.as_ref()),
         Commit::ServiceRange(a, b) => of("service range", a.as_ref(), b.as_ref()),
         Commit::Claim(a, b) => of("claim", a.as_ref(), b.as_ref()),

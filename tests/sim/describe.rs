@@ -164,6 +164,7 @@ pub fn of_request(request: &ApiRequest) -> String {
 fn of_spec(spec: &ObjectSpec) -> String {
     match spec {
         ObjectSpec::Subnet(spec) => subnet_spec(spec),
+        ObjectSpec::Routes(spec) => spec.destinations.join(","),
         ObjectSpec::Block(spec) => block_spec(spec),
         ObjectSpec::Pool(spec) => format!("{spec:?}"),
         ObjectSpec::Claim(new) => format!("{:?}", new.spec),
@@ -174,6 +175,7 @@ pub fn of_outcome(outcome: &RequestOutcome) -> String {
     match outcome {
         RequestOutcome::Node(n) => node(n),
         RequestOutcome::Subnet(it) => subnet(it),
+        RequestOutcome::Routes(it) => it.spec.destinations.join(","),
         RequestOutcome::Block(it) => block(it),
         RequestOutcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
         RequestOutcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
@@ -211,6 +213,9 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
         ControllerEvent::Nodes(change) => of("node", change, node),
         ControllerEvent::Pools(change) => of("pool", change, pool),
         ControllerEvent::Subnets(change) => of("subnet", change, subnet),
+        ControllerEvent::Routes(change) => {
+            of("routes", change, |it| it.spec.destinations.join(","))
+        }
         ControllerEvent::Blocks(change) => {
             let (_, text) = of("block", change, block);
             let spec = match change {

@@ -2,7 +2,6 @@
 
 use super::clock::{MS, SECOND};
 use super::plan::Faults;
-use super::process::Watched;
 use super::run::{Due, RunId, Sim};
 
 impl Sim {
@@ -106,8 +105,13 @@ impl Sim {
     /// Makes one watch, or all watches, start again with a list.
     fn relist(&mut self, run_id: RunId) {
         let all = self.rng.chance(2_000);
-        let one = *self.rng.pick(&Watched::ALL);
-        for kind in Watched::ALL.into_iter().filter(|kind| all || *kind == one) {
+        let one = *self.rng.pick(&self.plan.watched());
+        for kind in self
+            .plan
+            .watched()
+            .into_iter()
+            .filter(|kind| all || *kind == one)
+        {
             self.processes[run_id.process].run().feeds.of(kind).relist();
             self.log(None, || format!("{run_id} lists {kind:?} again"));
             self.schedule_delivery(run_id, kind);
@@ -116,7 +120,7 @@ impl Sim {
 
     /// Cuts a watch for a time. Then the watch resumes where it stopped.
     fn stall(&mut self, run_id: RunId) {
-        let kind = *self.rng.pick(&Watched::ALL);
+        let kind = *self.rng.pick(&self.plan.watched());
         let until = self.now + self.rng.stretch(500 * MS, 200 * SECOND);
         let run = self.processes[run_id.process].run();
         run.deliveries(kind).held_until = until;

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::checks::Verdict;
 use super::clock::{MS, SECOND};
-use super::process::{Run, Watched};
+use super::process::Run;
 use super::run::{Due, Reply, RunId, Sim};
 
 /// A process ends if it could not read the Lease for this long, because its cache may be outdated.
@@ -180,7 +180,7 @@ impl Sim {
         let is_first = is_clear && !run.has_read_lease;
         run.has_read_lease |= is_clear;
         run.elector.answer(answer, mono);
-        for kind in Watched::ALL.into_iter().filter(|_| is_first) {
+        for kind in self.plan.watched().into_iter().filter(|_| is_first) {
             self.schedule_delivery(run_id, kind);
         }
         self.poll_lease(run_id);

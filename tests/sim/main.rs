@@ -72,6 +72,7 @@ mod record_checks;
 mod restore;
 #[path = "../common/rng.rs"]
 mod rng;
+mod routes;
 mod run;
 mod search;
 mod served;

@@ -2,6 +2,7 @@
 
 use super::clock::{MS, SECOND, Time};
 use super::persistent_fault::PersistentFault;
+use super::process::Watched;
 use super::proofs::Scenario;
 use super::rng::Rng;
 
@@ -77,6 +78,20 @@ pub struct Plan {
     /// Whether nodes run an agent. Pools of podCIDRs need none.
     pub agents: bool,
     pub persistent_fault: Option<PersistentFault>,
+}
+
+impl Plan {
+    /// Whether controllers publish routes. This follows from another draw, so that all other draws are the same as in
+    /// runs without routes.
+    pub fn publishes_routes(&self) -> bool {
+        self.slice.is_multiple_of(3)
+    }
+
+    /// The kinds that controllers watch.
+    pub fn watched(&self) -> Vec<Watched> {
+        let routes = self.publishes_routes().then_some(Watched::Routes);
+        Watched::ALL.into_iter().chain(routes).collect()
+    }
 }
 
 /// The chance of each fault of a request or watch.

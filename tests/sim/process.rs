@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, LeaseSettings};
-use cadastre_controller::cluster::objects::{Block, Claim, Node, Pod, Pool, ServiceRange, Subnet};
+use cadastre_controller::cluster::objects::{
+    Block, Claim, Node, Pod, Pool, Routes, ServiceRange, Subnet,
+};
 use cadastre_controller::cluster::request::RequestId;
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
 
@@ -13,6 +15,7 @@ use jiff::Timestamp;
 use super::api::Api;
 use super::clock::{Clocks, Time};
 use super::object_log::{AnyFeed, Feed};
+use super::plan::Plan;
 use super::received::Received;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +27,11 @@ pub enum Watched {
     Services,
     Pods,
     Claims,
+    Routes,
 }
 
 impl Watched {
+    /// The kinds on which decisions about addresses are based.
     pub const ALL: [Self; 7] = [
         Self::Nodes,
         Self::Pools,
@@ -72,7 +77,7 @@ pub struct Run {
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
-    pub deliveries: [Deliveries; 7],
+    pub deliveries: [Deliveries; 8],
     pub received: Received,
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
@@ -104,6 +109,7 @@ pub struct Feeds {
     services: Feed<ServiceRange>,
     pods: Feed<Pod>,
     claims: Feed<Claim>,
+    routes: Feed<Routes>,
 }
 
 impl Feeds {
@@ -116,6 +122,7 @@ impl Feeds {
             Watched::Services => &mut self.services,
             Watched::Pods => &mut self.pods,
             Watched::Claims => &mut self.claims,
+            Watched::Routes => &mut self.routes,
         }
     }
 }
@@ -128,7 +135,8 @@ pub struct Deliveries {
 }
 
 impl Run {
-    pub fn new(process: usize, incarnation: u32, limit: usize) -> Self {
+    pub fn new(process: usize, incarnation: u32, plan: &Plan) -> Self {
+        let limit = plan.limit;
         let lease = LeaseSettings {
             identity: format!("p{process}"),
             nonce: format!("{process}n{incarnation}"),
@@ -143,6 +151,7 @@ impl Run {
                 // This time is so short that leaked addresses are released before the run ends.
                 leak_grace: Duration::from_secs(30),
                 evicts_unserved: true,
+                publishes_routes: plan.publishes_routes(),
                 ..ControllerSettings::default()
             }),
             elector: Elector::new(lease),
@@ -155,7 +164,7 @@ impl Run {
             agents_heard: false,
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
-            deliveries: <[Deliveries; 7]>::default(),
+            deliveries: <[Deliveries; 8]>::default(),
             received: Received::default(),
             in_flight: BTreeMap::new(),
             awaiting_lease: Vec::new(),
@@ -217,6 +226,7 @@ impl Run {
             Watched::Services => received.services(feeds.services.next(api, mono)?, at),
             Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
             Watched::Claims => ControllerEvent::Claims(feeds.claims.next(api, mono)?),
+            Watched::Routes => ControllerEvent::Routes(feeds.routes.next(api, mono)?),
         };
         self.controller.on(event.clone(), now);
         Some(event)

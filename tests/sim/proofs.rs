@@ -272,6 +272,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         FirstFamilyStaysHeld => sim(AsDrawn, 2_000),
 
         ExhaustionNotLifted => exhaustion(Lending, 1_000),
+        RoutesNotWithdrawn | RoutedBlockFreed => sim(AsDrawn, 3_000),
         OthersTaintsDropped => unit("controller::exhaustion::tests::the_taints_of_others_stay"),
         GrowthIgnored => unit(
             "controller::exhaustion::tests::a_node_is_not_exhausted_while_a_pool_can_give_it_a_range",

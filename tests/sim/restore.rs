@@ -30,7 +30,6 @@ use super::block_checks::BlockChecks;
 use super::checks::DeadNode;
 use super::clock::{MS, SECOND, Time};
 use super::machines::Act;
-use super::process::Watched;
 use super::run::{Due, Sim};
 
 /// The time within which agents notice that the server answers again.
@@ -89,7 +88,7 @@ impl Sim {
         self.put_back(backup);
         for process in &mut self.processes {
             if let Some(run) = &mut process.run {
-                for kind in Watched::ALL {
+                for kind in self.plan.watched() {
                     run.feeds.of(kind).cut(&self.api);
                 }
             }

@@ -606,6 +606,7 @@ impl Sim {
                 Commit::ServiceRange(..) => Watched::Services,
                 Commit::Pod(..) => Watched::Pods,
                 Commit::Claim(..) => Watched::Claims,
+                Commit::Routes(..) => Watched::Routes,
                 Commit::Addresses(..) => continue,
             };
             if !kinds.contains(&kind) {
@@ -630,6 +631,13 @@ impl Sim {
             }
             if let Commit::Block(before, after) = &commit {
                 let verdict = self.check_holders(author, before.as_deref(), after.as_deref());
+                self.judge(verdict)?;
+            }
+            if let Commit::Subnet(before, _) = &commit {
+                self.note_unlisted(before.as_deref());
+            }
+            if let (Commit::Block(Some(block), None), Author::Controller(_)) = (&commit, author) {
+                let verdict = self.check_unrouted(block);
                 self.judge(verdict)?;
             }
             if let Commit::Claim(before, after) = &commit {
@@ -691,7 +699,7 @@ impl Sim {
         if self.rng.chance(3_000) {
             machine.clocks.boot(self.now);
         }
-        machine.run = Some(Run::new(process, incarnation, self.plan.limit));
+        machine.run = Some(Run::new(process, incarnation, &self.plan));
         self.run_id(process)
     }
 }

@@ -39,6 +39,7 @@ impl Sim {
         self.check_served()?;
         self.check_blocks()?;
         self.check_marks()?;
+        self.check_routes_end()?;
         self.check_claims_end()?;
         self.check_ipam_claims_end()?;
         for id in 0..self.machines.hosts.len() {

@@ -18,7 +18,6 @@ use super::describe::ranges;
 use super::object_log::Stored;
 use super::pool_model::counted;
 use super::pool_workload::service;
-use super::process::Watched;
 use super::run::{Due, Sim};
 
 /// What the workload remembers of its own changes.
@@ -748,7 +747,7 @@ impl Sim {
                     (it.scheduled, it.held_until) = (false, self.now);
                 }
             }
-            for kind in Watched::ALL {
+            for kind in self.plan.watched() {
                 self.schedule_delivery(self.run_id(process), kind);
             }
         }

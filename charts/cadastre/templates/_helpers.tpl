@@ -78,6 +78,14 @@ metadata:
 {{- if ne .Values.mode "podCIDRs" }}true{{ end -}}
 {{- end }}
 
+{{/* Whether the controller publishes routes, and the agents install them. */}}
+{{- define "cadastre.routes" -}}
+{{- $auto := and (eq .Values.mode "blocks") (eq .Values.agent.cni.custom "") -}}
+{{- if eq .Values.routes ($auto | ternary .Values.routes "direct") -}}
+{{- if ne .Values.routes "none" }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Whether the controller creates a pool if there is none. */}}
 {{- define "cadastre.defaultPool" -}}
 {{- if and .Values.defaultPool.enabled (not .Values.pools) (ne .Values.mode "secondary") }}true{{ end -}}

@@ -50,6 +50,8 @@ pub struct AgentParts {
     pub cri: Option<PathBuf>,
     /// Writes the files that other programs read
     pub files: KeptFiles,
+    /// Whether the agent adds routes to the pods of other nodes. If not, it removes those that it has added earlier
+    pub direct_routes: bool,
     /// Handles the requests of the CNI plugin and of gRPC clients
     pub service: Arc<Service>,
     /// The state of `/readyz`

@@ -45,6 +45,8 @@
 //! | [`seen`] | the parts of this node's API objects that the agent reads |
 //! | `leak_verifier` | asks the API, the runtime and the kernel about leak candidates |
 //! | `netns` | which network namespaces exist |
+//! | `netlink` | requests to the kernel about links, neighbours and routes |
+//! | [`routes`] | routes to the pods of other nodes; a task that the main loop starts |
 //! | [`probe`], `neighbours` | ask the link whether another host has an address |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
@@ -86,6 +88,7 @@ mod masquerade;
 pub mod metrics;
 pub mod namespaces;
 mod neighbours;
+mod netlink;
 mod netns;
 mod notes;
 mod pending_adds;
@@ -95,6 +98,7 @@ pub mod probe;
 pub mod publish;
 mod publish_io;
 mod rebuild;
+pub mod routes;
 pub mod run;
 pub mod seen;
 mod served;

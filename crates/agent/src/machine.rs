@@ -79,6 +79,7 @@ use super::files::others::PodNetworkOwner;
 use super::leaks::{LeakDetector, LeakReason, Reasons};
 use super::notes::Notes;
 use super::publish::Publisher;
+use super::routes::RoutesReport;
 use super::seen::{AddressesSeen, SubnetSeen};
 use super::shared::WatchState;
 use cadastre_core::Addr;
@@ -225,6 +226,8 @@ pub struct AgentMachine {
     served: Option<PodNetworkOwner>,
     /// The nftables tables; `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
+    /// The state of the routes to the pods of other nodes
+    routes: RoutesReport,
     /// When an event last reported pods that were refused because the agent did not know them yet
     turned_away_at: Option<Duration>,
     /// Whether the agent was last reported as ready, and why; `None` before the first report
@@ -289,6 +292,7 @@ impl AgentMachine {
             files: Files::NEW,
             served: None,
             masquerade: settings.masquerade.then_some(Masquerade::NEW),
+            routes: RoutesReport::Off,
             turned_away_at: None,
             ready: None,
             settings,

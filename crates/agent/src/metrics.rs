@@ -40,6 +40,10 @@ pub struct AgentMetrics {
     /// Damaged stores that were found
     pub(crate) damaged: IntCounter,
     pub(crate) events_dropped: IntCounter,
+    /// Routes that the agent has added to the kernel
+    pub(crate) routes: IntGauge,
+    /// Routes that could not be added
+    pub(crate) route_errors: IntGauge,
     /// Pools for which time series exist
     pools: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -128,6 +132,14 @@ impl AgentMetrics {
             events_dropped: counter(
                 "cadastre_agent_events_dropped_total",
                 "Kubernetes events that could not be written",
+            )?,
+            routes: gauge(
+                "cadastre_agent_routes",
+                "Routes to pods of other nodes, and routes that refuse packets to unused addresses of this node; 0 without --routes=direct",
+            )?,
+            route_errors: gauge(
+                "cadastre_agent_route_errors",
+                "Routes that could not be added, because their nodes are not on this node's link or for another reason",
             )?,
             pools: Arc::default(),
         };

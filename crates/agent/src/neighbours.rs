@@ -1,23 +1,19 @@
 //! The kernel's table of neighbours (`ip neigh`). The kernel sends the ARP requests and neighbour solicitations, so no
-//! raw socket is needed. The kernel answers a netlink request before `send` returns, so no function here waits.
+//! raw socket is needed. No function here waits.
 
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-};
+use netlink_packet_core::NLM_F_CREATE;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily as SocketFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send,
-    socket_with,
-};
+
+use super::netlink::{exchange, is_errno};
 
 /// The scope of link-local addresses in `/proc/net/if_inet6`.
 const LINK_SCOPE: u8 = 0x20;
@@ -43,8 +39,7 @@ pub(crate) fn link(name: &str) -> io::Result<Link> {
         .attributes
         .push(LinkAttribute::IfName(name.to_owned()));
     let answers = exchange(RouteNetlinkMessage::GetLink(question), 0).map_err(|error| {
-        let is_absent = error.raw_os_error() == Some(Errno::NODEV.raw_os_error());
-        if is_absent {
+        if is_errno(&error, Errno::NODEV) {
             return io::Error::other(format!("the node has no interface `{name}`"));
         }
         error
@@ -149,7 +144,7 @@ fn is_kept(entry: &NeighbourMessage) -> bool {
 fn get(link: &Link, address: IpAddr) -> io::Result<Option<NeighbourMessage>> {
     let answers = exchange(RouteNetlinkMessage::GetNeighbour(message(link, address)), 0);
     match answers {
-        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(None),
+        Err(error) if is_errno(&error, Errno::NOENT) => Ok(None),
         Err(error) => Err(error),
         Ok(answers) => Ok(answers.into_iter().find_map(|it| match it {
             RouteNetlinkMessage::NewNeighbour(entry) => Some(entry),
@@ -161,7 +156,7 @@ fn get(link: &Link, address: IpAddr) -> io::Result<Option<NeighbourMessage>> {
 fn forget(link: &Link, address: IpAddr) -> io::Result<()> {
     let entry = message(link, address);
     match exchange(RouteNetlinkMessage::DelNeighbour(entry), 0) {
-        Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+        Err(error) if is_errno(&error, Errno::NOENT) => Ok(()),
         done => done.map(drop),
     }
 }
@@ -176,42 +171,6 @@ fn message(link: &Link, address: IpAddr) -> NeighbourMessage {
     let to = NeighbourAddress::from(address);
     message.attributes.push(NeighbourAttribute::Destination(to));
     message
-}
-
-/// Sends a request to the kernel and returns the messages of its answer.
-fn exchange(request: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // `None` stands for protocol 0 (`NETLINK_ROUTE`), which is the protocol for links and neighbours.
-    let socket = socket_with(SocketFamily::NETLINK, SocketType::RAW, flags, None)?;
-    send(&socket, &bytes, SendFlags::empty())?;
-    let mut answers = Vec::new();
-    let mut buffer = vec![0; 65_536];
-    loop {
-        let (length, _) = match recv(&socket, &mut buffer[..], RecvFlags::empty()) {
-            Err(Errno::AGAIN) => return Err(io::Error::other("the kernel does not answer")),
-            received => received?,
-        };
-        let mut rest = buffer.get(..length).unwrap_or_default();
-        while !rest.is_empty() {
-            let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
-            let answer = answer.map_err(io::Error::other)?;
-            let length = usize::try_from(answer.header.length).unwrap_or(usize::MAX);
-            match answer.payload {
-                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                // The kernel sends the acknowledgement as the last message.
-                NetlinkPayload::Error(_) => return Ok(answers),
-                _ => {}
-            }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
 }
 
 #[cfg(test)]

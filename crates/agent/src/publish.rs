@@ -10,6 +10,8 @@
 //!   8 s.
 //! - If an address is requested for another pod, the status is written at once. If such requests follow each other, the
 //!   writes come less and less often, down to one in 8 s, until one of the requests ends.
+//! - If the condition about routes gets another status or reason, the status is written at once. If such changes follow
+//!   each other, the writes come less and less often, down to one in 8 s.
 //! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
 //!   status.
 //! - If nothing has changed, the status is not written.
@@ -34,7 +36,7 @@ use super::conditions::has_all;
 use super::demand::PoolWant;
 use super::jitter::{Jitter, backoff};
 use super::snapshot::{assigns, busy};
-use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand};
+use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand, ROUTES_READY};
 use cadastre_node::{BlockState, Snapshot};
 
 /// The first and the longest pause between two urgent writes.
@@ -66,6 +68,10 @@ pub(crate) struct Publisher {
     answered: BTreeSet<String>,
     /// The pace of urgent writes that report blocks in use that the controller does not list
     other_pace: Pace,
+    /// The pace of urgent writes that report a change of the routes
+    routes_pace: Pace,
+    /// The type of a condition that the stored status must not have; `None` if there is no such type
+    unwanted: Option<&'static str>,
     /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
@@ -180,6 +186,8 @@ impl Publisher {
             answer_pace: Pace::NEW,
             answered: BTreeSet::new(),
             other_pace: Pace::NEW,
+            routes_pace: Pace::NEW,
+            unwanted: None,
             retry_at: now,
             failures: 0,
             behind_since: None,
@@ -246,6 +254,11 @@ impl Publisher {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
+    /// Sets the type of a condition that the stored status must not have.
+    pub(crate) fn set_unwanted(&mut self, type_: Option<&'static str>) {
+        self.unwanted = type_;
+    }
+
     /// Returns what to do so that the stored status becomes `status`.
     pub(crate) fn next(
         &mut self,
@@ -262,7 +275,10 @@ impl Publisher {
         let is_partial = |(version, sent): &(String, Box<NodeSubnetStatus>)| {
             *version == seen.version && is_same(sent, status)
         };
-        if is_same(&seen.status, status) || self.partial.as_ref().is_some_and(is_partial) {
+        let mut stored = seen.status.conditions.iter();
+        let has_unwanted = stored.any(|it| Some(it.type_.as_str()) == self.unwanted);
+        let is_partial = self.partial.as_ref().is_some_and(is_partial);
+        if !has_unwanted && (is_same(&seen.status, status) || is_partial) {
             self.behind_since = None;
             return PublishStep::Nothing;
         }
@@ -278,7 +294,8 @@ impl Publisher {
         if stored.any(|it| !is_in(status, it)) {
             self.address_pace = Pace::NEW;
         }
-        let urgent = answers || other || asks || !lacking.is_empty();
+        let routes = is_routes_news(&seen.status, status);
+        let urgent = answers || other || asks || routes || !lacking.is_empty();
         let requests = lacking
             .iter()
             .map(|(pool, want)| match self.requests.get(pool) {
@@ -291,7 +308,8 @@ impl Publisher {
             self.answer_pace.pause = URGENT_PAUSE.0;
         }
         let answered = answers.then(|| self.answer_pace.next_at(now));
-        let others = others.into_iter().chain(answered);
+        let routed = routes.then(|| self.routes_pace.next_at(now));
+        let others = others.into_iter().chain(answered).chain(routed);
         let soonest = requests.chain(addresses).chain(others).min();
         let mut at = self.retry_at;
         at = at.max(soonest.unwrap_or(self.next_at));
@@ -318,6 +336,9 @@ impl Publisher {
         }
         if asks {
             self.address_pace.record_write(now);
+        }
+        if routes {
+            self.routes_pace.record_write(now);
         }
         self.record_requests(lacking, wants, now);
         PublishStep::Write { version, urgent }
@@ -348,6 +369,7 @@ impl Publisher {
                 self.address_pace.make_due(now);
                 self.answer_pace.make_due(now);
                 self.other_pace.make_due(now);
+                self.routes_pace.make_due(now);
                 for request in self.requests.values_mut() {
                     request.pace.make_due(now);
                 }
@@ -468,6 +490,18 @@ fn is_unlisted(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snap
             && busy(it) > 0
             && blocks.find(&it.cidr.to_string(), &it.uid).is_none()
     })
+}
+
+/// Whether the condition about routes in `wanted` has another status or reason than the stored one. A change of only its
+/// text is not urgent, because a new node may change the text on all nodes.
+fn is_routes_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
+    let of = |status: &NodeSubnetStatus| {
+        let mut all = status.conditions.iter();
+        let routes = all.find(|it| it.type_ == ROUTES_READY);
+        routes.map(|it| (it.status.clone(), it.reason.clone()))
+    };
+    let wanted = of(wanted);
+    wanted.is_some() && wanted != of(is)
 }
 
 #[cfg(test)]

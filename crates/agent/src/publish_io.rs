@@ -131,18 +131,17 @@ pub(super) async fn write_status(
     let some = |ranges: &[String]| (!ranges.is_empty()).then(|| ranges.to_vec());
     let requests = Some(&status.requested_addresses).filter(|it| !it.is_empty());
     let conflicts = Some(&status.conflicts).filter(|it| !it.is_empty());
-    let mut body = json!({
+    let conditions = Some(&status.conditions).filter(|it| !it.is_empty());
+    let body = json!({
         "metadata": {"resourceVersion": version},
         "status": {
             "nodeUID": status.node_uid, "pools": status.pools, "blocks": status.blocks,
             "agent": status.agent, "orphans": status.orphans,
             "withdrawn": some(&status.withdrawn), "withdrawing": some(&status.withdrawing),
             "requestedAddresses": requests, "conflicts": conflicts,
+            "conditions": conditions,
         },
     });
-    if !status.conditions.is_empty() {
-        body["status"]["conditions"] = json!(status.conditions);
-    }
     match send(api.patch_status(
         name,
         &PatchParams::apply(AGENT_MANAGER),

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Api;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::carry::Carrier;
 use super::machine::{AgentEvent, AgentMachine, MachineSettings};
 use super::pods;
+use super::routes::{self, RoutesReport};
 use super::seen;
-use cadastre_api::{NodeAddressesLite, NodeLite, NodeSubnetLite, PodLite};
+use cadastre_api::{NodeAddressesLite, NodeLite, NodeRoutesLite, NodeSubnetLite, PodLite};
 use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
 
@@ -28,17 +29,24 @@ const BACKLOG: usize = 256;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(20));
 /// The maximum number of objects in a page of a list. Pages are small because a whole page is in memory at once.
 const PAGE: u32 = 50;
+/// The maximum number of NodeRoutes in a page of a list. The objects are small, and there is one for each node.
+const ROUTES_PAGE: u32 = 500;
 
 /// Runs the loop until the stop token is cancelled. Then waits until all questions and writes under way are answered.
 /// Returns an error only if an administrator must resolve the problem.
 pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result<()> {
     let (sender, mut events) = mpsc::channel(BACKLOG);
-    let _watches = follow_all(&settings.node, &parts, sender);
+    let mut watches = follow_all(&settings.node, &parts, sender);
+    let (serves, served) = watch::channel(None);
+    let mut reports = start_routes(&settings.node, &parts, served, &mut watches);
     let (service, stop) = (Arc::clone(&parts.service), parts.stop.clone());
     let mut carrier = Carrier::new(settings.node.clone(), parts);
     let mut machine = AgentMachine::new(settings, random(), &clock::now());
+    let report = reports.borrow_and_update().clone();
+    machine.on(AgentEvent::Routes(report), &clock::now());
     loop {
         let wake = turn(&mut machine, &mut carrier)?;
+        serves.send_if_modified(|is| std::mem::replace(is, machine.serves_pods()) != *is);
         let pause = wake.saturating_sub(clock::since_boot());
         tokio::select! {
             Some(event) = events.recv() => {
@@ -50,6 +58,9 @@ pub async fn run(settings: MachineSettings, parts: AgentParts) -> anyhow::Result
                 }
             }
             Some(answer) = carrier.answer() => machine.on(answer?, &clock::now()),
+            report = routes::next_report(&mut reports) => {
+                machine.on(AgentEvent::Routes(report), &clock::now());
+            }
             () = service.changed.notified() => machine.on(AgentEvent::Changed, &clock::now()),
             () = tokio::time::sleep(pause) => {}
             () = stop.cancelled() => break,
@@ -119,6 +130,29 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
         |step| Some(AgentEvent::Pod(step)),
     ));
     watches
+}
+
+/// Starts the task that adds or removes the routes to the pods of other nodes. Returns what the task reports.
+fn start_routes(
+    node: &str,
+    parts: &AgentParts,
+    serves: watch::Receiver<Option<bool>>,
+    tasks: &mut JoinSet<()>,
+) -> watch::Receiver<RoutesReport> {
+    if !parts.direct_routes {
+        tasks.spawn(routes::remove());
+        return watch::Sender::new(RoutesReport::Off).subscribe();
+    }
+    let (report, reports) = watch::channel(RoutesReport::Pending);
+    let source = WatchSource {
+        fields: None,
+        page: Some(ROUTES_PAGE),
+        ..source::<NodeRoutesLite>("noderoutes", "", parts)
+    };
+    let metrics = parts.metrics.clone();
+    let node = node.to_owned();
+    tasks.spawn(routes::run(node, source, serves, metrics, report));
+    reports
 }
 
 /// Returns the source of a watch of the objects that the field selector `fields` selects. The API server has an index

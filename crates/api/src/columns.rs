@@ -50,6 +50,14 @@ pub(super) const POOL: &[ColumnRow] = &[
     (Wide, "string", "Message", r#".status.conditions[?(@.type=="Ready")].message"#, "The reason for Ready, as a sentence"),
 ];
 
+/// The columns of NodeRoutes: the addresses of the node, and the ranges that are reached through them.
+#[rustfmt::skip]
+pub(super) const ROUTES: &[ColumnRow] = &[
+    (Always, "string", "Via", ".spec.via", "The node's addresses"),
+    (Always, "string", "Destinations", ".spec.destinations", "The ranges that are reached through the node"),
+    (Always, "date", "Age", ".metadata.creationTimestamp", "Time since the creation"),
+];
+
 /// The columns of IPAMBlocks: the owner, since when the owner has the block, and the end of a quarantine.
 #[rustfmt::skip]
 pub(super) const BLOCK: &[ColumnRow] = &[

@@ -14,6 +14,7 @@ use super::claim::IPClaim;
 use super::columns::{self, ColumnRow};
 use super::names::VERSION_ANNOTATION;
 use super::pool::IPPool;
+use super::routes::NodeRoutes;
 use super::rules;
 use super::subnet::NodeSubnet;
 
@@ -24,6 +25,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         finish(with_pool_rules(IPPool::crd()), columns::POOL, &[]),
         finish(NodeSubnet::crd(), columns::SUBNET, &[]),
         finish(NodeAddresses::crd(), columns::ADDRESSES, &[]),
+        finish(NodeRoutes::crd(), columns::ROUTES, &[]),
         finish(IPAMBlock::crd(), columns::BLOCK, &by_owner),
         finish(IPClaim::crd(), columns::CLAIM, &[".spec.pool"]),
     ]

@@ -9,6 +9,7 @@
 //! | [`pod_claim`], [`sticky`] | which IPClaim a pod uses; sticky addresses of StatefulSets |
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
+//! | [`routes`] | NodeRoutes: which addresses are reached through a node |
 //! | [`requests`] | annotations by which users request the release of addresses and blocks |
 //! | [`terms`] | settings for the assignment of a pool's addresses to pods |
 //! | [`choice`] | which pools serve a node or pod, and why |
@@ -35,6 +36,7 @@ pub mod node_allocation;
 pub mod pod_claim;
 pub mod pool;
 pub mod requests;
+pub mod routes;
 mod rules;
 pub mod sticky;
 pub mod subnet;
@@ -77,18 +79,19 @@ pub use pool::{
     FirstBlock, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
 };
 pub use requests::Requests;
+pub use routes::{NodeRoutes, NodeRoutesSpec};
 pub use subnet::{
     ADDRESS_CONFLICT, AddressConflict, AddressRequest, AgentInfo, AllocatedBlock, AllocatedRange,
     BlockStatus, ClaimedAddress, LeakCandidate, LentRange, MOST_ADDRESS_REQUESTS, MOST_BLOCKS,
     MOST_CONFLICTS, MOST_COUNT, MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED,
     MOST_WITHDRAWALS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
-    PoolDemand, QuarantinedNode, Recall, SERVED_BY_OTHERS,
+    PoolDemand, QuarantinedNode, ROUTES_READY, Recall, SERVED_BY_OTHERS,
 };
 pub use terms::{
     AddressPrefix, AddressTerms, ConflictProbe, Dns, ExplicitAddresses, Route, UnknownPods, Warm,
 };
 pub use watched::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
-    NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeSubnetLite,
-    PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite, TolerationLite,
+    NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeRoutesLite,
+    NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite, TolerationLite,
 };

@@ -1,8 +1,8 @@
 //! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with the same name.
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
-//! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`] and [`ADDRESS_CONFLICT`], and the
-//! controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node,
+//! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`], [`ADDRESS_CONFLICT`] and
+//! [`ROUTES_READY`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node,
 //! because the NodeSubnet must outlive the Node: its field `quarantined` is the durable record of podCIDRs in
 //! quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated again.
 //!
@@ -75,6 +75,8 @@ pub const MOST_POD_RANGES: usize = 1_024;
 pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 /// The type of the condition that says whether other hosts answer for addresses of the node.
 pub const ADDRESS_CONFLICT: &str = "AddressConflict";
+/// The type of the condition that says whether the node has routes to the pods of all other nodes.
+pub const ROUTES_READY: &str = "RoutesReady";
 
 /// The ranges of a node, and the quarantined ranges of earlier nodes with the same name. Written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -432,9 +434,9 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// Conditions of the node. The agent writes two of them. ServedByOthers says whether another network serves the
-    /// node's new pods. AddressConflict says whether other hosts answer for addresses of the node. The controller
-    /// writes the other conditions as its answer to this status.
+    /// Conditions of the node. The agent writes three of them. ServedByOthers says whether another network serves
+    /// the node's new pods. AddressConflict says whether other hosts answer for addresses of the node. RoutesReady says
+    /// whether the node has routes to the pods of all other nodes. The controller writes the other conditions as its answer to this status.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

@@ -21,6 +21,7 @@ use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
 use super::claim::IPClaim;
 use super::pool::IPPool;
+use super::routes::NodeRoutes;
 use super::subnet::NodeSubnet;
 
 /// A Node with the fields that matter for allocating ranges.
@@ -196,6 +197,8 @@ unparsed! {
     NodeSubnetLite of NodeSubnet;
     /// A NodeAddresses whose spec is not parsed yet.
     NodeAddressesLite of NodeAddresses;
+    /// A NodeRoutes whose spec is not parsed yet.
+    NodeRoutesLite of NodeRoutes;
     /// An IPAMBlock whose spec is not parsed yet.
     IPAMBlockLite of IPAMBlock;
     /// An IPClaim whose spec and status are not parsed yet.

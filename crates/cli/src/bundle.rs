@@ -97,10 +97,11 @@ impl Bundle<'_> {
         let of = |path: &str| path.to_owned();
         let crds = of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions");
         let all = |_: &Value| true;
-        let lists: [ListFile; 13] = [
+        let lists: [ListFile; 14] = [
             ("ippools.json", own("ippools"), cleaned, all),
             ("nodesubnets.json", own("nodesubnets"), cleaned, all),
             ("nodeaddresses.json", own("nodeaddresses"), cleaned, all),
+            ("noderoutes.json", own("noderoutes"), cleaned, all),
             ("ipamblocks.json", own("ipamblocks"), cleaned, all),
             ("ipclaims.json", own("ipclaims"), cleaned, all),
             ("nodes.json", of("/api/v1/nodes"), node, all),

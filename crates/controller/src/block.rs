@@ -15,6 +15,7 @@ use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::report::{EventRecord, KEPT, Regarding};
+use super::routes::is_routed;
 use super::{Context, Purpose};
 use crate::allocations::blocks::{AffectedLoops, BlockEntry, sound};
 use crate::cluster::names::{NodeName, ObjectUid};
@@ -142,6 +143,10 @@ impl BlockLoop {
             (Step::Create, _) => ApiRequest::Create(name, ObjectSpec::Block(entry.spec())),
             (Step::Replace, Some(object)) => {
                 ApiRequest::Replace(KnownObject::of(&**object), ObjectSpec::Block(entry.spec()))
+            }
+            // The event of the NodeRoutes queues the block again.
+            (Step::Delete, Some(_)) if is_routed(&entry.owner.name, &cidr, cx.cache) => {
+                return KeyDecision::Later(now + IN_USE_PAUSE);
             }
             (Step::Delete, Some(object)) => {
                 ApiRequest::Delete(ObjectKind::Block, KnownObject::of(&**object))

@@ -44,9 +44,11 @@ pub fn note(report: EventRecord) -> EventNote {
     };
     let version = match kind {
         ObjectKind::Node | ObjectKind::Pod => "v1",
-        ObjectKind::Subnet | ObjectKind::Block | ObjectKind::Pool | ObjectKind::Claim => {
-            "cadastre.dev/v1alpha1"
-        }
+        ObjectKind::Subnet
+        | ObjectKind::Routes
+        | ObjectKind::Block
+        | ObjectKind::Pool
+        | ObjectKind::Claim => "cadastre.dev/v1alpha1",
     };
     EventNote {
         about: ObjectReference {

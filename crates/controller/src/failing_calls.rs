@@ -58,6 +58,10 @@ pub enum ObjectCall {
     SetPoolFinalizers(PoolName),
     /// Write of a pool's status
     SetPoolStatus(PoolName),
+    /// Creation, replacement or deletion of the NodeRoutes of a node
+    WriteRoutes(NodeName),
+    /// Read of the NodeRoutes of a node
+    ReadRoutes(NodeName),
     /// Read of a pool after a write that conflicted or is indeterminate
     ReadPool(PoolName),
     /// Write of a claim's status or finalizers, or its deletion
@@ -88,6 +92,8 @@ impl ObjectCall {
             Purpose::Taints { name } => ObjectCall::SetTaints(name.clone()),
             Purpose::Evict { pod_uid, .. } => ObjectCall::EvictPod(pod_uid.clone()),
             Purpose::Exhausted { name } => ObjectCall::SetExhausted(name.clone()),
+            Purpose::Routes { name } if wrote => ObjectCall::WriteRoutes(name.clone()),
+            Purpose::Routes { name } => ObjectCall::ReadRoutes(name.clone()),
             Purpose::Block { cidr, .. } if wrote => ObjectCall::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => ObjectCall::ReadBlock(*cidr),
             Purpose::PoolFinalizers { name } => ObjectCall::SetPoolFinalizers(name.clone()),
@@ -112,6 +118,7 @@ impl ObjectCall {
             ObjectCall::ReadNode(_)
                 | ObjectCall::ListPods(_)
                 | ObjectCall::ReadSubnet(_)
+                | ObjectCall::ReadRoutes(_)
                 | ObjectCall::ReadBlock(_)
                 | ObjectCall::ReadPool(_)
                 | ObjectCall::ReadClaim(_)
@@ -130,6 +137,7 @@ impl ObjectCall {
             ObjectCall::WriteSubnet(_)
             | ObjectCall::ReadSubnet(_)
             | ObjectCall::SetSubnetConditions(_) => ObjectKind::Subnet,
+            ObjectCall::WriteRoutes(_) | ObjectCall::ReadRoutes(_) => ObjectKind::Routes,
             ObjectCall::WriteBlock(_) | ObjectCall::ReadBlock(_) => ObjectKind::Block,
             ObjectCall::SetPoolFinalizers(_)
             | ObjectCall::SetPoolStatus(_)

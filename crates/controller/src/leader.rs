@@ -124,6 +124,7 @@ impl Leader {
             self.loops.pod_claims.queue.add(name.clone());
             self.loops.ipam_claims.queue.add(name.clone());
         }
+        self.loops.routes.requeue_all(cache);
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
         }

@@ -25,7 +25,7 @@
 //! | [`claim`], [`pod_claims`] | IPClaims: their addresses, and the nodes that get them; the claims that pods need |
 //! | [`ipam_claims`] | the IPClaims of IPAMClaims, which the network plumbing group defines for virtual machines |
 //! | `exhaustion` | the taint and the condition of nodes without a free address |
-//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], [`pool`] | the loops |
+//! | [`podcidr`], [`demand`], [`block`], [`subnet`], [`quarantine`], [`leaks`], `routes`, [`pool`] | the loops |
 //! | [`figures`], [`totals`], `conditions`, [`forecast`] | the parts of a pool's status |
 //! | [`bootstrap`], [`default_pool`] | the default pool of a cluster that has none |
 //! | [`queue`], [`report`] | a work queue of keys with back-off; reports to be emitted as Kubernetes events |
@@ -79,6 +79,7 @@ pub mod quarantine;
 pub mod queue;
 pub mod reconcile;
 pub mod report;
+mod routes;
 pub mod run;
 mod settings;
 pub mod subnet;

@@ -27,7 +27,9 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::{Leadership, LeaseContent};
 use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
-use crate::cluster::objects::{Block, Claim, Node, Object, Pod, Pool, ServiceRange, Subnet};
+use crate::cluster::objects::{
+    Block, Claim, Node, Object, Pod, Pool, Routes, ServiceRange, Subnet,
+};
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
 };
@@ -44,6 +46,8 @@ pub enum ControllerEvent {
     Pools(ObjectEvent<Pool>),
     /// A watch event of NodeSubnets, for example that an agent has reported its demand
     Subnets(ObjectEvent<Subnet>),
+    /// A watch event of NodeRoutes
+    Routes(ObjectEvent<Routes>),
     /// A watch event of IPAMBlocks; only such an event confirms a new block
     Blocks(ObjectEvent<Block>),
     /// A watch event of IPClaims, for example that a user has created a claim
@@ -91,6 +95,7 @@ macro_rules! cached {
 cached! {
     Node: nodes, node_changed;
     Subnet: subnets, subnet_changed;
+    Routes: routes, routes_changed;
     Block: blocks, block_changed;
     Pool: pools, pool_changed;
     Claim: claims, claim_changed;
@@ -134,6 +139,13 @@ impl Controller {
         match event {
             ControllerEvent::Nodes(change) => self.watched(change, now),
             ControllerEvent::Subnets(change) => self.watched(change, now),
+            ControllerEvent::Routes(change) => {
+                let was_listed = self.cache.routes.is_listed();
+                self.watched(change, now);
+                if !was_listed && let Some(leader) = &mut self.leader {
+                    leader.routes_listed(&self.cache);
+                }
+            }
             ControllerEvent::Blocks(change) => self.watched(change, now),
             ControllerEvent::Pools(change) => self.watched(change, now),
             ControllerEvent::Claims(change) => self.watched(change, now),
@@ -346,6 +358,12 @@ impl Controller {
             requested: before.map(|it| &it.requests) != after.map(|it| &it.requests),
         };
         leader.subnet_changed(&subnet.name, changed, &self.cache, &mut self.reports, now);
+    }
+
+    fn routes_changed(&mut self, delta: &ObjectUpdate<Routes>, _: Now) {
+        if let Some(leader) = &mut self.leader {
+            leader.routes_changed(delta);
+        }
     }
 
     fn block_changed(&mut self, delta: &ObjectUpdate<Block>, now: Now) {

@@ -116,6 +116,7 @@ fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> Joi
     watches.start("servicecidrs", convert::service_range, service_ranges);
     watches.start("ippools", convert::pool, ControllerEvent::Pools);
     watches.start("nodesubnets", convert::subnet, ControllerEvent::Subnets);
+    watches.start("noderoutes", convert::routes, ControllerEvent::Routes);
     watches.start("ipamblocks", convert::block, ControllerEvent::Blocks);
     watches.start("ipclaims", convert::claim, ControllerEvent::Claims);
     watches.tasks

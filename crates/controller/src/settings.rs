@@ -24,6 +24,8 @@ pub struct ControllerSettings {
     pub leak_grace: Duration,
     /// Whether pods are evicted for which their node has no address
     pub evicts_unserved: bool,
+    /// Whether the controller writes NodeRoutes
+    pub publishes_routes: bool,
 }
 
 impl Default for ControllerSettings {
@@ -37,6 +39,7 @@ impl Default for ControllerSettings {
             default_pool_cidrs: Vec::new(),
             leak_grace: Duration::from_secs(300),
             evicts_unserved: false,
+            publishes_routes: false,
         }
     }
 }

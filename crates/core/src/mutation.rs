@@ -203,6 +203,10 @@ mutations! {
 
     /// A node stays marked as exhausted for ever.
     ExhaustionNotLifted,
+    /// The NodeRoutes of a node are never changed or deleted.
+    RoutesNotWithdrawn,
+    /// A block is deleted although the NodeRoutes of its node still lists it.
+    RoutedBlockFreed,
     /// Other taints of a node are lost when the node is marked as exhausted.
     OthersTaintsDropped,
     /// A node counts as exhausted although a pool can allocate a further range to it.

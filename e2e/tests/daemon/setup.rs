@@ -132,7 +132,7 @@ async fn crds_that_lack_a_field_are_reported_and_writes_are_retried_ever_less() 
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 
 /// All permissions of the controller, and a resource for which it must have none.
-const MAY: [(&str, &str, &str, &[&str]); 14] = [
+const MAY: [(&str, &str, &str, &[&str]); 15] = [
     ("", "nodes", "", &["get", "list", "watch", "patch"]),
     ("", "nodes/status", "", &["patch"]),
     ("", "pods", "", &["list", "watch"]),
@@ -147,6 +147,12 @@ const MAY: [(&str, &str, &str, &[&str]); 14] = [
     (
         "cadastre.dev",
         "nodesubnets",
+        "",
+        &["get", "list", "watch", "create", "patch", "delete"],
+    ),
+    (
+        "cadastre.dev",
+        "noderoutes",
         "",
         &["get", "list", "watch", "create", "patch", "delete"],
     ),
@@ -178,7 +184,7 @@ const MAY: [(&str, &str, &str, &[&str]); 14] = [
 async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
     let audit = Audit::of(&[ACCOUNT]).unwrap();
     let (cluster, hand) = cluster(Some(&audit)).await;
-    let mut daemon = start_controller(&cluster, ACCOUNT, &[]).unwrap();
+    let mut daemon = start_controller(&cluster, ACCOUNT, &["--publish-routes"]).unwrap();
     log_says(&mut daemon, "Lease refused").await;
     log_says(&mut daemon, "check the Role ").await;
 
@@ -270,6 +276,7 @@ async fn the_permissions_in_config_are_enough_and_no_more_than_listed() {
         "get ipclaims",
         "get ippools",
         "get nodesubnets",
+        "get noderoutes",
     ];
     let needless = idle.iter().filter(|it| !after_doubt.contains(&it.as_str()));
     assert_eq!(needless.count(), 0, "listed, but not used: {idle:?}");

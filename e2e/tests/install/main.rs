@@ -147,6 +147,7 @@ async fn story(cluster: &Cluster) {
     let readme = docs::command("../README.md", "helm install");
     assert_eq!(readme, docs::command("install.md", "helm install"));
     let install = async || cluster.helm("install.md", "helm install", &[]).await;
+    let begun = std::time::Instant::now();
     let installed = install().await;
     assert!(installed.contains("in mode blocks"), "{installed}");
     for node in cluster.nodes() {
@@ -156,6 +157,11 @@ async fn story(cluster: &Cluster) {
     let first = workload::running(api, "first", 8, RANGE).await;
     let on: std::collections::BTreeSet<&String> = first.iter().map(|it| &it.node).collect();
     assert_eq!(on.len(), 2, "both nodes have pods: {first:?}");
+    cluster.all_reach_each_other(&first).await;
+    let seconds = begun.elapsed().as_secs_f64();
+    say(&format!(
+        "pods of both nodes reach each other {seconds:.1} s after the command was given"
+    ));
 
     for (node, mib) in cluster.memory().await {
         say(&format!("the agent of {node} uses {mib:.0} MiB"));

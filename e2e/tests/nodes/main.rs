@@ -27,6 +27,7 @@ mod harness;
 mod machines;
 mod masquerade;
 mod pods;
+mod routes;
 mod shortage;
 
 use std::process::ExitCode;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         deletions::a_chain_that_lacks_a_plugin_then_never_or_three_times,
         shortage::exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one,
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
+        routes::pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
         harness::a_killed_harness_leaves_nothing,
     ];
@@ -138,7 +140,7 @@ impl Stage {
         let roles = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
         let apply = site.cluster().kubectl(&["apply", "-f", roles]).await;
         apply.unwrap();
-        let flags = ["--leak-grace", "2"];
+        let flags = ["--leak-grace", "2", "--publish-routes"];
         let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
         controller.wait_ready(LIMIT).await.unwrap();
         let api = site.fixtures().await.unwrap();

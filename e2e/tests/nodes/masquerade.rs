@@ -17,7 +17,7 @@ const FLAGS: &[&str] = &["--masquerade=true"];
 
 /// A command that starts a server in the background. The server answers each connection with the kernel's table of TCP
 /// connections.
-const SERVER: &str =
+pub(crate) const SERVER: &str =
     "busybox nc -ll -p 8080 -e /bin/cat /proc/net/tcp /proc/net/tcp6 >/dev/null 2>&1 </dev/null &";
 
 pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(stage: &Stage) {
@@ -95,7 +95,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
 }
 
 /// Creates a pool with small blocks of both families.
-async fn block_pool(stage: &Stage, name: &str, net: &str) {
+pub(crate) async fn block_pool(stage: &Stage, name: &str, net: &str) {
     let v6 = format!("fd00:{}::", net.replace('.', ":"));
     let spec = json!({
         "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
@@ -129,7 +129,12 @@ fn machine(of: &Machine) -> Vec<IpAddr> {
 
 /// Asserts that the servers at the addresses `to` see connections from the pod `from` as coming from an address of
 /// `as_whom`. `machine` is the pod's machine.
-async fn assert_sees(machine: &Machine, from: &Running, to: &[IpAddr], as_whom: &[IpAddr]) {
+pub(crate) async fn assert_sees(
+    machine: &Machine,
+    from: &Running,
+    to: &[IpAddr],
+    as_whom: &[IpAddr],
+) {
     for to in to {
         let family = |it: &&IpAddr| it.is_ipv4() == to.is_ipv4();
         let wanted = *as_whom.iter().find(family).unwrap();

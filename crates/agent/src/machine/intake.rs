@@ -60,6 +60,7 @@ impl AgentMachine {
                     masquerade.ends(trouble);
                 }
             }
+            AgentEvent::Routes(report) => self.routes = report,
         }
     }
 

@@ -13,6 +13,7 @@ use crate::leaks::{LeakReason, LeakedAttachment, Reasons};
 use crate::namespaces::Namespace;
 use crate::pods::Pod;
 use crate::publish::WriteOutcome;
+use crate::routes::RoutesReport;
 use crate::seen::{AddressesSeen, SubnetSeen};
 use crate::shared::WatchState;
 use cadastre_api::{AddressRequest, NodeAddressesSpec, NodeSubnetStatus};
@@ -55,6 +56,8 @@ pub enum AgentEvent {
     Files(FilesReported),
     /// The outcome of [`AgentEffect::Masquerade`]: the error, or `None` if there was no error
     Masqueraded(Option<String>),
+    /// The state of the routes to the pods of other nodes has changed
+    Routes(RoutesReport),
 }
 
 /// What the servers on the node's sockets have recorded while they handled requests. The main loop reads this state

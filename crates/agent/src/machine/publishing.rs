@@ -16,9 +16,10 @@ use crate::conflicts;
 use crate::demand::wanted;
 use crate::files::others::PodNetworkOwner;
 use crate::publish::{PublishStep, WriteOutcome};
+use crate::routes::RoutesReport;
 use crate::served;
 use crate::status::status;
-use cadastre_api::NodeAddressesSpec;
+use cadastre_api::{NodeAddressesSpec, ROUTES_READY};
 use cadastre_core::Addr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::Now;
@@ -110,6 +111,13 @@ impl AgentMachine {
         }
     }
 
+    /// Returns whether new pods of the node use Cadastre's network; `None` until that is known.
+    pub(crate) fn serves_pods(&self) -> Option<bool> {
+        let reported = self.files.reported.as_ref()?;
+        let is_left = matches!(reported.network_owner, Some(PodNetworkOwner::Left(_)));
+        Some(!is_left)
+    }
+
     pub(super) fn publish_all(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
         self.publish(now, effects);
         self.write_list(now, effects);
@@ -132,6 +140,10 @@ impl AgentMachine {
         wanted_status.conditions.extend(condition);
         let conflict = conflicts::condition(snapshot, is);
         wanted_status.conditions.extend(conflict);
+        wanted_status.conditions.extend(self.routes.condition());
+        // An earlier agent process may have added routes and have set the condition.
+        let unwanted = (self.routes == RoutesReport::Off).then_some(ROUTES_READY);
+        self.publisher.set_unwanted(unwanted);
         let pods = &self.watched.pods;
         let waits = |uid: &str| pods.by_uid(uid).is_some_and(|pod| !pod.finished);
         let requests = self.serving.address_requests.iter();
@@ -145,8 +157,9 @@ impl AgentMachine {
             PublishStep::At(at) => self.publish_at = Some(at),
             PublishStep::Write { version, urgent } => {
                 let is = self.publisher.conditions();
-                let conditions = conditions::merged(is, &wanted_status.conditions, wall(now));
-                wanted_status.conditions = conditions;
+                let mut all = conditions::merged(is, &wanted_status.conditions, wall(now));
+                all.retain(|it| Some(it.type_.as_str()) != unwanted);
+                wanted_status.conditions = all;
                 let status = Box::new(wanted_status);
                 effects.push(AgentEffect::WriteStatus {
                     version,

@@ -12,7 +12,7 @@ use super::intents::SeenVersions;
 use super::names::{NodeName, ObjectUid};
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use super::objects::{
-    AddressRequest, AgentReport, Block, Claim, Node, Object, Pool, ServiceRange, Subnet,
+    AddressRequest, AgentReport, Block, Claim, Node, Object, Pool, Routes, ServiceRange, Subnet,
 };
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
@@ -27,6 +27,8 @@ pub struct ClusterCache {
     pub pools: ObjectCache<Pool>,
     /// NodeSubnets: the ranges of each node, and the report of its agent
     pub subnets: ObjectCache<Subnet>,
+    /// NodeRoutes: the routes of each node. Nothing is allocated by them, so the controller does not wait for their list
+    pub routes: ObjectCache<Routes>,
     /// IPAMBlocks: range, pool and owner of each block
     pub blocks: ObjectCache<Block>,
     /// IPClaims: spec, and the addresses in the status
@@ -76,6 +78,7 @@ impl ClusterCache {
         match kind {
             ObjectKind::Node => about(&self.nodes, name),
             ObjectKind::Subnet => about(&self.subnets, name),
+            ObjectKind::Routes => about(&self.routes, name),
             ObjectKind::Block => about(&self.blocks, name),
             ObjectKind::Pool => about(&self.pools, name),
             ObjectKind::Claim => about(&self.claims, name),

@@ -11,8 +11,8 @@ use super::agent_report;
 use super::names::{NodeName, ObjectUid, PoolName};
 use super::objects::{
     AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, IpamClaim,
-    MachineIdentity, Node, NodeTaint, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, ServiceRange,
-    Sticky, Subnet, Text, VirtualMachine,
+    MachineIdentity, Node, NodeTaint, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, Routes,
+    ServiceRange, Sticky, Subnet, Text, VirtualMachine,
 };
 use super::request::NewClaim;
 use cadastre_api::ipam_claim;
@@ -21,8 +21,9 @@ use cadastre_api::{
     AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, EXHAUSTED_CONDITION,
     EXHAUSTED_TAINT, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite,
     IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate, MIGRATION_READY_ANNOTATION,
-    MIRROR_ANNOTATION, NodeLite, NodePool, NodeSubnetLite, NodeSubnetSpec, OwnerKind,
-    POOLS_ANNOTATION, PodLite, PodLiteSpec, QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
+    MIRROR_ANNOTATION, NodeAddressLite, NodeLite, NodePool, NodeRoutesLite, NodeSubnetLite,
+    NodeSubnetSpec, OwnerKind, POOLS_ANNOTATION, PodLite, PodLiteSpec, QuarantinedNode, Requests,
+    TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -69,9 +70,7 @@ pub fn node(node: NodeLite) -> Node {
         deleting: meta.deletion_timestamp.is_some(),
         pod_cidrs: pod_cidrs.into(),
         unreadable: unreadable.into(),
-        addresses: status
-            .addresses
-            .unwrap_or_default()
+        addresses: internal_first(status.addresses.unwrap_or_default())
             .iter()
             .filter(|address| own(&address.type_))
             .filter_map(|address| addr(&address.address))
@@ -323,6 +322,23 @@ fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str
     match fields.get_mut(name) {
         Some(Value::Array(entries)) => entries.retain(|entry| T::deserialize(entry).is_ok()),
         _ => _ = fields.remove(name),
+    }
+}
+
+/// Sorts the addresses of a Node: other nodes send packets for its pods to the first address of the same family.
+fn internal_first(mut addresses: Vec<NodeAddressLite>) -> Vec<NodeAddressLite> {
+    addresses.sort_by_key(|it| it.type_ != "InternalIP");
+    addresses
+}
+
+/// Converts a NodeRoutes. If the spec is invalid, the result has no routes, so that the controller replaces it.
+pub fn routes(routes: NodeRoutesLite) -> Routes {
+    let meta = routes.metadata;
+    Routes {
+        name: meta.name.unwrap_or_default().into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        spec: read(routes.spec).unwrap_or_default(),
     }
 }
 

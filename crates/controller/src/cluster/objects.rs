@@ -11,8 +11,8 @@ use jiff::Timestamp;
 
 use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{
-    CLAIM_FINALIZER, EXHAUSTED_TAINT, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec,
-    ParentBlock, Requests,
+    CLAIM_FINALIZER, EXHAUSTED_TAINT, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeRoutesSpec,
+    NodeSubnetSpec, ParentBlock, Requests,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -41,7 +41,20 @@ macro_rules! object {
         }
     )*};
 }
-object!(Node: NodeName, Subnet: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
+object!(Node: NodeName, Subnet: NodeName, Routes: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
+
+/// A NodeRoutes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routes {
+    /// `metadata.name`: the node's name
+    pub name: NodeName,
+    /// `metadata.uid`
+    pub uid: ObjectUid,
+    /// `metadata.resourceVersion`
+    pub version: u64,
+    /// `spec`; empty if it is invalid
+    pub spec: NodeRoutesSpec,
+}
 
 /// The fields of a Node that decisions need.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +78,7 @@ pub struct Node {
     pub pod_cidrs: Box<[Cidr]>,
     /// Entries of `spec.podCIDRs` that are not CIDRs
     pub unreadable: Box<[Text]>,
-    /// InternalIP and ExternalIP entries of `status.addresses`
+    /// InternalIP entries of `status.addresses`, then the ExternalIP entries
     pub addresses: Box<[Addr]>,
     /// Identity of the machine, which stays the same if the Node object is deleted and created again
     pub machine: MachineIdentity,

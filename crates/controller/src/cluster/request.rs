@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::names::{ClaimName, NodeName, ObjectUid, TermId};
 use super::objects::{
-    Block, BlockSpec, Claim, IpamClaim, Node, NodeTaint, Object, Pod, Pool, Subnet,
+    Block, BlockSpec, Claim, IpamClaim, Node, NodeTaint, Object, Pod, Pool, Routes, Subnet,
     SubnetCondition, Text,
 };
 use cadastre_api::ipam_claim::{IPAM_CLAIM_API_VERSION, IPAM_CLAIM_KIND};
 use cadastre_api::{
-    IPAMClaimIps, IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeSubnetSpec,
+    IPAMClaimIps, IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeRoutesSpec,
+    NodeSubnetSpec,
 };
 use cadastre_core::Cidr;
 
@@ -26,6 +27,7 @@ pub struct RequestId(pub u64);
 pub enum ObjectKind {
     Node,
     Subnet,
+    Routes,
     Block,
     Pool,
     Claim,
@@ -34,9 +36,10 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds that the controller writes.
-    pub const ALL: [ObjectKind; 5] = [
+    pub const ALL: [ObjectKind; 6] = [
         ObjectKind::Node,
         ObjectKind::Subnet,
+        ObjectKind::Routes,
         ObjectKind::Block,
         ObjectKind::Pool,
         ObjectKind::Claim,
@@ -47,6 +50,7 @@ impl ObjectKind {
         match self {
             ObjectKind::Node => "Node",
             ObjectKind::Subnet => "NodeSubnet",
+            ObjectKind::Routes => "NodeRoutes",
             ObjectKind::Block => "IPAMBlock",
             ObjectKind::Pool => "IPPool",
             ObjectKind::Claim => "IPClaim",
@@ -115,6 +119,7 @@ pub enum ApiRequest {
 #[expect(missing_docs, reason = "named for what they are")]
 pub enum ObjectSpec {
     Subnet(NodeSubnetSpec),
+    Routes(NodeRoutesSpec),
     Block(BlockSpec),
     Pool(Box<IPPoolSpec>),
     Claim(Box<NewClaim>),
@@ -170,6 +175,7 @@ impl ObjectSpec {
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectSpec::Subnet(_) => ObjectKind::Subnet,
+            ObjectSpec::Routes(_) => ObjectKind::Routes,
             ObjectSpec::Block(_) => ObjectKind::Block,
             ObjectSpec::Pool(_) => ObjectKind::Pool,
             ObjectSpec::Claim(_) => ObjectKind::Claim,
@@ -328,6 +334,8 @@ pub enum RequestOutcome {
     Node(Node),
     /// The NodeSubnet after the request.
     Subnet(Subnet),
+    /// The NodeRoutes after the request.
+    Routes(Routes),
     /// The pool after the request.
     Pool(Pool),
     /// All nodes, as the answer to a list.

@@ -29,7 +29,9 @@ use super::request::{
 };
 use crate::bootstrap::KUBEADM;
 use cadastre_api::ipam_claim::IPAM_CLAIM_API_VERSION;
-use cadastre_api::{FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeSubnet, PodLite, VERSION};
+use cadastre_api::{
+    FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeRoutes, NodeSubnet, PodLite, VERSION,
+};
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
@@ -127,7 +129,14 @@ impl Writer {
             ApiRequest::Replace(known, spec) => {
                 let kind = spec.kind();
                 let mut object = object(&known.name, spec).map_err(Error::SerdeError)?;
-                let patch = spec_patch(&known, &object["spec"].take());
+                let mut patch = spec_patch(&known, &object["spec"].take());
+                if let (ObjectKind::Routes, Some(patch)) = (kind, patch.as_array_mut()) {
+                    // Without them the API server keeps no managed fields. Every node receives every NodeRoutes, and
+                    // half of it would be managed fields.
+                    let none =
+                        json!({"op": "add", "path": "/metadata/managedFields", "value": [{}]});
+                    patch.push(none);
+                }
                 self.patch(kind, &known.name, patch).await
             }
             ApiRequest::Delete(kind, known) => {
@@ -208,6 +217,8 @@ impl Writer {
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
             ObjectKind::Claim => listed(self.all(convert::claim).await, RequestOutcome::Claims),
+            // No loop asks for this list: the watch delivers all NodeRoutes.
+            ObjectKind::Routes => listed(self.all(convert::routes).await, |_| RequestOutcome::Gone),
             ObjectKind::Pod => listed(self.all(convert::pod).await, RequestOutcome::Pods),
         }
     }
@@ -255,6 +266,9 @@ impl Writer {
             ObjectKind::Node => RequestOutcome::Node(convert::node(client.request(request).await?)),
             ObjectKind::Subnet => {
                 RequestOutcome::Subnet(convert::subnet(client.request(request).await?))
+            }
+            ObjectKind::Routes => {
+                RequestOutcome::Routes(convert::routes(client.request(request).await?))
             }
             ObjectKind::Block => {
                 RequestOutcome::Block(convert::block(client.request(request).await?))
@@ -310,6 +324,7 @@ fn collection(kind: ObjectKind) -> String {
         ObjectKind::Node => return "/api/v1/nodes".to_owned(),
         ObjectKind::Pod => return "/api/v1/pods".to_owned(),
         ObjectKind::Subnet => "nodesubnets",
+        ObjectKind::Routes => "noderoutes",
         ObjectKind::Block => "ipamblocks",
         ObjectKind::Pool => "ippools",
         ObjectKind::Claim => "ipclaims",
@@ -344,6 +359,7 @@ fn ipam_claim_path(name: &str) -> String {
 fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     match spec {
         ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
+        ObjectSpec::Routes(spec) => serde_json::to_value(NodeRoutes::new(name, spec)),
         ObjectSpec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
         ObjectSpec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
         ObjectSpec::Claim(new) => serde_json::to_value(convert::claim_object(name, *new)),

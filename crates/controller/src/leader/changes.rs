@@ -9,7 +9,7 @@ use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{Block, Claim, MachineIdentity, Node, Owner};
+use crate::cluster::objects::{Block, Claim, MachineIdentity, Node, Owner, Routes};
 use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
 use crate::report::{
@@ -62,10 +62,36 @@ impl Leader {
         }
         self.look_at_claims_in_blocks_of(name, cache);
         self.loops.exhaustion.queue.add(name.clone());
+        self.loops.routes.queue.add(name.clone());
         self.loops.demand.subnet_changed();
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
             self.loops.pools.mark();
+        }
+    }
+
+    /// Queues the node whose NodeRoutes has changed, and the blocks that it does not list any more.
+    pub(crate) fn routes_changed(&mut self, delta: &ObjectUpdate<Routes>) {
+        let (before, after) = (delta.before.as_deref(), delta.after.as_deref());
+        if let Some(routes) = after.or(before) {
+            self.loops.routes.queue.add(routes.name.clone());
+        }
+        let listed = |routes: Option<&Routes>| -> BTreeSet<String> {
+            let spec = routes.map(|it| it.spec.destinations.iter().cloned().collect());
+            spec.unwrap_or_default()
+        };
+        let after = listed(after);
+        for range in listed(before).difference(&after) {
+            if let Ok(range) = Cidr::parse_strict(range) {
+                self.look_at_blocks(vec![range]);
+            }
+        }
+    }
+
+    /// Queues all nodes, because their NodeRoutes are known now.
+    pub(crate) fn routes_listed(&mut self, cache: &ClusterCache) {
+        if cache.routes.is_listed() {
+            self.loops.routes.requeue_all(cache);
         }
     }
 
@@ -256,6 +282,7 @@ impl Leader {
         self.reevaluate_for(before, after);
         let Some(node) = after else { return };
         self.loops.exhaustion.queue.add(node.name.clone());
+        self.loops.routes.queue.add(node.name.clone());
         let before = before.filter(|b| same(b, node));
         if before.is_none() && !self.allocations.in_agent_grace {
             for cidr in self.allocations.return_blocks(node, now) {
@@ -304,6 +331,7 @@ impl Leader {
         self.loops.podcidrs.gone(node);
         self.allocations.intents.settled(&node.uid);
         self.loops.demand.gone(node);
+        self.loops.routes.queue.add(node.name.clone());
         self.loops.exhaustion.queue.add(node.name.clone());
         self.freed |= !self.allocations.unadopted.remove(&node.name).is_empty();
         self.loops.subnets.gone(node);

@@ -20,6 +20,7 @@ use crate::podcidr::PodCidrs;
 use crate::pool::PoolLoop;
 use crate::quarantine::Quarantine;
 use crate::reconcile::Loop;
+use crate::routes::RouteLoop;
 use crate::settings::ControllerSettings;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
@@ -113,5 +114,6 @@ loops! {
     "pod_claim" pod_claims: PodClaimLoop = PodClaimLoop::default(),
     "exhaustion" exhaustion: Exhaustion = Exhaustion::new(settings.evicts_unserved),
     "ipam_claim" ipam_claims: IpamClaimLoop = IpamClaimLoop::default(),
+    "routes" routes: RouteLoop = RouteLoop::new(settings.publishes_routes),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -124,6 +124,7 @@ impl Leader {
             (ObjectCall::SetSubnetConditions(name), _) => {
                 (node(name)?, "the conditions of its NodeSubnet".to_owned())
             }
+            (ObjectCall::WriteRoutes(name), _) => (node(name)?, "its NodeRoutes".to_owned()),
             (ObjectCall::SetTaints(name), _) => (node(name)?, "the taints of this node".to_owned()),
             (ObjectCall::EvictPod(_), Purpose::Evict { name, .. }) => {
                 let what = "the eviction of a pod for which this node has no address".to_owned();

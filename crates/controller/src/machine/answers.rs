@@ -6,7 +6,7 @@ use std::borrow::Borrow;
 use super::{CachedKind, Controller, Pending};
 use crate::Now;
 use crate::cluster::object_cache::{CacheMark, ListOutcome};
-use crate::cluster::objects::{Block, Claim, Node, Pool, Subnet};
+use crate::cluster::objects::{Block, Claim, Node, Pool, Routes, Subnet};
 use crate::cluster::request::{KnownObject, ObjectKind, Rejection, RequestId, RequestOutcome};
 use crate::reconcile::RequestAnswer;
 use cadastre_core::mutation::Mutation;
@@ -40,6 +40,7 @@ impl Controller {
         match outcome {
             RequestOutcome::Node(node) => self.shown(node, sent, now),
             RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
+            RequestOutcome::Routes(routes) => self.shown(routes, sent, now),
             RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
             RequestOutcome::Claim(claim) => self.shown(claim, sent, now),
             // The answer to a creation does not enter the cache, because an older block may overlap the new one. Only
@@ -59,6 +60,7 @@ impl Controller {
                 match &pending.known {
                     Some((ObjectKind::Node, known)) => self.missing::<Node>(known, now),
                     Some((ObjectKind::Subnet, known)) => self.missing::<Subnet>(known, now),
+                    Some((ObjectKind::Routes, known)) => self.missing::<Routes>(known, now),
                     Some((ObjectKind::Block, known)) => self.missing::<Block>(known, now),
                     Some((ObjectKind::Pool, known)) => self.missing::<Pool>(known, now),
                     Some((ObjectKind::Claim, known)) => self.missing::<Claim>(known, now),

@@ -24,6 +24,7 @@ mod claims;
 mod node;
 mod podcidrs;
 mod pods;
+mod routes;
 mod seen;
 mod status;
 mod takeover;
@@ -52,6 +53,7 @@ async fn main() -> Result<()> {
         }
         "claim-adds" => claim_adds::run().await,
         "pods" => pods::run(count).await,
+        "routes" => routes::run(count).await,
         "takeover" => takeover::run(count).await,
         "status" => status::run(count).await,
         "node" => node::run().await,
@@ -66,13 +68,15 @@ async fn main() -> Result<()> {
             say("")?;
             pods::run(count).await?;
             say("")?;
+            routes::run(count).await?;
+            say("")?;
             takeover::run(count).await?;
             say("")?;
             status::run(count).await
         }
         other => {
             bail!(
-                "{other}: what to measure is one of podcidrs, blocks, claims, claim-adds, pods, takeover, status, all, node"
+                "{other}: what to measure is one of podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status, all, node"
             )
         }
     }
@@ -119,10 +123,11 @@ fn mib(bytes: u64) -> f64 {
 }
 
 /// The paths of the LIST requests that a controller sends when it starts.
-const LISTS: [&str; 7] = [
+const LISTS: [&str; 8] = [
     "/api/v1/nodes",
     "/api/v1/pods",
     "/apis/cadastre.dev/v1alpha1/nodesubnets",
+    "/apis/cadastre.dev/v1alpha1/noderoutes",
     "/apis/cadastre.dev/v1alpha1/ippools",
     "/apis/cadastre.dev/v1alpha1/ipamblocks",
     "/apis/cadastre.dev/v1alpha1/ipclaims",

@@ -3,6 +3,8 @@
 use super::*;
 use crate::addresses::ListOutcome;
 use crate::publish::WriteOutcome;
+use crate::routes::RoutesReport;
+use cadastre_api::{NodeSubnetStatus, ROUTES_READY};
 
 fn failed() -> AgentEvent {
     AgentEvent::Written(WriteOutcome::Failed)
@@ -171,4 +173,47 @@ fn o15_nothing_is_masqueraded_before_the_network_of_the_pods_is_known() {
         !published.contains(&"masquerade") && published.contains(&"ready"),
         "{published:?}"
     );
+}
+
+/// Reports that the status among these effects was stored. Returns the status, and whether its write was urgent.
+fn stored(bench: &mut Bench, effects: Vec<AgentEffect>) -> Option<(NodeSubnetStatus, bool)> {
+    let mut written = effects.into_iter().filter_map(|it| match it {
+        AgentEffect::WriteStatus { status, urgent, .. } => Some((status, urgent)),
+        _ => None,
+    });
+    let (status, urgent) = written.next()?;
+    let version = (bench.now.since_boot.as_millis()).to_string();
+    bench.on(AgentEvent::Written(WriteOutcome::Done {
+        version,
+        status: status.clone(),
+        cut: None,
+    }));
+    Some((*status, urgent))
+}
+
+#[test]
+fn the_condition_about_routes_is_written_at_once_and_ends_with_the_routes() {
+    let mut bench = Bench::seen(blocks(&[A]));
+    let mut after = |report: Option<RoutesReport>, pause: Duration| {
+        if let Some(report) = report {
+            bench.on(AgentEvent::Routes(report));
+        }
+        bench.pass(pause);
+        let effects = bench.run();
+        let (status, urgent) = stored(&mut bench, effects)?;
+        let mut conditions = status.conditions.into_iter();
+        let routes = conditions.find(|it| it.type_ == ROUTES_READY);
+        Some((routes.map(|it| (it.status, it.message)), urgent))
+    };
+    let off_link = |text: &str| Some(RoutesReport::NotOnLink(text.to_owned()));
+    let says = |text: &str| Some(("False".to_owned(), text.to_owned()));
+    assert_eq!(after(None, 40 * SECOND), Some((None, false)));
+    assert_eq!(after(Some(RoutesReport::Pending), SECOND), None);
+    assert_eq!(after(off_link("a"), SECOND), Some((says("a"), true)));
+    assert_eq!(after(off_link("b"), SECOND), None, "only the text differs");
+    assert_eq!(after(None, 40 * SECOND), Some((says("b"), false)));
+    assert_eq!(after(Some(RoutesReport::Pending), 40 * SECOND), None);
+    let off = Some(RoutesReport::Off);
+    assert_eq!(after(off, 40 * SECOND), Some((None, false)));
+    assert_eq!(after(None, 40 * SECOND), None);
 }

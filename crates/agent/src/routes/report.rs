@@ -1,0 +1,114 @@
+//! The condition `RoutesReady` of the NodeSubnet. The condition reports whether this node can reach the pods of all
+//! other nodes by direct routes, and its message says what to do if not.
+//!
+//! # Guarantees
+//! - The text does not depend on how many routes there are, so a change of another node's ranges causes no write.
+
+use cadastre_api::ROUTES_READY;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The maximum number of nodes that a message names.
+const MOST_NAMES: usize = 5;
+
+/// What the agent reports about the routes to the pods of other nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RoutesReport {
+    /// The agent adds no routes, so there is no condition
+    #[default]
+    Off,
+    /// It is not known yet whether there are routes, so a condition stays as it is
+    Pending,
+    /// The API server has not listed the NodeRoutes
+    NotListed,
+    /// Another network serves the pods of this node, so there are no routes
+    LeftToOthers,
+    /// The kernel has all routes
+    Installed,
+    /// The text says why some routes are missing: nodes are not on this node's link
+    NotOnLink(String),
+    /// The text says why some routes are missing
+    Failed(String),
+}
+
+impl RoutesReport {
+    /// Returns the condition to set; [`merged`](super::super::conditions::merged) sets its timestamp. Returns `None` if
+    /// there should be none, or if an existing condition should stay as it is.
+    pub(crate) fn condition(&self) -> Option<Condition> {
+        let (status, reason, message) = match self {
+            Self::Off | Self::Pending => return None,
+            Self::NotListed => (
+                "Unknown",
+                "NotListed",
+                "the API server has not listed the NodeRoutes, so routes to the pods of other nodes stay as they are. See that the CRD of NodeRoutes exists (cadastre crd | kubectl apply --server-side -f -), that the controller runs with --publish-routes, and that the agent's ClusterRole allows to list and watch noderoutes",
+            ),
+            Self::LeftToOthers => (
+                "False",
+                "LeftToOthers",
+                "another network serves the pods of this node (see the condition ServedByOthers), so this agent has no routes",
+            ),
+            Self::Installed => (
+                "True",
+                "Installed",
+                "this node has a route to the pods of each other node",
+            ),
+            Self::NotOnLink(text) => ("False", "NotOnLink", text.as_str()),
+            Self::Failed(text) => ("False", "RoutesFailed", text.as_str()),
+        };
+        Some(Condition {
+            type_: ROUTES_READY.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        })
+    }
+}
+
+/// Returns the text about nodes that are not on this node's link.
+pub(super) fn not_on_link<'a>(names: impl ExactSizeIterator<Item = &'a String>) -> String {
+    let count = names.len();
+    let named: Vec<&str> = names.take(MOST_NAMES).map(String::as_str).collect();
+    let more = match count.saturating_sub(MOST_NAMES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let (are, pods) = match count {
+        1 => ("node is", "its"),
+        _ => ("nodes are", "their"),
+    };
+    format!(
+        "{count} {are} not on this node's link, so {pods} pods cannot be reached by direct routes: {}{more}. Connect the nodes by one link, or use another dataplane with --routes=none (docs/routes.md)",
+        named.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_few_nodes() {
+        let names = |count: usize| (0..count).map(|n| format!("n{n}")).collect::<Vec<_>>();
+        let text = |count| not_on_link(names(count).iter());
+        assert!(text(1).starts_with("1 node is not on this node's link, so its pods"));
+        assert!(text(1).contains("routes: n0. Connect"));
+        assert!(text(5).contains(": n0, n1, n2, n3, n4. Connect"));
+        assert!(text(7).starts_with("7 nodes are not") && text(7).contains("n3, n4 and 2 more. "));
+    }
+
+    #[test]
+    fn the_condition_exists_only_with_routes() {
+        assert_eq!(RoutesReport::Off.condition(), None);
+        assert_eq!(RoutesReport::Pending.condition(), None);
+        let of = |report: RoutesReport| {
+            let condition = report.condition().unwrap();
+            (condition.status, condition.reason)
+        };
+        let pair = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+        assert_eq!(of(RoutesReport::Installed), pair("True", "Installed"));
+        assert_eq!(of(RoutesReport::NotListed), pair("Unknown", "NotListed"));
+        let failed = RoutesReport::Failed("x".to_owned());
+        assert_eq!(of(failed), pair("False", "RoutesFailed"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Decides which routes the kernel should have, and which changes lead there.
+//!
+//! # Guarantees
+//! - No route covers the address of a node, so no route cuts off a node.
+//! - The changes first add and replace routes, and then delete routes. So an address that had a route and keeps one is
+//!   reached at every moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::known::NodeRoutesSeen;
+use cadastre_core::{Addr, Cidr, Family};
+
+/// The metric of routes to other nodes. Other programs use other metrics by default, so their routes of the same range
+/// stay beside those of the agent.
+pub(super) const METRIC: u32 = 202;
+/// The metric of routes which refuse packets. It is so high that any other route of the same prefix wins, such as that
+/// of a bridge with the node's pods.
+pub(super) const REFUSE_METRIC: u32 = 4_278_198_272;
+
+/// Ranges from which routes must not be made: the node itself, links, and groups of hosts use them.
+const NEVER: [&str; 8] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "224.0.0.0/4",
+    "255.255.255.255/32",
+    "::/127",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+/// What happens with packets to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouteTarget {
+    /// They are sent to this address, which must be on a link of this node
+    Via(Addr),
+    /// They are refused. The node's pods have routes of their own, so only packets to addresses that no pod has are
+    /// refused. Without this route, the default gateway or another node would send such packets back
+    Unreachable,
+}
+
+impl RouteTarget {
+    /// Returns the metric of the route.
+    pub(super) fn metric(self) -> u32 {
+        match self {
+            Self::Via(_) => METRIC,
+            Self::Unreachable => REFUSE_METRIC,
+        }
+    }
+}
+
+/// The routes that the kernel should have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct WantedRoutes {
+    pub routes: BTreeMap<Cidr, RouteTarget>,
+    /// The name of the node that has an address
+    pub nodes: BTreeMap<Addr, String>,
+}
+
+impl WantedRoutes {
+    /// Returns the routes to the pods of all nodes except `own`, and those that refuse packets to the ranges of `own`.
+    pub(super) fn new(objects: &BTreeMap<String, NodeRoutesSeen>, own: &str) -> Self {
+        let never: Vec<Cidr> = NEVER
+            .iter()
+            .filter_map(|it| Cidr::parse_strict(it).ok())
+            .collect();
+        let nodes = objects
+            .iter()
+            .flat_map(|(name, it)| it.via.iter().map(move |via| (*via, name)));
+        let nodes: BTreeMap<Addr, String> = nodes.map(|(via, name)| (via, name.clone())).collect();
+        let own_via: BTreeSet<Addr> = objects
+            .get(own)
+            .map_or(BTreeSet::new(), |it| it.via.iter().copied().collect());
+
+        let mut owners: BTreeMap<Cidr, (&String, &NodeRoutesSeen)> = BTreeMap::new();
+        for (name, object) in objects {
+            for cidr in &object.destinations {
+                let before = owners.entry(*cidr).or_insert((name, object));
+                if before.1.version < object.version {
+                    *before = (name, object);
+                }
+            }
+        }
+        let target = |name: &str, object: &NodeRoutesSeen, family: Family| {
+            if name == own {
+                return Some(RouteTarget::Unreachable);
+            }
+            let mut via = object.via.iter();
+            let via = via.find(|it| it.family == family)?;
+            (!own_via.contains(via)).then_some(RouteTarget::Via(*via))
+        };
+        let is_allowed = |cidr: &Cidr| {
+            let covers_node = nodes.range(cidr.first()..=cidr.last()).next().is_some();
+            !covers_node && !never.iter().any(|it| it.overlaps(cidr))
+        };
+        let routes = owners.into_iter().filter(|(cidr, _)| is_allowed(cidr));
+        let routes = routes.filter_map(|(cidr, (name, object))| {
+            Some((cidr, target(name, object, cidr.family())?))
+        });
+        Self {
+            routes: without_nested(routes),
+            nodes,
+        }
+    }
+}
+
+/// Leaves out ranges of the own node that lie in a larger range of the own node. The larger range refuses the same
+/// packets, and a bridge may have the larger range without a route for each pod.
+fn without_nested(
+    routes: impl Iterator<Item = (Cidr, RouteTarget)>,
+) -> BTreeMap<Cidr, RouteTarget> {
+    let mut kept = BTreeMap::new();
+    // The ranges that contain the current one, the smallest last. A range comes directly before those inside it.
+    let mut around: Vec<(Cidr, RouteTarget)> = Vec::new();
+    for (cidr, target) in routes {
+        while around.pop_if(|(outer, _)| !outer.contains(&cidr)).is_some() {}
+        let is_refused = around.last().map(|(_, target)| *target) == Some(RouteTarget::Unreachable);
+        if target != RouteTarget::Unreachable || !is_refused {
+            kept.insert(cidr, target);
+            around.push((cidr, target));
+        }
+    }
+    kept
+}
+
+/// The agent's routes that the kernel has, by range and metric. The target is `None` if the agent of this version adds
+/// no such route.
+pub(super) type PresentRoutes = BTreeMap<(Cidr, u32), Option<RouteTarget>>;
+
+/// A change of one route of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RouteChange {
+    /// Add a route where the agent has none
+    Add(Cidr, RouteTarget),
+    /// Replace the agent's route of the same range and metric
+    Replace(Cidr, RouteTarget),
+    /// Delete the agent's route of this range and metric
+    Delete(Cidr, u32),
+}
+
+/// Returns the changes that lead from the present to the wanted routes, in order.
+pub(super) fn changes(
+    wanted: &BTreeMap<Cidr, RouteTarget>,
+    present: &PresentRoutes,
+) -> Vec<RouteChange> {
+    let mut all = Vec::new();
+    for (cidr, target) in wanted {
+        match present.get(&(*cidr, target.metric())) {
+            None => all.push(RouteChange::Add(*cidr, *target)),
+            Some(is) if *is == Some(*target) => {}
+            Some(_) => all.push(RouteChange::Replace(*cidr, *target)),
+        }
+    }
+    for (cidr, metric) in present.keys() {
+        if wanted.get(cidr).map(|it| it.metric()) != Some(*metric) {
+            all.push(RouteChange::Delete(*cidr, *metric));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Tests of direct routes: the pods of different nodes reach each other by their own addresses, although nothing else
+//! routes packets between the machines.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::{Context as _, ensure};
+use cadastre_api::NodeRoutes;
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::node::{Machine, NodeSide};
+use kube::Api;
+
+use crate::masquerade::{SERVER, assert_sees, block_pool};
+use crate::pods::{self, Running};
+use crate::{AGENT, Stage, eventually};
+
+const FLAGS: &[&str] = &["--masquerade=true", "--routes=direct"];
+
+/// The protocol number of the routes that agents install.
+const PROTOCOL: &str = "202";
+
+pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go(
+    stage: &Stage,
+) {
+    let api = &stage.api;
+    let (mut east, east_pods) = node_with_pods(stage, "reast", "10.71", 4).await;
+    let (mut west, west_pods) = node_with_pods(stage, "rwest", "10.72", 4).await;
+    for to in [&west_pods[0], &west_pods[3]] {
+        serve(&west, to).await;
+        assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
+    }
+    serve(&east, &east_pods[1]).await;
+    let (from, to) = (&west_pods[1], &east_pods[1].addresses);
+    assert_sees(&west, from, to, &from.addresses).await;
+
+    // Routes of other protocols stay, even if they lead to ranges of pods.
+    let foreign = [
+        ("-4", "10.72.15.0/24", "172.31.0.254"),
+        ("-6", "fd00:10:72:ff::/80", "fd00:31::254"),
+    ];
+    for (family, to, via) in foreign {
+        let add = [
+            "ip", family, "route", "add", to, "via", via, "proto", "static",
+        ];
+        east.run(&add).await.unwrap();
+    }
+
+    // No packet is lost while the agent is killed, starts again, and blocks of the other node come and go.
+    let peer = west_pods[0].addresses.clone();
+    ping(&east, &east_pods[0], &peer).await;
+    east.agent().unwrap().kill().await.unwrap();
+    pods::create_many(api, "rwest", "rmore", 0..4, Some(west.name())).await;
+    let more = pods::running_of(api, "rwest", "rmore", 4).await;
+    east.start_agent().await.unwrap();
+    let to = more.last().unwrap();
+    serve(&west, to).await;
+    assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
+    pods::delete_many(api, "rmore", 0..4).await;
+    nothing_lost(&east, &east_pods[0], &peer).await;
+    routes_follow(api, &east, west.name()).await;
+
+    // What somebody deletes comes back.
+    for family in ["-4", "-6"] {
+        let flush = ["ip", family, "route", "flush", "proto", PROTOCOL];
+        east.run(&flush).await.unwrap();
+    }
+    routes_follow(api, &east, west.name()).await;
+
+    // A node that is not on the link is named. The routes to the other nodes stay.
+    api.node("reast", "r-far").await.unwrap();
+    api.subnet_until(
+        east.name(),
+        "it names the node that is not on the link",
+        |it| {
+            let mut conditions = it.status.iter().flat_map(|it| &it.conditions);
+            conditions.any(|it| {
+                it.type_ == "RoutesReady"
+                    && it.reason == "NotOnLink"
+                    && it.message.contains("r-far")
+            })
+        },
+    )
+    .await
+    .unwrap();
+    routes_follow(api, &east, west.name()).await;
+    api.delete_node("r-far").await.unwrap();
+    api.subnet_until(east.name(), "all routes are installed", |it| {
+        let mut conditions = it.status.iter().flat_map(|it| &it.conditions);
+        conditions.any(|it| it.type_ == "RoutesReady" && it.status == "True")
+    })
+    .await
+    .unwrap();
+
+    // Without the node there are no routes to it.
+    west.power_off().await.unwrap();
+    api.delete_node(west.name()).await.unwrap();
+    eventually("no route leads to a node that is gone", async || {
+        let routes = installed(&east).await?;
+        let own = |it: &&String| it.starts_with("unreachable ");
+        ensure!(routes.iter().all(|it| own(&it)), "{routes:?}");
+        Ok(Some(()))
+    })
+    .await;
+    for (family, to, _) in foreign {
+        let left = east
+            .run(&["ip", family, "route", "show", to])
+            .await
+            .unwrap();
+        assert!(left.contains("proto static"), "{to}: {left:?}");
+    }
+}
+
+/// Creates a group's pool, starts a machine whose agent installs routes, and creates `count` pods on the machine.
+async fn node_with_pods(
+    stage: &Stage,
+    group: &str,
+    net: &str,
+    count: usize,
+) -> (Machine, Vec<Running>) {
+    block_pool(stage, group, net).await;
+    let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
+    let machine = stage.machine(group, side).await;
+    pods::ready(&stage.api, machine.name(), true).await;
+    pods::create_many(&stage.api, group, group, 0..count, Some(machine.name())).await;
+    let all = pods::running(&stage.api, group, count).await;
+    (machine, all)
+}
+
+async fn serve(machine: &Machine, pod: &Running) {
+    let command = ["sh", "-c", SERVER];
+    machine.run_in_pod(&pod.container, &command).await.unwrap();
+}
+
+/// Starts to send packets from a pod to these addresses, ten per second for 30 seconds.
+async fn ping(machine: &Machine, from: &Running, to: &[IpAddr]) {
+    for to in to {
+        let line = format!("busybox ping -i 0.1 -c 300 -q {to} >/ping-{to} 2>&1 </dev/null &");
+        let command = ["sh", "-c", &line];
+        machine.run_in_pod(&from.container, &command).await.unwrap();
+    }
+}
+
+/// Waits until the packets are sent, and asserts that each was answered.
+async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr]) {
+    for to in to {
+        let file = format!("/ping-{to}");
+        let said = eventually("all packets are sent", async || {
+            let said = machine.run_in_pod(&from.container, &["cat", &file]).await?;
+            ensure!(said.contains("packets transmitted"), "{said}");
+            Ok(Some(said))
+        })
+        .await;
+        assert!(
+            said.contains("300 packets received, 0% packet loss"),
+            "{said}"
+        );
+    }
+}
+
+/// Waits until the machine has exactly the routes that the NodeRoutes of the other node lists.
+async fn routes_follow(api: &Fixtures, machine: &Machine, other: &str) {
+    let all: Api<NodeRoutes> = Api::all(api.client.clone());
+    eventually("the routes are those of the other node", async || {
+        let spec = all.get(other).await?.spec;
+        let wanted: BTreeSet<String> = spec.destinations.iter().cloned().collect();
+        let installed = installed(machine).await?;
+        let via = |it: &String| {
+            let mut words = it.split(' ');
+            let to = words.next()?;
+            let via = words.skip_while(|it| *it != "via").nth(1)?;
+            spec.via.iter().any(|it| it == via).then(|| with_length(to))
+        };
+        let found: BTreeSet<String> = installed.iter().filter_map(via).collect();
+        ensure!(!wanted.is_empty(), "{other} has no routes");
+        ensure!(found == wanted, "{found:?} instead of {wanted:?}");
+        Ok(Some(()))
+    })
+    .await;
+}
+
+/// `ip` prints a route to a single address without a prefix length.
+fn with_length(to: &str) -> String {
+    match to.contains('/') {
+        true => to.to_owned(),
+        false if to.contains(':') => format!("{to}/128"),
+        false => format!("{to}/32"),
+    }
+}
+
+/// Returns the routes of both families that the agent has installed, one line each.
+async fn installed(machine: &Machine) -> anyhow::Result<Vec<String>> {
+    let mut all = Vec::new();
+    for family in ["-4", "-6"] {
+        let show = ["ip", family, "route", "show", "proto", PROTOCOL];
+        let lines = machine.run(&show).await.context("ip route")?;
+        all.extend(lines.lines().map(str::to_owned));
+    }
+    Ok(all)
+}
