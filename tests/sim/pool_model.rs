@@ -3,7 +3,7 @@
 
 use cadastre_api::{
     AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FINALIZER, FirstBlock,
-    IPPoolSpec,
+    IPPoolSpec, WarmMinimum,
 };
 use cadastre_controller::cluster::names::{ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
@@ -43,6 +43,8 @@ pub struct PoolModel {
     /// Whether pods get addresses without naming the pool.
     pub is_automatic: bool,
     pub taints_nodes: bool,
+    /// `warm.minimum: MaxPods`: whether a node keeps an address for each pod that it may run.
+    pub keeps_max_pods: bool,
     /// `warm.low`: the number of free addresses that a node keeps ready.
     pub low: u64,
     pub max_blocks: usize,
@@ -87,6 +89,7 @@ impl PoolModel {
                 && spec.assignment == AssignmentMode::Automatic,
             is_automatic: spec.assignment == AssignmentMode::Automatic,
             taints_nodes: spec.exhausted_node_taint == ExhaustedNodeTaint::NoSchedule,
+            keeps_max_pods: spec.terms.warm.minimum == WarmMinimum::MaxPods,
             low: u64::from(spec.terms.warm.low),
             max_blocks: max_blocks.unwrap_or(usize::MAX),
             borrows: spec.borrowing == Borrowing::WhenExhausted,

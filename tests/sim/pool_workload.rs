@@ -2,7 +2,7 @@
 
 use cadastre_api::{
     AddressTerms, AllocationMode, AssignmentMode, Borrowing, ConflictProbe, ExhaustedNodeTaint,
-    FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Warm,
+    FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Warm, WarmMinimum,
 };
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::cluster::objects::{Pool, ServiceRange};
@@ -70,6 +70,12 @@ impl Sim {
             (len, 122)
         };
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
+        // This follows from other draws, so that all other draws stay the same.
+        let minimum = if low == 3 && slice.is_multiple_of(4) {
+            WarmMinimum::MaxPods
+        } else {
+            WarmMinimum::None
+        };
         let conflict_probe = match self.plan.probing {
             0 => ConflictProbe::Never,
             chance if self.rng.chance(chance) => ConflictProbe::BeforeUse,
@@ -108,7 +114,11 @@ impl Sim {
             reserved_on_request: slice.is_multiple_of(3),
             quarantine_seconds: *self.rng.pick(&[0, 5, 20, 60]),
             terms: AddressTerms {
-                warm: Warm { low, high: 50 },
+                warm: Warm {
+                    low,
+                    high: 50,
+                    minimum,
+                },
                 conflict_probe,
                 ..AddressTerms::default()
             },

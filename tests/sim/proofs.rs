@@ -273,6 +273,9 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         ExhaustionNotLifted => exhaustion(Lending, 1_000),
         RoutesNotWithdrawn | RoutedBlockFreed => sim(AsDrawn, 3_000),
+        MinimumCountsAsPods => unit(
+            "controller::demand::tests::a_node_that_lacks_its_minimum_takes_no_block_of_others",
+        ),
         OthersTaintsDropped => unit("controller::exhaustion::tests::the_taints_of_others_stay"),
         GrowthIgnored => unit(
             "controller::exhaustion::tests::a_node_is_not_exhausted_while_a_pool_can_give_it_a_range",

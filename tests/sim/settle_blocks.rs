@@ -16,6 +16,7 @@ use super::host::{Host, Key, key};
 use super::migrations::key_of_owner;
 use super::pool_model::PoolModel;
 use super::run::Sim;
+use super::workload::MAX_PODS;
 
 /// A block of a node. If the agent has not reported the block, `busy` is 0, and the check chooses `size`.
 #[derive(Debug)]
@@ -27,12 +28,14 @@ struct BlockUse {
     size: u64,
 }
 
-/// The blocks of a pool that a node has, how many addresses the node demands (`wanted`), and the pool's `warm.low`.
+/// The blocks of a pool that a node has, how many addresses the node demands (`wanted`), and how many it keeps: the
+/// pool's `warm.low` beyond those that are in use, and at least `minimum` in all.
 #[derive(Debug)]
 pub struct PoolUse {
     blocks: Vec<BlockUse>,
     wanted: u64,
     low: u64,
+    minimum: u64,
 }
 
 impl PoolUse {
@@ -57,6 +60,7 @@ impl PoolUse {
             blocks: own.collect(),
             wanted: demand(report, &model.name),
             low: model.low,
+            minimum: if model.keeps_max_pods { MAX_PODS } else { 0 },
         }
     }
 
@@ -70,15 +74,19 @@ impl PoolUse {
         Family::ALL.into_iter().map(of).max().unwrap_or(0)
     }
 
+    fn kept(&self) -> u64 {
+        (self.busy() + self.low).max(self.minimum)
+    }
+
     /// Whether the node has blocks, uses none of them, and demands at most `low` addresses.
     fn is_idle(&self) -> bool {
-        !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low
+        !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low.max(self.minimum)
     }
 
     /// Whether pods wait. This is so if the node demands more addresses than it uses and `low` together, or if it
     /// demands addresses and has no block.
     fn has_pods_waiting(&self) -> bool {
-        self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.busy() + self.low)
+        self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.kept())
     }
 
     /// Whether the node demands more addresses than it has, and may get another block.
@@ -400,7 +408,7 @@ impl Sim {
         let report = self.report_of(node)?;
         let theirs = self.pool_use(node, model, report, 0);
         let size: u64 = theirs.of(family).map(|it| it.size).sum();
-        let kept = theirs.wanted.max(theirs.busy() + theirs.low);
+        let kept = theirs.wanted.max(theirs.kept());
         if node.deleting || size < kept + 2 {
             return None;
         }

@@ -42,6 +42,9 @@ pub fn cidr(text: &str) -> Cidr {
     Cidr::parse_strict(text).unwrap()
 }
 
+/// How many pods each node may run, according to its kubelet.
+pub const MAX_PODS: u64 = 6;
+
 impl Sim {
     /// Creates the objects that exist when the controllers start.
     pub fn populate(&mut self) {
@@ -214,6 +217,7 @@ impl Sim {
             name,
             taints: self.some_taints(),
             exhausted: None,
+            max_pods: u16::try_from(MAX_PODS).unwrap(),
         };
         if self.rng.chance(2_000) {
             self.api.finalized.insert(uid);

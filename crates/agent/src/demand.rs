@@ -1,7 +1,8 @@
 //! Computes how many addresses the node wants of each pool, and which empty blocks the node can release.
 //!
 //! Demand is the sum of the addresses that are in use, cooling or withdrawn, the pool's low mark (`warm.low`), and one
-//! address for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether pods wait.
+//! address for each waiting ADD. With `warm.minimum: MaxPods`, it is at least one address for each pod that the node may
+//! run, and one for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
 //! controller computes the capacity of a block from the counts that the agent reports (in use, cooling, withdrawn,
@@ -12,7 +13,8 @@
 //! - A node without a block of a pool requests one only while an ADD wants an address of the pool. So the node requests
 //!   nothing from a pool with `assignment: Manual` or `firstBlock: OnDemand` until a pod needs the pool.
 //! - After a surplus block was released, the node does not request it again. The reason is that a release leaves at
-//!   least as many addresses free as the high mark (`warm.high`), and the high mark is never below the low mark.
+//!   least as many addresses free as the high mark (`warm.high`), and the high mark is never below the low mark. It also
+//!   leaves at least the minimum.
 //! - The node keeps the last block of each pool and family, unless the block is recalled and no ADD waits for the pool.
 //! - The node never requests addresses of claims, because the controller allocates them when it observes the pod.
 
@@ -65,9 +67,17 @@ pub(crate) fn wanted(snapshot: &Snapshot, pending: &PendingAdds) -> BTreeMap<Str
         let families = families(snapshot, pool, sums);
         let of = |sums: &Dual<u64>| families.iter().map(|it| *sums.get(*it)).collect::<Vec<_>>();
         let busy = of(&sums.busy).into_iter().max().unwrap_or(0);
-        let low = terms(snapshot, pool).map_or(0, |terms| terms.warm.0);
+        let (low, minimum) =
+            terms(snapshot, pool).map_or((0, 0), |it| (it.warm.0, it.min_addresses));
+        // A node without a block asks for one only when a pod needs it.
+        let minimum = if sums.count == Dual::default() {
+            0
+        } else {
+            minimum
+        };
+        let kept = busy.saturating_add(low.into()).max(minimum.into());
         PoolWant {
-            demand: busy.saturating_add(low.into()).saturating_add(adds),
+            demand: kept.saturating_add(adds),
             capacity: of(&sums.capacity).into_iter().min().unwrap_or(0),
         }
     };
@@ -108,12 +118,14 @@ pub(crate) fn to_release(
         let adds = pending.get(&block.pool).copied().unwrap_or(0);
         let is_recalled = recalled.contains(&block.cidr);
         let keep = if is_recalled {
-            adds
+            busy
         } else {
-            high(snapshot, &block.pool).saturating_add(adds)
+            let minimum = terms(snapshot, &block.pool).map_or(0, |it| it.min_addresses);
+            busy.saturating_add(high(snapshot, &block.pool))
+                .max(minimum.into())
         };
         let may_go = is_recalled || *sum.count.get(family) > 1;
-        if may_go && left >= busy.saturating_add(keep) {
+        if may_go && left >= keep.saturating_add(adds) {
             *sum.capacity.get_mut(family) = left;
             *sum.count.get_mut(family) -= 1;
             going.push((block.cidr, block.uid.clone()));
@@ -192,6 +204,30 @@ mod tests {
         assert!(!want.is_lacking());
         let many = wanted(&it, &adds("a", 80))["a"];
         assert!(many.is_lacking() && many.demand == 133);
+    }
+
+    #[test]
+    fn with_a_block_the_node_keeps_its_minimum() {
+        let keeping = PoolTerms {
+            min_addresses: 110,
+            ..pool("a", (3, 50), true, false)
+        };
+        let pools = std::slice::from_ref(&keeping);
+        let demand = |blocks: &[BlockCount], waiting: u64| {
+            let wants = wanted(&snapshot(pools, blocks), &adds("a", waiting));
+            wants.get("a").map_or(0, |want| want.demand)
+        };
+        assert_eq!(demand(&[], 0), 0, "a node without a block wants none");
+        assert_eq!(demand(&[], 1), 4);
+        let first = block("10.0.0.0/26", "a", 20, 0, 41);
+        assert_eq!(demand(std::slice::from_ref(&first), 2), 112);
+        let full = block("10.0.0.0/25", "a", 125, 0, 0);
+        assert_eq!(demand(&[full], 0), 128);
+        // With 122 addresses left, the third block may go. With 61 left, the second one may not.
+        let empty = |cidr| block(cidr, "a", 0, 0, 61);
+        let blocks = [first, empty("10.0.0.64/26"), empty("10.0.0.128/26")];
+        assert_eq!(released(&snapshot(pools, &blocks), &[]), ["10.0.0.128/26"]);
+        assert_eq!(released(&snapshot(pools, &blocks[..2]), &[]), [""; 0]);
     }
 
     #[test]

@@ -89,9 +89,11 @@ pub use subnet::{
 };
 pub use terms::{
     AddressPrefix, AddressTerms, ConflictProbe, Dns, ExplicitAddresses, Route, UnknownPods, Warm,
+    WarmMinimum,
 };
 pub use watched::{
     IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
-    NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus, NodeRoutesLite,
-    NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite, TolerationLite,
+    NodeCapacityLite, NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus,
+    NodeRoutesLite, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite,
+    TolerationLite,
 };

@@ -250,6 +250,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         probes_conflicts: *conflict_probe == ConflictProbe::BeforeUse,
         cooldown_seconds: *cooldown_seconds,
         warm: (warm.low, warm.high),
+        min_addresses: pool.min_addresses,
         ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, messages),
         ipv6: family(Family::V6, pool.ipv6.as_ref(), &pool.name, messages),
         routes: routes

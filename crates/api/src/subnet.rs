@@ -2,9 +2,10 @@
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
 //! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`], [`ADDRESS_CONFLICT`] and
-//! [`ROUTES_READY`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no owner reference to the Node,
-//! because the NodeSubnet must outlive the Node: its field `quarantined` is the durable record of podCIDRs in
-//! quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated again.
+//! [`ROUTES_READY`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no
+//! owner reference to the Node, because the NodeSubnet must outlive the Node: its field `quarantined` is the durable
+//! record of podCIDRs in quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated
+//! again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
@@ -235,6 +236,12 @@ pub struct NodePool {
     /// The node gets at most this many blocks of each family from this pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
+
+    /// With warm.minimum MaxPods: the number of pods that the node may run. The node keeps at least this many addresses
+    /// of the pool once it has a block of it.
+    #[schemars(range(min = 0, max = 65536))]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub min_addresses: u32,
 
     /// Selects by label the namespaces whose pods may get addresses of the pool. Absent or empty: every namespace.
     #[schemars(schema_with = "rules::selector")]

@@ -88,6 +88,22 @@ pub struct Warm {
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default = "default_high")]
     pub high: u32,
+
+    /// How many addresses a node keeps in all, in use or free. None: as many as low and high say. MaxPods: also at least
+    /// one for each pod that the node may run (status.capacity.pods of the Node), so that pods get addresses while the
+    /// API server cannot be reached. A node without a block of the pool keeps none.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub minimum: WarmMinimum,
+}
+
+/// How many addresses of a pool a node keeps in all, whether pods use them or not.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WarmMinimum {
+    /// No fixed number
+    #[default]
+    None,
+    /// One for each pod that the node may run
+    MaxPods,
 }
 
 impl Default for Warm {
@@ -95,6 +111,7 @@ impl Default for Warm {
         Warm {
             low: default_low(),
             high: default_high(),
+            minimum: WarmMinimum::None,
         }
     }
 }

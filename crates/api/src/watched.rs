@@ -77,6 +77,15 @@ pub struct NodeLiteStatus {
     pub node_info: Option<NodeInfoLite>,
     /// The node's conditions, of which Cadastre reads only its own
     pub conditions: Option<Vec<NodeConditionLite>>,
+    /// The node's resources, of which Cadastre reads only the number of pods
+    pub capacity: Option<NodeCapacityLite>,
+}
+
+/// The part of `status.capacity` that is read.
+#[derive(Deserialize, Clone, Debug, Default)]
+pub struct NodeCapacityLite {
+    /// How many pods the node may run, as a quantity such as `110`
+    pub pods: Option<String>,
 }
 
 /// A condition of a Node.

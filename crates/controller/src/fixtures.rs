@@ -60,6 +60,7 @@ pub(crate) fn node(name: &str) -> Node {
         machine: MachineIdentity::default(),
         taints: Box::default(),
         exhausted: None,
+        max_pods: 0,
     }
 }
 

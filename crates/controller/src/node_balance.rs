@@ -42,6 +42,8 @@ pub(super) struct NodeBalance {
     wanted: u64,
     /// The part of `wanted` that the agent reports as demand
     demanded: u64,
+    /// Number of addresses per family that the node keeps whether its pods use them or not
+    minimum: u64,
 }
 
 impl NodeBalance {
@@ -61,7 +63,7 @@ impl NodeBalance {
         let kept = self.in_use.get(family).saturating_add(pool.reserve());
         self.capacity
             .get(family)
-            .saturating_sub(kept.max(self.demanded))
+            .saturating_sub(kept.max(self.minimum).max(self.demanded))
     }
 
     /// Returns how many more blocks of a family the node may have.
@@ -84,7 +86,7 @@ impl NodeBalance {
         let in_use = self.in_use.v4.max(self.in_use.v6);
         if self.demanded > 0 && !self.has_some() {
             NodeNeed::First
-        } else if self.demanded > in_use.saturating_add(pool.reserve()) {
+        } else if self.demanded > in_use.saturating_add(pool.reserve()).max(self.minimum) {
             NodeNeed::Pods
         } else if in_use > 0 {
             NodeNeed::Reserve
@@ -100,6 +102,12 @@ pub(super) fn demand(report: Option<&AgentReport>, pool: &PoolName) -> u64 {
     let demands = report.into_iter().flat_map(|report| &report.demand);
     let mut of_pool = demands.filter(|(name, _)| name == pool);
     of_pool.next().map_or(0, |(_, demand)| *demand)
+}
+
+fn minimum(pool: &PoolName, node: &Node, allocations: &AllocationState) -> u64 {
+    let pool = allocations.pools.get(pool);
+    let pool = pool.filter(|_| !Mutation::MinimumCountsAsPods.is_on());
+    pool.map_or(0, |pool| pool.minimum(node))
 }
 
 /// Returns how many addresses of a block the node can use. This is the number that the agent reports, or 0 if the agent
@@ -165,6 +173,7 @@ pub(super) fn node_balance(
         count: Dual::default(),
         wanted,
         demanded: demand(report, pool),
+        minimum: minimum(pool, node, allocations),
     };
     let is_ignored =
         |entry: &BlockEntry| !entry.confirmed && Mutation::ProvisionalBlocksNotCounted.is_on();
@@ -203,18 +212,18 @@ pub fn must_leave(entry: &BlockEntry, node: &Node, pool: Option<&PoolState>) -> 
 /// reserve, because in that case pods are about to use the blocks.
 pub(super) fn unused_since(
     pool: &PoolState,
-    uid: &ObjectUid,
+    node: &Node,
     report: Option<&AgentReport>,
     allocations: &AllocationState,
 ) -> Option<Duration> {
-    if demand(report, &pool.name) > pool.reserve() {
+    if demand(report, &pool.name) > pool.reserve().max(pool.minimum(node)) {
         return None;
     }
     let counts = |entry: &&BlockEntry| {
         entry.pool == pool.name && !entry.is_leaving() && !entry.is_released(report)
     };
     let mut since = None;
-    for entry in allocations.plain_blocks(uid).filter(counts) {
+    for entry in allocations.plain_blocks(&node.uid).filter(counts) {
         since = since.max(Some(entry.idle_since?));
     }
     since
@@ -249,9 +258,12 @@ pub(super) fn recall_candidate(
     }
     let most_used = sums.v4.1.max(sums.v6.1);
     let demanded = demand(report, &pool.name);
+    let kept = most_used
+        .saturating_add(pool.reserve())
+        .max(pool.minimum(node));
     let wanted = match need {
         NodeNeed::First => 0,
-        NodeNeed::Pods if demanded <= most_used.saturating_add(pool.reserve()) => 0,
+        NodeNeed::Pods if demanded <= kept => 0,
         _ => demanded,
     };
     let empty = entries().filter(|it| in_use(it) == Some(0) && !it.is_released(report));

@@ -20,7 +20,9 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Pool};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
-use cadastre_api::{AllocationMode, AssignmentMode, IPPoolSpec, MOST_POD_RANGES, NodePool};
+use cadastre_api::{
+    AllocationMode, AssignmentMode, IPPoolSpec, MOST_POD_RANGES, NodePool, WarmMinimum,
+};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
 
@@ -161,6 +163,14 @@ impl PoolState {
     /// Returns how many free addresses a node should have beyond those that its pods use or wait for (`warm.low`).
     pub fn reserve(&self) -> u64 {
         self.node_view.terms.warm.low.into()
+    }
+
+    /// Returns how many addresses the node should have in all, whether its pods use them or not (`warm.minimum`).
+    pub fn minimum(&self, node: &Node) -> u64 {
+        match self.node_view.terms.warm.minimum {
+            WarmMinimum::None => 0,
+            WarmMinimum::MaxPods => node.max_pods.into(),
+        }
     }
 
     /// Returns whether the pool allocates now. If not, [`PoolState::phase`] says why.

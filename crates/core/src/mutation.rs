@@ -207,6 +207,8 @@ mutations! {
     RoutesNotWithdrawn,
     /// A block is deleted although the NodeRoutes of its node still lists it.
     RoutedBlockFreed,
+    /// A node that lacks only addresses for pods that it does not run yet counts as one whose pods wait.
+    MinimumCountsAsPods,
     /// Other taints of a node are lost when the node is marked as exhausted.
     OthersTaintsDropped,
     /// A node counts as exhausted although a pool can allocate a further range to it.

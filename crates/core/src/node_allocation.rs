@@ -83,6 +83,9 @@ pub struct PoolTerms {
     /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block; above
     /// `high` the agent releases an empty block
     pub warm: (u32, u32),
+    /// How many addresses the node keeps in all, in use or free, once it has a block of the pool
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub min_addresses: u32,
     /// The pool's IPv4 ranges and gateway; `None` if the pool has no IPv4
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<FamilyTerms>,
@@ -98,6 +101,14 @@ pub struct PoolTerms {
     /// The prefix length of addresses in CNI results
     #[serde(default)]
     pub prefix: Prefix,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The ranges and the gateway of one address family of a pool.
@@ -209,6 +220,7 @@ impl PoolTerms {
             probes_conflicts: false,
             cooldown_seconds: if is_claim { 0 } else { 30 },
             warm: if is_claim { (0, 0) } else { (3, 50) },
+            min_addresses: 0,
             ipv4: None,
             ipv6: None,
             routes: Vec::new(),

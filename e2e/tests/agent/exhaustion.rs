@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use cadastre_e2e::fixtures::node_of_group;
 use cadastre_node::{Add, OpErrorKind};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use crate::{Machine, add, eventually, pool, shared, start};
@@ -127,6 +129,38 @@ async fn pools_that_run_dry_in_turn_refuse_nobody() {
         let refused = answer.err();
         assert!(refused.is_none(), "{refused:?}");
     }
+}
+
+/// The node gets the addresses before pods need them, so pods can start while the API server cannot be reached.
+#[tokio::test]
+async fn a_node_keeps_an_address_for_each_pod_that_it_may_run() {
+    const PODS: usize = 110;
+    let (cluster, api) = shared().await;
+    let warm = json!({"warm": {"low": 1, "high": 5, "minimum": "MaxPods"}});
+    pool(&api, "most", "10.18.0.0/22", warm).await;
+    let mut node = node_of_group("most", "most-1");
+    let status = node.status.get_or_insert_default();
+    status.capacity = Some([("pods".to_owned(), Quantity(PODS.to_string()))].into());
+    api.create_node(node).await.unwrap();
+    let mut machine = Machine::new(&cluster.control_plane, "most-1", &[]);
+    machine.start();
+    let subnet = api
+        .subnet_until("most-1", "110 addresses are free", |it| {
+            let blocks = it.status.iter().flat_map(|it| &it.blocks);
+            let free: i64 = blocks.map(|it| it.free).sum();
+            usize::try_from(free).is_ok_and(|free| free >= PODS)
+        })
+        .await
+        .unwrap();
+    // A block of 16 addresses has 13 for pods.
+    assert_eq!(subnet.spec.blocks.len(), PODS.div_ceil(13));
+    for n in 0..PODS {
+        machine.add(&format!("c{n}")).await.unwrap();
+    }
+    for n in 0..PODS {
+        machine.del(&format!("c{n}")).await;
+    }
+    assert_eq!(api.listed("most-1", 9).await.unwrap().len(), 9, "they stay");
 }
 
 #[tokio::test]

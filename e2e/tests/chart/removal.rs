@@ -97,7 +97,7 @@ async fn kubectl_delete_keeps_the_records_until_the_crds_are_deleted() {
     let apart = "deployment,daemonset,clusterrole,clusterrolebinding,validatingadmissionpolicy";
     assert_eq!(left(&cluster, apart).await, "");
     let crds = left(&cluster, "crd").await;
-    assert_eq!(crds.split(' ').count(), 5, "{crds}");
+    assert_eq!(crds.split(' ').count(), 6, "{crds}");
 
     // When the objects are applied again, the controller continues with the records that the removal has kept, and
     // allocates further blocks.

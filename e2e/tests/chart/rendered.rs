@@ -98,11 +98,40 @@ async fn agents_masquerade_with_built_in_templates_and_on_request() {
         (&["mode=podCIDRs", "agent.masquerade=true"], false),
         (&["mode=secondary", "agent.masquerade=true"], false),
     ] {
-        let text = with(values).await;
+        let text = with(&[values, &["routes=none"]].concat()).await;
         let has = |what: &str| text.contains(what);
         assert_eq!(has("- --masquerade=true\n"), is_on, "{values:?}");
         assert_eq!(has("add: [NET_ADMIN]"), is_on, "{values:?}");
     }
+}
+
+/// By default, agents route only with a built-in template, because with a custom configuration another program may.
+#[tokio::test]
+async fn controllers_publish_routes_and_agents_install_them_by_default_and_on_request() {
+    let custom = "agent.cni.custom=\\{\\}";
+    for (values, is_on) in [
+        (&[][..], true),
+        (&["agent.cni.template=bridge"], true),
+        (&["routes=none"], false),
+        (&[custom], false),
+        (&[custom, "routes=direct"], true),
+        (&["mode=podCIDRs"], false),
+        (&["mode=secondary"], false),
+        (&["mode=secondary", "routes=direct"], true),
+    ] {
+        let text = with(&[values, &["agent.masquerade=false"]].concat()).await;
+        for what in [
+            "- --publish-routes\n",
+            "- --routes=direct\n",
+            "add: [NET_ADMIN]",
+            "resources: [noderoutes]",
+        ] {
+            assert_eq!(text.contains(what), is_on, "{what}: {values:?}");
+        }
+    }
+    let set = ["--set", "mode=podCIDRs", "--set", "routes=direct"];
+    let refused = format!("{:#}", template(&set).await.unwrap_err());
+    assert!(refused.contains("mode podCIDRs installs none"), "{refused}");
 }
 
 #[tokio::test]
@@ -243,7 +272,7 @@ async fn containers_may_nothing() {
 async fn agents_that_probe_addresses_get_one_capability() {
     for (probes, count) in [("false", 0), ("true", 1)] {
         let probes = format!("agent.conflictProbes={probes}");
-        let text = with(&["agent.masquerade=false", &probes]).await;
+        let text = with(&["agent.masquerade=false", "routes=none", &probes]).await;
         assert_eq!(text.matches("add: [NET_ADMIN]").count(), count, "{probes}");
     }
 }

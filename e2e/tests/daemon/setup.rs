@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_api::{CLAIM_FINALIZER, IPClaim, NodeSubnet};
+use cadastre_api::{CLAIM_FINALIZER, IPClaim, NodeRoutes, NodeSubnet};
 use cadastre_e2e::audit::{Audit, Used, compare};
 use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::ADMIN;
@@ -330,14 +330,22 @@ async fn leads(daemon: &Daemon) {
 /// Creates a node that gets a block, and whose status reports an orphan outside the node's ranges. Makes the controller
 /// delete a claim after its use, and create a claim for a pod of a StatefulSet. Then deletes the node.
 async fn blocks_come_and_go(hand: &Fixtures) {
-    let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/25"]}, "quarantineSeconds": 1});
+    let spec = json!({"ipv4": {"cidrs": ["10.82.0.0/24"]}, "quarantineSeconds": 1});
     hand.block_pool("audit", spec).await.unwrap();
     let node = hand.node("audit", "audit-1").await.unwrap();
     let blocks = hand.listed("audit-1", 1).await.unwrap();
     let status = json!({
         "nodeUID": node.metadata.uid, "orphans": [{"address": "192.0.2.9", "podUID": "gone"}],
+        "pools": [{"pool": "audit", "demand": 100}],
     });
     hand.write_status("audit-1", status).await.unwrap();
+    let routes: Api<NodeRoutes> = Api::all(hand.client.clone());
+    until("two blocks are routed", LIMIT, async || {
+        let found = routes.get("audit-1").await?.spec.destinations.len();
+        Ok((found == 2).then_some(()))
+    })
+    .await
+    .unwrap();
     let answered = |it: &NodeSubnet| {
         let status = it.status.iter();
         let mut conditions = status.flat_map(|it| &it.conditions);

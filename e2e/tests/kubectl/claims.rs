@@ -76,8 +76,16 @@ pub(crate) async fn a_claim_is_created_shown_and_released(test_cluster: &TestClu
     for part in parts {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    let node = ok(cluster, "show node claimed-1 --addresses").await;
-    assert!(node.contains("Active, of claim default/web"), "{node}");
+    until(
+        "the node's agent has reported the block",
+        LIMIT,
+        async || {
+            let node = ok(cluster, "show node claimed-1 --addresses").await;
+            Ok(node.contains("Active, of claim default/web").then_some(()))
+        },
+    )
+    .await
+    .unwrap();
     let explained = ok(cluster, "explain pod web-1").await;
     assert!(explained.contains("Claim default/web:"), "{explained}");
 

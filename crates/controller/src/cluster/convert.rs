@@ -30,6 +30,9 @@ use cadastre_core::{Addr, Cidr};
 /// A Node's addresses beyond this number are ignored. Otherwise whoever can write one Node could exclude any number of
 /// addresses from all pools.
 const MOST_NODE_ADDRESSES: usize = 16;
+/// A node keeps addresses for at most this many pods, whatever its kubelet says. Otherwise one kubelet could get all
+/// addresses of a pool with `warm.minimum: MaxPods`.
+const MOST_PODS: u16 = 1_024;
 /// Maximum length of a machine's identity, in bytes. A longer identity is ignored, because identities are copied into
 /// other objects.
 const LONGEST_MACHINE_ID: usize = 256;
@@ -99,7 +102,15 @@ pub fn node(node: NodeLite) -> Node {
             .into_iter()
             .find(|it| it.type_ == EXHAUSTED_CONDITION && it.status == "True")
             .map(|it| it.message.unwrap_or_default().into()),
+        max_pods: max_pods(status.capacity.and_then(|it| it.pods).as_deref()),
     }
+}
+
+/// Returns how many pods a node may run, at most [`MOST_PODS`]. Returns 0 for a quantity that is no plain number, which
+/// no kubelet writes.
+fn max_pods(quantity: Option<&str>) -> u16 {
+    let number = quantity.and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
+    u16::try_from(number).unwrap_or(MOST_PODS).min(MOST_PODS)
 }
 
 /// Returns a machine's identity. A text that is too long is ignored, not shortened, because the shortened text may

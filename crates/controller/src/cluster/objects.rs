@@ -86,6 +86,8 @@ pub struct Node {
     pub taints: Box<[NodeTaint]>,
     /// The message of the condition `AddressesExhausted`, if this condition is true
     pub exhausted: Option<Text>,
+    /// How many pods the node may run (`status.capacity.pods`); 0 if unknown
+    pub max_pods: u16,
 }
 
 /// A taint of a Node, with all fields that the API has.

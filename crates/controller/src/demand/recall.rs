@@ -171,7 +171,7 @@ impl Demand {
             let Some(pool) = pool.filter(|it| it.is_serving() && !it.terms.first_immediate) else {
                 continue;
             };
-            let Some(since) = unused_since(pool, &node.uid, report, cx.allocations) else {
+            let Some(since) = unused_since(pool, node, report, cx.allocations) else {
                 continue;
             };
             let until = since + pool.terms.idle;
@@ -288,7 +288,7 @@ fn unused(
     };
     let is_unused = |(name, uid): &(NodeName, ObjectUid)| {
         let node = cx.cache.nodes.get(name).filter(|node| node.uid == *uid)?;
-        let since = unused_since(pool, uid, report_of(node, cx.cache), cx.allocations)?;
+        let since = unused_since(pool, node, report_of(node, cx.cache), cx.allocations)?;
         (since + after <= cx.now.mono).then(|| (since, name.clone(), uid.clone()))
     };
     let mut unused: Vec<_> = owners.iter().filter_map(is_unused).collect();

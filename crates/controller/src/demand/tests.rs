@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::cluster::objects::{Pool, Subnet};
 pub(crate) use crate::fixtures::*;
-use cadastre_api::FirstBlock;
+use cadastre_api::{FirstBlock, IPPoolSpec, Warm, WarmMinimum};
 use cadastre_daemon::watch::ObjectEvent;
 
 /// Makes the demand loop handle every node once.
@@ -66,6 +66,36 @@ fn for_a_node_without_any_block_one_gives_that_wants_more_than_it_uses() {
         let nodes = vec![subnet("rich", rich, 1000), subnet("poor", poor, wanted)];
         let (_, allocations) = handled(vec![pool("p", range)], nodes);
         assert_eq!(recalled(&allocations, "rich"), count, "{range}");
+    }
+}
+
+#[test]
+fn a_node_that_lacks_its_minimum_takes_no_block_of_others() {
+    let minimum = |spec: &mut IPPoolSpec| {
+        spec.terms.warm = Warm {
+            low: 20,
+            high: 50,
+            minimum: WarmMinimum::MaxPods,
+        };
+    };
+    // All blocks are allocated, and node rich needs both of its blocks for its low mark. A demand of 60 is the minimum
+    // of node poor. With a demand of 61, a pod waits.
+    for (wanted, count) in [(60, 0), (61, 1)] {
+        let nodes = vec![
+            subnet("rich", &["10.0.0.0/28", "10.0.0.16/28"], 20),
+            subnet("poor", &["10.0.0.32/28"], wanted),
+            subnet("third", &["10.0.0.48/28"], 0),
+        ];
+        let mut cache = cluster_of(vec![pool_with("p", "10.0.0.0/26", minimum)], nodes);
+        let poor = Node {
+            max_pods: 60,
+            version: 2,
+            ..Node::clone(cache.nodes.get("poor").unwrap())
+        };
+        cache.nodes.change(ObjectEvent::Applied(poor));
+        let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
+        handle_all(&mut demand, &cache, &mut allocations, NOW);
+        assert_eq!(recalled(&allocations, "rich"), count, "{wanted}");
     }
 }
 
@@ -246,7 +276,7 @@ fn sums_of_addresses_beyond_64_bits_do_not_overflow() {
 #[test]
 fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_only_much_later() {
     let pools = |range: &str| {
-        let on_demand = |spec: &mut cadastre_api::IPPoolSpec| {
+        let on_demand = |spec: &mut IPPoolSpec| {
             spec.first_block = FirstBlock::OnDemand;
         };
         vec![pool_with("p", range, on_demand)]

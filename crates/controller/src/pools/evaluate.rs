@@ -151,6 +151,7 @@ fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
         };
     };
     NodePool {
+        min_addresses: 0,
         name,
         allocation_mode: spec.allocation_mode,
         retained: false,

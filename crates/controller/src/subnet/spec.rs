@@ -14,7 +14,7 @@ use crate::pools::{PoolPhase, PoolState};
 use crate::withdrawals::Withdrawals;
 use cadastre_api::{
     AllocatedBlock, AllocationMode, AssignmentMode, MOST_POOLS, NodePool, NodeSubnetSpec,
-    QuarantinedNode,
+    QuarantinedNode, WarmMinimum,
 };
 use cadastre_core::mutation::Mutation;
 
@@ -115,8 +115,16 @@ fn pools(
     let mut pools: Vec<NodePool> = Vec::new();
     let mut add = |pool: &NodePool, retained| {
         if !pools.iter().any(|it| it.name == pool.name) {
+            let min_addresses = match pool.terms.warm.minimum {
+                WarmMinimum::None => 0,
+                WarmMinimum::MaxPods => node.max_pods.into(),
+            };
             let pool = pool.clone();
-            pools.push(NodePool { retained, ..pool });
+            pools.push(NodePool {
+                retained,
+                min_addresses,
+                ..pool
+            });
         }
     };
     for (pool, by_name) in allocations.pools.block_pools(node) {
