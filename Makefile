@@ -160,7 +160,7 @@ pictures: setup control-plane ## generate docs/pictures, in headless Chromium
 setup: ## check the tools; name packages to install
 	@hack/setup
 
-control-plane: setup ## build etcd and Kubernetes if missing (about 8 minutes, once)
+control-plane: setup ## download or build etcd and Kubernetes if missing (up to 8 minutes, once)
 	$(call say,control-plane)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets

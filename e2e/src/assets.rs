@@ -3,7 +3,8 @@
 //! The programs of Kubernetes, and etcd, are looked up in the folder named by `KUBEBUILDER_ASSETS` first. If such a
 //! program is not there, and for all other programs, the cache is used: `$CADASTRE_CACHE`, else
 //! `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`. The cache has a sub-folder for each Go module and release, for
-//! example `control-plane/v1.36.3`. If a program is missing from the cache, too, `go build` builds it once into the
+//! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
+//! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
 //! `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum` files pin every source. On two cores,
 //! the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], four minutes for [`NODES`], six for
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::download::ReleaseServer;
 use crate::process::{self, Process};
 
 /// The Kubernetes release of the programs of the control plane, and of kubelets.
@@ -315,14 +317,36 @@ pub fn ensure(programs: &[Program]) -> Result<()> {
     if !left.is_empty() {
         say(&announcement(&left));
     }
+    let mut server = ReleaseServer::from_env();
     for (i, program) in left.iter().enumerate() {
-        build(
-            *program,
-            &folder_of(*program, &cache),
-            &format!("{} ({} of {})", program.name(), i + 1, left.len()),
-        )?;
+        let title = format!("{} ({} of {})", program.name(), i + 1, left.len());
+        let folder = folder_of(*program, &cache);
+        if !downloaded(*program, &folder, &mut server, &title) {
+            build(*program, &folder, &title)?;
+        }
     }
     Ok(())
+}
+
+/// Downloads a program if it belongs to a release of Kubernetes. Returns whether it is there now; if not, it must be
+/// built.
+fn downloaded(program: Program, folder: &Path, server: &mut ReleaseServer, title: &str) -> bool {
+    if program.source() != Source::ControlPlane || program == Program::Etcd {
+        return false;
+    }
+    match server.fetch(KUBERNETES, program.name(), folder) {
+        None => false,
+        Some(Ok(())) => {
+            say(&format!("downloaded {title}"));
+            true
+        }
+        Some(Err(error)) => {
+            say(&format!(
+                "{title} cannot be downloaded, so it is built: {error:#}"
+            ));
+            false
+        }
+    }
 }
 
 /// Returns the line that announces the builds and their expected duration.

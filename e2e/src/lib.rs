@@ -30,6 +30,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod crds;
 pub mod daemon;
+mod download;
 pub mod fixtures;
 pub mod helm;
 pub mod history;
