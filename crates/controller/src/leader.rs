@@ -135,6 +135,7 @@ impl Leader {
             self.loops.subnets.queue.add(node.name.clone());
         }
         self.loops.exhaustion.requeue_all(cache);
+        self.loops.routes.requeue_all(cache);
         self.return_blocks(cache, now);
         for entry in self.allocations.blocks.iter() {
             self.loops.blocks.add(entry);

@@ -20,6 +20,7 @@ use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
+use crate::allocations::AllocationState;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::{ClusterCache, spec_for};
 use crate::cluster::names::NodeName;
@@ -27,7 +28,7 @@ use crate::cluster::objects::{Node, Text};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use cadastre_api::{NodeRoutesSpec, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Family};
+use cadastre_core::{Addr, Cidr, Family};
 
 /// The queue of the loop, and its requests in flight.
 #[derive(Debug, Default)]
@@ -87,7 +88,7 @@ impl RouteLoop {
             let node = cx.cache.nodes.get(name).filter(|_| self.publishes);
             let wanted = node.and_then(|node| {
                 let spec = spec_for(cx.cache, name, &node.uid)?;
-                Some(routes(node, spec))
+                Some(routes(node, spec, cx.allocations))
             });
             let wanted = wanted.filter(|it| !it.destinations.is_empty());
             let request = match (cx.cache.routes.get(name), wanted) {
@@ -113,8 +114,13 @@ impl RouteLoop {
 }
 
 /// Returns the routes that a node should have. Its ranges come from its NodeSubnet.
-fn routes(node: &Node, spec: &NodeSubnetSpec) -> NodeRoutesSpec {
-    let first = |family| node.addresses.iter().find(|it| it.family == family);
+///
+/// Agents add no route that covers the address of a node. So an address in a pool is left out: otherwise a kubelet could
+/// report an address in the block of another node, and nobody would have a route to that block.
+fn routes(node: &Node, spec: &NodeSubnetSpec, allocations: &AllocationState) -> NodeRoutesSpec {
+    let is_of_pool = |addr: Addr| allocations.pools.is_any_over(&Cidr::host(addr));
+    let all = node.addresses.iter().filter(|it| !is_of_pool(**it));
+    let first = |family| all.clone().find(|it| it.family == family);
     let via = Family::ALL.into_iter().filter_map(first);
     let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
     let pod_cidrs = pod_cidrs.map(|it| &it.cidr);

@@ -26,7 +26,7 @@ pub(super) struct AppliedRoutes {
     pub installed: usize,
     /// The number of wanted routes that the kernel does not have
     pub missing: usize,
-    /// The names of nodes that are not on this node's link
+    /// The names of nodes that are not on this node's link, or have no address of a family of their pods
     pub off_link: BTreeSet<String>,
     /// Other errors, at most [`MOST_ERRORS`]
     pub errors: Vec<String>,
@@ -56,7 +56,10 @@ impl AppliedRoutes {
 
 /// Reads the kernel's routes, and changes them to the wanted ones.
 pub(super) fn apply(wanted: &WantedRoutes) -> AppliedRoutes {
-    let mut applied = AppliedRoutes::default();
+    let mut applied = AppliedRoutes {
+        off_link: wanted.without_address.clone(),
+        ..AppliedRoutes::default()
+    };
     for family in Family::ALL {
         let of_family = wanted.routes.iter();
         let of_family = of_family.filter(|(cidr, _)| cidr.family() == family);

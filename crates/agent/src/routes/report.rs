@@ -78,7 +78,7 @@ pub(super) fn not_on_link<'a>(names: impl ExactSizeIterator<Item = &'a String>) 
         _ => ("nodes are", "their"),
     };
     format!(
-        "{count} {are} not on this node's link, so {pods} pods cannot be reached by direct routes: {}{more}. Connect the nodes by one link, or use another dataplane with --routes=none (docs/routes.md)",
+        "{count} {are} not on this node's link, or without an address of the family of {pods} pods, which cannot be reached by direct routes: {}{more}. Connect the nodes by one link, or use another dataplane with --routes=none (docs/routes.md)",
         named.join(", ")
     )
 }
@@ -91,7 +91,7 @@ mod tests {
     fn a_message_names_few_nodes() {
         let names = |count: usize| (0..count).map(|n| format!("n{n}")).collect::<Vec<_>>();
         let text = |count| not_on_link(names(count).iter());
-        assert!(text(1).starts_with("1 node is not on this node's link, so its pods"));
+        assert!(text(1).starts_with("1 node is not on this node's link, or without"));
         assert!(text(1).contains("routes: n0. Connect"));
         assert!(text(5).contains(": n0, n1, n2, n3, n4. Connect"));
         assert!(text(7).starts_with("7 nodes are not") && text(7).contains("n3, n4 and 2 more. "));

@@ -55,6 +55,8 @@ pub(super) struct WantedRoutes {
     pub routes: BTreeMap<Cidr, RouteTarget>,
     /// The name of the node that has an address
     pub nodes: BTreeMap<Addr, String>,
+    /// The names of nodes with ranges of a family of which they have no address
+    pub without_address: BTreeSet<String>,
 }
 
 impl WantedRoutes {
@@ -81,12 +83,16 @@ impl WantedRoutes {
                 }
             }
         }
-        let target = |name: &str, object: &NodeRoutesSeen, family: Family| {
+        let mut without_address = BTreeSet::new();
+        let mut target = |name: &String, object: &NodeRoutesSeen, family: Family| {
             if name == own {
                 return Some(RouteTarget::Unreachable);
             }
             let mut via = object.via.iter();
-            let via = via.find(|it| it.family == family)?;
+            let Some(via) = via.find(|it| it.family == family) else {
+                without_address.insert(name.clone());
+                return None;
+            };
             (!own_via.contains(via)).then_some(RouteTarget::Via(*via))
         };
         let is_allowed = |cidr: &Cidr| {
@@ -97,9 +103,11 @@ impl WantedRoutes {
         let routes = routes.filter_map(|(cidr, (name, object))| {
             Some((cidr, target(name, object, cidr.family())?))
         });
+        let routes = without_nested(routes);
         Self {
-            routes: without_nested(routes),
+            routes,
             nodes,
+            without_address,
         }
     }
 }

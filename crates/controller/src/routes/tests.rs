@@ -2,7 +2,7 @@ use super::*;
 use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{Routes, Subnet};
 use crate::cluster::request::RequestOutcome;
-use crate::fixtures::{LoopFixture, addr, cidr, list, listed_block, node, subnet};
+use crate::fixtures::{LoopFixture, addr, cidr, list, listed_block, node, pool, subnet};
 
 /// Returns the NodeRoutes of a node.
 fn listed(name: &str, destinations: &[&str]) -> Routes {
@@ -49,6 +49,28 @@ fn a_node_gets_the_routes_to_its_ranges() {
     let wanted = ["10.0.0.0/26", "10.0.0.64/26", "fd00::40/122"];
     assert_eq!(spec.destinations, wanted, "a standby is not routed");
     assert_eq!(fixture.request(), None, "one request at a time");
+}
+
+#[test]
+fn an_address_in_a_pool_is_no_address_of_a_node() {
+    let mut fixture = LoopFixture::<RouteLoop>::new(vec![pool("p", "10.0.0.0/16")]);
+    fixture.tested = RouteLoop::new(true);
+    let node = Node {
+        version: 2,
+        addresses: ["10.0.3.7", "192.0.2.1"].map(addr).into(),
+        ..node("a")
+    };
+    list(&mut fixture.cache.nodes, vec![node]);
+    list(
+        &mut fixture.cache.subnets,
+        vec![subnet("a", &["10.0.0.0/26"], 1)],
+    );
+    list(&mut fixture.cache.routes, vec![]);
+    fixture.tested.queue.add("a".into());
+    let Some(ApiRequest::Create(_, ObjectSpec::Routes(spec))) = fixture.request() else {
+        panic!("nothing is created");
+    };
+    assert_eq!(spec.via, ["192.0.2.1"]);
 }
 
 #[test]

@@ -20,11 +20,15 @@ fn node(version: u64, via: &[&str], destinations: &[&str]) -> NodeRoutesSeen {
     NodeRoutesSeen::new(version, &spec)
 }
 
-/// Returns the routes that node `own` should have.
-fn wanted(nodes: &[(&str, NodeRoutesSeen)]) -> BTreeMap<Cidr, RouteTarget> {
+fn all_wanted(nodes: &[(&str, NodeRoutesSeen)]) -> WantedRoutes {
     let nodes = nodes.iter().cloned();
     let nodes = nodes.map(|(name, it)| (name.to_owned(), it)).collect();
-    WantedRoutes::new(&nodes, "own").routes
+    WantedRoutes::new(&nodes, "own")
+}
+
+/// Returns the routes that node `own` should have.
+fn wanted(nodes: &[(&str, NodeRoutesSeen)]) -> BTreeMap<Cidr, RouteTarget> {
+    all_wanted(nodes).routes
 }
 
 fn routes(all: &[(&str, RouteTarget)]) -> BTreeMap<Cidr, RouteTarget> {
@@ -48,8 +52,11 @@ fn other_nodes_are_reached_through_their_address_of_the_family() {
         &["192.0.2.3"],
         &["10.0.2.0/26", "10.9.9.9/32", "fd00:0:0:2::/64"],
     );
+    let nodes = [("own", own), ("both", both), ("one", one)];
+    let without_address = all_wanted(&nodes).without_address;
+    assert_eq!(without_address, ["one".to_owned()].into());
     assert_eq!(
-        wanted(&[("own", own), ("both", both), ("one", one)]),
+        wanted(&nodes),
         routes(&[
             ("10.0.0.0/26", RouteTarget::Unreachable),
             ("10.0.1.0/26", via("192.0.2.2")),
