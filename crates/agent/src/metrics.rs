@@ -139,7 +139,7 @@ impl AgentMetrics {
             )?,
             route_errors: gauge(
                 "cadastre_agent_route_errors",
-                "Routes that could not be added, because their nodes are not on this node's link or for another reason",
+                "Routes that could not be added, because their nodes are not on this node's link or for another reason, and nodes without an address of the family of their pods",
             )?,
             pools: Arc::default(),
         };

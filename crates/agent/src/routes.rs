@@ -168,7 +168,10 @@ impl RouteKeeper {
             ..AppliedRoutes::default()
         });
         self.metrics.routes.set(figure(applied.installed));
-        self.metrics.route_errors.set(figure(applied.missing));
+        let without_address = self.wanted.without_address.len();
+        self.metrics
+            .route_errors
+            .set(figure(applied.missing + without_address));
         applied.report()
     }
 
