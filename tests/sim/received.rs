@@ -156,8 +156,10 @@ impl Received {
             RequestOutcome::Node(node) => self.node(node),
             RequestOutcome::Nodes(nodes) => nodes.iter().for_each(|node| self.node(node)),
             RequestOutcome::Pool(pool) => self.pool(pool),
-            RequestOutcome::Subnet(subnet) => self.subnet(subnet),
-            RequestOutcome::Subnets(subnets) => subnets.iter().for_each(|it| self.subnet(it)),
+            RequestOutcome::Subnet(subnet) => self.answered_subnet(subnet),
+            RequestOutcome::Subnets(subnets) => {
+                subnets.iter().for_each(|it| self.answered_subnet(it));
+            }
             _ => {}
         }
     }
@@ -178,6 +180,15 @@ impl Received {
     fn node(&mut self, node: &Node) {
         let labels = self.labels.entry(node.uid.clone()).or_default();
         labels.insert(node.labels.clone());
+    }
+
+    /// Records a NodeSubnet that a response has shown. The watch may not have shown it yet, and a block that it lists may
+    /// have an IPAMBlock that a user has made unreadable.
+    fn answered_subnet(&mut self, subnet: &Subnet) {
+        self.subnet(subnet);
+        let listed = subnet.spec.iter().flat_map(|spec| &spec.blocks);
+        let listed = listed.filter_map(|it| Cidr::parse_strict(&it.cidr).ok());
+        self.had.extend(listed.map(|it| (it, subnet.name.clone())));
     }
 
     fn subnet(&mut self, subnet: &Subnet) {
