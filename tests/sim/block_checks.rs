@@ -58,7 +58,8 @@ struct BlockHistory {
     edited: bool,
 }
 
-fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
+/// Returns the blocks that a NodeSubnet lists.
+pub fn listed(subnet: Option<&Subnet>) -> Vec<Key> {
     let spec = subnet.and_then(|subnet| subnet.spec.as_ref().ok());
     spec.map(|spec| spec.blocks.iter().map(key).collect())
         .unwrap_or_default()

@@ -14,6 +14,7 @@ use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
 
 use super::api::Api;
+use super::block_checks::listed;
 use super::clock::Time;
 use super::object_log::View;
 use super::pool_model::PoolModel;
@@ -158,7 +159,9 @@ impl Received {
             RequestOutcome::Pool(pool) => self.pool(pool),
             RequestOutcome::Subnet(subnet) => self.answered_subnet(subnet),
             RequestOutcome::Subnets(subnets) => {
-                subnets.iter().for_each(|it| self.answered_subnet(it));
+                for subnet in subnets {
+                    self.answered_subnet(subnet);
+                }
             }
             _ => {}
         }
@@ -186,9 +189,9 @@ impl Received {
     /// have an IPAMBlock that a user has made unreadable.
     fn answered_subnet(&mut self, subnet: &Subnet) {
         self.subnet(subnet);
-        let listed = subnet.spec.iter().flat_map(|spec| &spec.blocks);
-        let listed = listed.filter_map(|it| Cidr::parse_strict(&it.cidr).ok());
-        self.had.extend(listed.map(|it| (it, subnet.name.clone())));
+        let listed = listed(Some(subnet)).into_iter();
+        self.had
+            .extend(listed.map(|(cidr, _)| (cidr, subnet.name.clone())));
     }
 
     fn subnet(&mut self, subnet: &Subnet) {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use cadastre_controller::cluster::objects::{Block, Subnet};
 use cadastre_core::Cidr;
 
+use super::block_checks::listed;
 use super::checks::{Verdict, wrong};
 use super::run::Sim;
 
@@ -13,18 +14,16 @@ impl Sim {
     /// Notes which blocks the NodeSubnet does not list any more.
     pub fn note_unlisted(&mut self, before: Option<&Subnet>) {
         let Some(before) = before else { return };
-        let now = self.api.subnets.get(&before.name);
-        let listed = |it: &Subnet| -> BTreeSet<Cidr> {
-            let spec = it.spec.iter().flat_map(|it| &it.blocks);
-            spec.filter_map(|it| Cidr::parse_strict(&it.cidr).ok())
-                .collect()
-        };
+        let now = self.api.subnets.get(&before.name).map(AsRef::as_ref);
         let version = self.api.subnets.version;
-        let now = now.map(|it| listed(it)).unwrap_or_default();
-        for cidr in listed(before).difference(&now) {
+        let cidrs = |subnet| -> BTreeSet<Cidr> {
+            let blocks = listed(subnet).into_iter();
+            blocks.map(|(cidr, _)| cidr).collect()
+        };
+        for cidr in &cidrs(Some(before)) - &cidrs(now) {
             self.checks
                 .unlisted
-                .insert((before.name.clone(), *cidr), version);
+                .insert((before.name.clone(), cidr), version);
         }
     }
 

@@ -167,10 +167,7 @@ impl PoolState {
 
     /// Returns how many addresses the node should have in all, whether its pods use them or not (`warm.minimum`).
     pub fn minimum(&self, node: &Node) -> u64 {
-        match self.node_view.terms.warm.minimum {
-            WarmMinimum::None => 0,
-            WarmMinimum::MaxPods => node.max_pods.into(),
-        }
+        min_addresses(&self.node_view, node).into()
     }
 
     /// Returns whether the pool allocates now. If not, [`PoolState::phase`] says why.
@@ -507,6 +504,14 @@ impl PoolState {
         let families = self.space.families();
         let free = families.map(|family| ledger.block_counts(&self.space, family).free);
         free.min().unwrap_or(0)
+    }
+}
+
+/// Returns how many addresses a node should have of a pool in all, whether its pods use them or not (`warm.minimum`).
+pub(crate) fn min_addresses(pool: &NodePool, node: &Node) -> u32 {
+    match pool.terms.warm.minimum {
+        WarmMinimum::None => 0,
+        WarmMinimum::MaxPods => node.max_pods.into(),
     }
 }
 

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 
+use super::Machine;
 use crate::fixtures::Fixtures;
 use crate::wait::until;
 
@@ -52,6 +53,25 @@ impl Running {
         let inside = |it: &IpAddr| ranges.iter().any(|range| range.contains_addr((*it).into()));
         self.addresses.iter().all(inside)
     }
+}
+
+/// Waits at most `limit` until every address of `to` answers a ping from the pod `from`, which runs on `machine`.
+pub async fn reaches(
+    machine: &Machine,
+    from: &Running,
+    to: &Running,
+    limit: Duration,
+) -> Result<()> {
+    for address in &to.addresses {
+        let text = address.to_string();
+        let ping = ["ping", "-c", "1", "-W", "2", &text];
+        // The first packet may be lost while the neighbour's address is being resolved. So the ping is repeated.
+        until(&format!("{from:?} reaches {to:?}"), limit, async || {
+            Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 /// Lists the pods whose label `group` has this value.

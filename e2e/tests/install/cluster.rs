@@ -9,7 +9,7 @@ use cadastre_e2e::assets::{self, Program};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::helm::Helm;
 use cadastre_e2e::metrics;
-use cadastre_e2e::node::pods::Running;
+use cadastre_e2e::node::pods::{Running, reaches};
 use cadastre_e2e::node::{self, Machine, MachineOptions, Site, SiteOptions};
 use cadastre_e2e::{Fixtures, Options, daemon};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -79,14 +79,7 @@ impl Cluster {
             let from = pods.iter().find(|it| it.node == machine.name());
             let Some(from) = from else { continue };
             for to in pods.iter().filter(|it| it.node != from.node) {
-                for address in &to.addresses {
-                    let ping = ["ping", "-c", "1", "-W", "2", &address.to_string()];
-                    // The first packet may be lost while the neighbour's address is being resolved.
-                    eventually(&format!("{from:?} reaches {address}"), async || {
-                        Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
-                    })
-                    .await;
-                }
+                reaches(machine, from, to, LIMIT).await.unwrap();
             }
         }
     }

@@ -95,7 +95,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
 }
 
 /// Creates a pool with small blocks of both families.
-pub(crate) async fn block_pool(stage: &Stage, name: &str, net: &str) {
+async fn block_pool(stage: &Stage, name: &str, net: &str) {
     let v6 = format!("fd00:{}::", net.replace('.', ":"));
     let spec = json!({
         "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
@@ -104,21 +104,34 @@ pub(crate) async fn block_pool(stage: &Stage, name: &str, net: &str) {
     stage.api.block_pool(name, spec).await.unwrap();
 }
 
-/// Creates a group's pool, starts a machine whose agent masquerades, and creates `count` pods on the machine.
+/// Creates a group's pool, starts a machine with a masquerading agent, creates `count` pods on the machine, and routes
+/// packets for them in the fabric.
 async fn node_with_pods(
     stage: &Stage,
     group: &str,
     net: &str,
     count: usize,
 ) -> (Machine, Vec<Running>) {
+    let (machine, all) = unrouted_node_with_pods(stage, group, net, count, FLAGS).await;
+    machines::route(stage, &machine).await;
+    (machine, all)
+}
+
+/// Creates a group's pool, starts a machine whose agent has these flags, and creates `count` pods on the machine.
+pub(crate) async fn unrouted_node_with_pods(
+    stage: &Stage,
+    group: &str,
+    net: &str,
+    count: usize,
+    flags: &[&str],
+) -> (Machine, Vec<Running>) {
     let api = &stage.api;
     block_pool(stage, group, net).await;
-    let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
+    let side = NodeSide::shipped("ptp", flags, AGENT).unwrap();
     let machine = stage.machine(group, side).await;
     pods::ready(api, machine.name(), true).await;
     pods::create_many(api, group, group, 0..count, Some(machine.name())).await;
     let all = pods::running(api, group, count).await;
-    machines::route(stage, &machine).await;
     (machine, all)
 }
 

@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 use cadastre_api::POOLS_ANNOTATION;
 use cadastre_core::Cidr;
 use cadastre_e2e::Fixtures;
+use cadastre_e2e::node::pods::reaches;
 pub use cadastre_e2e::node::pods::{Running, assert_unique, list};
 use cadastre_e2e::node::{IMAGE, Machine, pods};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -185,13 +186,5 @@ pub async fn pod_cidrs(api: &Fixtures, node: &str, families: usize) -> Vec<Strin
 
 /// Waits until every address of `to` answers a ping from the pod `from`, which runs on `machine`.
 pub async fn assert_reaches(machine: &Machine, from: &Running, to: &Running) {
-    for address in &to.addresses {
-        let text = address.to_string();
-        let ping = ["ping", "-c", "1", "-W", "2", &text];
-        // The first packet may be lost while the neighbour's address is being resolved. So the ping is repeated.
-        eventually(&format!("{from:?} reaches {to:?}"), async || {
-            Ok(Some(machine.run_in_pod(&from.container, &ping).await?))
-        })
-        .await;
-    }
+    reaches(machine, from, to, LIMIT).await.unwrap();
 }

@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use anyhow::{Context as _, ensure};
 use cadastre_api::NodeRoutes;
 use cadastre_e2e::Fixtures;
-use cadastre_e2e::node::{Fabric, Machine, NodeSide};
+use cadastre_e2e::node::{Fabric, Machine};
 use kube::Api;
 
-use crate::masquerade::{SERVER, assert_sees, block_pool};
+use crate::masquerade::{SERVER, assert_sees, unrouted_node_with_pods};
 use crate::pods::{self, Running};
-use crate::{AGENT, Stage, eventually};
+use crate::{Stage, eventually};
 
 const FLAGS: &[&str] = &["--masquerade=true", "--routes=direct"];
 
@@ -23,8 +23,8 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
     stage: &Stage,
 ) {
     let api = &stage.api;
-    let (mut east, east_pods) = node_with_pods(stage, "reast", "10.71", 4).await;
-    let (mut west, west_pods) = node_with_pods(stage, "rwest", "10.72", 4).await;
+    let (mut east, east_pods) = unrouted_node_with_pods(stage, "reast", "10.71", 4, FLAGS).await;
+    let (mut west, west_pods) = unrouted_node_with_pods(stage, "rwest", "10.72", 4, FLAGS).await;
     for to in [&west_pods[0], &west_pods[3]] {
         serve(&west, to).await;
         assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
@@ -109,22 +109,6 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
             .unwrap();
         assert!(left.contains("proto static"), "{to}: {left:?}");
     }
-}
-
-/// Creates a group's pool, starts a machine whose agent installs routes, and creates `count` pods on the machine.
-async fn node_with_pods(
-    stage: &Stage,
-    group: &str,
-    net: &str,
-    count: usize,
-) -> (Machine, Vec<Running>) {
-    block_pool(stage, group, net).await;
-    let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
-    let machine = stage.machine(group, side).await;
-    pods::ready(&stage.api, machine.name(), true).await;
-    pods::create_many(&stage.api, group, group, 0..count, Some(machine.name())).await;
-    let all = pods::running(&stage.api, group, count).await;
-    (machine, all)
 }
 
 async fn serve(machine: &Machine, pod: &Running) {

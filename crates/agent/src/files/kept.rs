@@ -44,6 +44,13 @@ pub struct FilesReported {
     pub is_configured: bool,
 }
 
+impl FilesReported {
+    /// Returns whether another network serves the node's pods, and so is responsible for their traffic.
+    pub fn is_left_to_others(&self) -> bool {
+        matches!(self.network_owner, Some(PodNetworkOwner::Left(_)))
+    }
+}
+
 impl KeptFiles {
     /// Returns a value that keeps the wanted files up to date. The first refresh writes them.
     pub fn new(wanted: WantedFiles) -> Self {

@@ -113,9 +113,7 @@ impl AgentMachine {
 
     /// Returns whether new pods of the node use Cadastre's network; `None` until that is known.
     pub(crate) fn serves_pods(&self) -> Option<bool> {
-        let reported = self.files.reported.as_ref()?;
-        let is_left = matches!(reported.network_owner, Some(PodNetworkOwner::Left(_)));
-        Some(!is_left)
+        Some(!self.files.reported.as_ref()?.is_left_to_others())
     }
 
     pub(super) fn publish_all(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
@@ -261,9 +259,11 @@ impl AgentMachine {
         self.emit_served_by_others(effects);
         // If another network serves the node's pods, that network is responsible for their traffic, so the agent does
         // not masquerade.
-        let is_left =
-            |it: &FilesReported| matches!(it.network_owner, Some(PodNetworkOwner::Left(_)));
-        if self.files.settled().is_none_or(is_left) {
+        if self
+            .files
+            .settled()
+            .is_none_or(FilesReported::is_left_to_others)
+        {
             return;
         }
         let spec = self.subnet().and_then(|it| it.spec.as_ref().ok());

@@ -76,16 +76,12 @@ impl Leader {
         if let Some(routes) = after.or(before) {
             self.loops.routes.queue.add(routes.name.clone());
         }
-        let listed = |routes: Option<&Routes>| -> BTreeSet<String> {
-            let spec = routes.map(|it| it.spec.destinations.iter().cloned().collect());
-            spec.unwrap_or_default()
+        let listed = |routes: Option<&Routes>| -> BTreeSet<Cidr> {
+            let texts = routes.into_iter().flat_map(|it| &it.spec.destinations);
+            texts.filter_map(|it| Cidr::parse_strict(it).ok()).collect()
         };
-        let after = listed(after);
-        for range in listed(before).difference(&after) {
-            if let Ok(range) = Cidr::parse_strict(range) {
-                self.look_at_blocks(vec![range]);
-            }
-        }
+        let gone = &listed(before) - &listed(after);
+        self.look_at_blocks(gone.into_iter().collect());
     }
 
     /// Queues all nodes, because their NodeRoutes are known now.

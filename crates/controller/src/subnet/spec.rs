@@ -10,11 +10,11 @@ use crate::allocations::AllocationState;
 use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::NodeName;
 use crate::cluster::objects::{Node, Subnet};
-use crate::pools::{PoolPhase, PoolState};
+use crate::pools::{PoolPhase, PoolState, min_addresses};
 use crate::withdrawals::Withdrawals;
 use cadastre_api::{
     AllocatedBlock, AllocationMode, AssignmentMode, MOST_POOLS, NodePool, NodeSubnetSpec,
-    QuarantinedNode, WarmMinimum,
+    QuarantinedNode,
 };
 use cadastre_core::mutation::Mutation;
 
@@ -115,15 +115,10 @@ fn pools(
     let mut pools: Vec<NodePool> = Vec::new();
     let mut add = |pool: &NodePool, retained| {
         if !pools.iter().any(|it| it.name == pool.name) {
-            let min_addresses = match pool.terms.warm.minimum {
-                WarmMinimum::None => 0,
-                WarmMinimum::MaxPods => node.max_pods.into(),
-            };
-            let pool = pool.clone();
             pools.push(NodePool {
                 retained,
-                min_addresses,
-                ..pool
+                min_addresses: min_addresses(pool, node),
+                ..pool.clone()
             });
         }
     };
