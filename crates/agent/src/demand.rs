@@ -1,8 +1,9 @@
 //! Computes how many addresses the node wants of each pool, and which empty blocks the node can release.
 //!
 //! Demand is the sum of the addresses that are in use, cooling or withdrawn, the pool's low mark (`warm.low`), and one
-//! address for each waiting ADD. With `warm.minimum: MaxPods`, it is at least one address for each pod that the node may
-//! run, and one for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether pods wait.
+//! address for each waiting ADD. With `warm.minimum: MaxPods`, it is at least one address for each pod that the node
+//! may run, and one for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether
+//! pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
 //! controller computes the capacity of a block from the counts that the agent reports (in use, cooling, withdrawn,

@@ -441,9 +441,10 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// Conditions of the node. The agent writes three of them. ServedByOthers says whether another network serves
-    /// the node's new pods. AddressConflict says whether other hosts answer for addresses of the node. RoutesReady says
-    /// whether the node has routes to the pods of all other nodes. The controller writes the other conditions as its answer to this status.
+    /// Conditions of the node. The agent writes three of them. ServedByOthers says whether another network serves the
+    /// node's new pods. AddressConflict says whether other hosts answer for addresses of the node. RoutesReady says
+    /// whether the node has routes to the pods of all other nodes. The controller writes the other conditions as its
+    /// answer to this status.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
