@@ -12,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::daemon::{self, AdminPort, Guard};
+use cadastre_agent::announce::reload::Reload;
+use cadastre_agent::announce::{AnnounceTemplate, Announcement, BIRD};
 use cadastre_agent::events::Events;
 use cadastre_agent::files::conflist::{BRIDGE, Facts, PTP, Template};
 use cadastre_agent::files::kept::{KeptFiles, WantedFiles};
@@ -149,6 +151,31 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_ROUTES", value_enum, default_value_t = Routes::None)]
     routes: Routes,
 
+    /// Path of a file from which a routing daemon such as BIRD announces the node's ranges. The agent writes it whenever
+    /// they change
+    #[arg(long, env = "CADASTRE_ANNOUNCE_FILE")]
+    announce_file: Option<PathBuf>,
+
+    /// Template of that file: bird, or the path of a file
+    #[arg(
+        long,
+        env = "CADASTRE_ANNOUNCE_TEMPLATE",
+        default_value = "bird",
+        requires = "announce_file"
+    )]
+    announce_template: String,
+
+    /// How the routing daemon is told to read its configuration again: none, bird=/PATH/OF/bird.ctl (BIRD's control
+    /// socket), process=NAME (SIGHUP to all processes of that name) or command=/PATH ARGUMENTS. Blocks are released only
+    /// after this has succeeded
+    #[arg(
+        long,
+        env = "CADASTRE_ANNOUNCE_RELOAD",
+        default_value = "none",
+        requires = "announce_file"
+    )]
+    announce_reload: Reload,
+
     /// Address of the admin port: /metrics, /healthz, /readyz, /loglevel
     #[arg(long, env = "CADASTRE_ADMIN_ADDRESS", default_value = "0.0.0.0:9818")]
     admin_address: SocketAddr,
@@ -215,6 +242,22 @@ fn template(args: &Args) -> anyhow::Result<Template> {
     Template::new(&text).with_context(|| format!("--cni-conf-template {}", args.cni_conf_template))
 }
 
+fn announcement(args: &Args, node: &str) -> anyhow::Result<Option<Arc<Announcement>>> {
+    let Some(path) = args.announce_file.clone() else {
+        return Ok(None);
+    };
+    let text = match args.announce_template.as_str() {
+        "bird" => BIRD.to_owned(),
+        path => std::fs::read_to_string(path)
+            .with_context(|| format!("--announce-template: cannot read {path}"))?,
+    };
+    let template = AnnounceTemplate::new(&text)
+        .with_context(|| format!("--announce-template {}", args.announce_template))?;
+    let reload = args.announce_reload.clone();
+    let announcement = Announcement::new(node.to_owned(), path, template, reload);
+    Ok(Some(Arc::new(announcement)))
+}
+
 fn node_name(args: &Args) -> anyhow::Result<String> {
     let name = args.node_name.clone().or_else(daemon::hostname);
     let name = name.unwrap_or_default();
@@ -232,6 +275,7 @@ fn folder(path: &Path) -> &Path {
 
 async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Result<()> {
     let node = node_name(&args)?;
+    let announcement = announcement(&args, &node)?;
     let (version, commit) = (cadastre_core::VERSION, cadastre_core::COMMIT);
     info!(version, commit, node.name = %node, "cadastre agent starts");
     // The lock is taken before any port is opened. So if another agent runs on the node, the error names the lock and
@@ -306,6 +350,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         addresses_interval: args.addresses_interval,
         leak_grace: args.leak_grace,
         masquerade: args.masquerade,
+        announces: announcement.is_some(),
         cni_conf: args.cni_conf.clone(),
         network: args
             .cni_conf
@@ -324,6 +369,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         ledger: ledger.clone(),
         cri: args.cri_socket,
         files,
+        announcement,
         direct_routes: args.routes == Routes::Direct,
         service,
         readiness,

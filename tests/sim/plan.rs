@@ -87,6 +87,11 @@ impl Plan {
         self.slice.is_multiple_of(3)
     }
 
+    /// Whether agents write a file for a routing daemon. This, too, follows from the slice.
+    pub fn announces(&self) -> bool {
+        self.slice == 22
+    }
+
     /// The kinds that controllers watch.
     pub fn watched(&self) -> Vec<Watched> {
         let routes = self.publishes_routes().then_some(Watched::Routes);

@@ -321,6 +321,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("node::ledger::tests::addresses_of_unlisted_blocks_stay_assigned")
         }
         ReleaseReportedBeforeStored => sim(Agents, 1_000),
+        ReleasedWhileAnnounced => sim(Agents, 5_000),
         AnsweredBeforeStored => sim(Agents, 3_000),
         FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),

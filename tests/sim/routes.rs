@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Block, Subnet};
 use cadastre_core::Cidr;
 
@@ -48,6 +49,21 @@ impl Sim {
         wrong("routes", text, [routes.name.clone()])
     }
 
+    /// Returns the ranges that the NodeSubnet lists for the Node of this name.
+    pub fn listed_ranges(&self, name: &NodeName) -> BTreeSet<&str> {
+        let node = self.api.nodes.get(name);
+        let subnet = self.api.subnets.get(name);
+        let spec = subnet.and_then(|it| it.spec.as_ref().ok());
+        let is_of = |uid: Option<&str>| node.is_some_and(|it| uid == Some(&*it.uid));
+        let spec = spec.filter(|it| is_of(it.node_uid.as_deref()));
+        spec.map_or_else(BTreeSet::new, |it| {
+            let pod_cidrs = it.pod_cidrs.iter().filter(|it| !it.withheld);
+            let blocks = it.blocks.iter().filter(|it| !it.standby);
+            let pod_cidrs = pod_cidrs.map(|it| &*it.cidr);
+            pod_cidrs.chain(blocks.map(|it| &*it.cidr)).collect()
+        })
+    }
+
     pub fn check_routes_end(&self) -> Verdict {
         if !self.plan.publishes_routes() {
             return Ok(());
@@ -55,20 +71,7 @@ impl Sim {
         let names = self.api.nodes.live.keys();
         let names: BTreeSet<_> = names.chain(self.api.routes.live.keys()).collect();
         for name in names {
-            let node = self.api.nodes.get(name);
-            let subnet = self
-                .api
-                .subnets
-                .get(name)
-                .and_then(|it| it.spec.as_ref().ok());
-            let subnet =
-                subnet.filter(|it| node.is_some_and(|n| it.node_uid.as_deref() == Some(&*n.uid)));
-            let wanted: BTreeSet<&str> = subnet.map_or_else(BTreeSet::new, |it| {
-                let pod_cidrs = it.pod_cidrs.iter().filter(|it| !it.withheld);
-                let blocks = it.blocks.iter().filter(|it| !it.standby);
-                let pod_cidrs = pod_cidrs.map(|it| &*it.cidr);
-                pod_cidrs.chain(blocks.map(|it| &*it.cidr)).collect()
-            });
+            let wanted = self.listed_ranges(name);
             let routes = self.api.routes.get(name);
             let found = routes.map_or(&[][..], |it| &it.spec.destinations);
             let found: BTreeSet<&str> = found.iter().map(|it| &**it).collect();

@@ -40,6 +40,7 @@ impl Sim {
         self.check_blocks()?;
         self.check_marks()?;
         self.check_routes_end()?;
+        self.check_announced_end()?;
         self.check_claims_end()?;
         self.check_ipam_claims_end()?;
         for id in 0..self.machines.hosts.len() {

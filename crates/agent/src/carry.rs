@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::announce::Announcement;
 use super::cri::Runtime;
 use super::events::Events;
 use super::files::kept::KeptFiles;
@@ -50,6 +51,8 @@ pub struct AgentParts {
     pub cri: Option<PathBuf>,
     /// Writes the files that other programs read
     pub files: KeptFiles,
+    /// Writes the file for a routing daemon; `None` if there is none
+    pub announcement: Option<Arc<Announcement>>,
     /// Whether the agent adds routes to the pods of other nodes. If not, it removes those that it has added earlier
     pub direct_routes: bool,
     /// Handles the requests of the CNI plugin and of gRPC clients
@@ -185,6 +188,14 @@ impl Carrier {
                 let report = self.parts.files.refresh(&holding, waits_for_pods);
                 return Ok(Some(AgentEvent::Files(report)));
             }
+            AgentEffect::Announce(allocation) => {
+                if let Some(announcement) = self.parts.announcement.clone() {
+                    self.tasks.spawn(async move {
+                        let announced = announcement.refresh(&allocation).await;
+                        Ok(AgentEvent::Announced(announced))
+                    });
+                }
+            }
             AgentEffect::Masquerade { ranges, holding } => {
                 let now = clock::since_boot();
                 let trouble = self.masquerade.refresh(ranges.as_deref(), &holding, now);
@@ -210,6 +221,9 @@ impl Carrier {
                 metrics.publish_lag.set(lag.as_secs_f64());
             }
             AgentEffect::Count(CountedEvent::Damaged) => metrics.damaged.inc(),
+            AgentEffect::Count(CountedEvent::Announced(is_done)) => {
+                metrics.announce_errors.set(i64::from(!is_done));
+            }
         }
         Ok(None)
     }

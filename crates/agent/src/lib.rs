@@ -31,6 +31,7 @@
 //! | `rebuild` | which addresses are in use, according to other sources than the store |
 //! | [`machine`] | all of the above as one state machine: events in, effects out |
 //! | [`files`] | files that other programs on the node read |
+//! | [`template`] | templates of such files |
 //! | `served` | whether another network serves the node's pods |
 //! | [`metrics`] | figures for Prometheus |
 //! | `masquerade` | which packets of pods leave with the node's address |
@@ -47,6 +48,7 @@
 //! | `netns` | which network namespaces exist |
 //! | `netlink` | requests to the kernel about links, neighbours and routes |
 //! | [`routes`] | routes to the pods of other nodes; a task that the main loop starts |
+//! | [`announce`] | the file from which a routing daemon such as BIRD announces the node's ranges |
 //! | [`probe`], `neighbours` | ask the link whether another host has an address |
 //! | `store` | checks the store's file, and creates a new one in place of one that was lost |
 //! | [`ledger`] | access to the store thread for async tasks |
@@ -69,6 +71,7 @@
 
 mod address_requests;
 pub mod addresses;
+pub mod announce;
 mod attached;
 mod carry;
 mod choice;
@@ -108,6 +111,7 @@ mod snapshot;
 mod status;
 mod store;
 mod superseded;
+pub mod template;
 pub mod unix;
 
 #[cfg(test)]

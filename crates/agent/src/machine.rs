@@ -56,6 +56,7 @@
 //!     result of a round. After a round that failed, there is a pause.
 
 mod allocation;
+mod announcing;
 mod cycle;
 mod intake;
 mod messages;
@@ -86,6 +87,7 @@ use cadastre_core::Addr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::{Attachment, Now, Snapshot};
 
+use announcing::Announcer;
 use cycle::InFlight;
 use opening::Opening;
 use publishing::{Files, Masquerade};
@@ -118,6 +120,8 @@ pub struct MachineSettings {
     pub leak_grace: Duration,
     /// Whether the agent masquerades the pods' traffic
     pub masquerade: bool,
+    /// Whether the agent writes a file from which a routing daemon announces the node's ranges
+    pub announces: bool,
     /// The path of the CNI configuration file; `None` if the agent writes none
     pub cni_conf: Option<PathBuf>,
     /// The name of the network in the CNI configuration; `None` if the agent writes no CNI configuration
@@ -226,6 +230,8 @@ pub struct AgentMachine {
     served: Option<PodNetworkOwner>,
     /// The nftables tables; `None` if the agent does not masquerade
     masquerade: Option<Masquerade>,
+    /// What the routing daemon announces; `None` if the agent writes no file for one
+    announcer: Option<Announcer>,
     /// The state of the routes to the pods of other nodes
     routes: RoutesReport,
     /// When an event last reported pods that were refused because the agent did not know them yet
@@ -292,6 +298,7 @@ impl AgentMachine {
             files: Files::NEW,
             served: None,
             masquerade: settings.masquerade.then_some(Masquerade::NEW),
+            announcer: settings.announces.then_some(Announcer::NEW),
             routes: RoutesReport::Off,
             turned_away_at: None,
             ready: None,
@@ -342,6 +349,7 @@ impl AgentMachine {
             all.extend([Some(self.look_at), Some(now + STORE_CHECK)]);
             all.extend([self.publish_at, self.list_at, self.notes.due_at()]);
             all.push(self.files.check_at().filter(|_| self.snapshot.is_some()));
+            all.push(self.announcer.as_ref().and_then(Announcer::check_at));
         } else {
             all.push(Some(self.opening.try_at));
         }

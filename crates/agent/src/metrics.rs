@@ -44,6 +44,8 @@ pub struct AgentMetrics {
     pub(crate) routes: IntGauge,
     /// Routes that could not be added
     pub(crate) route_errors: IntGauge,
+    /// Whether the routing daemon could not be given the node's ranges
+    pub(crate) announce_errors: IntGauge,
     /// Pools for which time series exist
     pools: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -136,6 +138,10 @@ impl AgentMetrics {
             routes: gauge(
                 "cadastre_agent_routes",
                 "Routes to pods of other nodes, and routes that refuse packets to unused addresses of this node; 0 without --routes=direct",
+            )?,
+            announce_errors: gauge(
+                "cadastre_agent_announce_errors",
+                "1 while the routing daemon of the node has not been given all ranges of the node, else 0",
             )?,
             route_errors: gauge(
                 "cadastre_agent_route_errors",

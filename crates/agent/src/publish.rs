@@ -36,7 +36,7 @@ use super::conditions::has_all;
 use super::demand::PoolWant;
 use super::jitter::{Jitter, backoff};
 use super::snapshot::{assigns, busy};
-use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand, ROUTES_READY};
+use cadastre_api::{BlockStatus, NodeSubnetStatus, PoolDemand, RANGES_ANNOUNCED, ROUTES_READY};
 use cadastre_node::{BlockState, Snapshot};
 
 /// The first and the longest pause between two urgent writes.
@@ -70,8 +70,8 @@ pub(crate) struct Publisher {
     other_pace: Pace,
     /// The pace of urgent writes that report a change of the routes
     routes_pace: Pace,
-    /// The type of a condition that the stored status must not have; `None` if there is no such type
-    unwanted: Option<&'static str>,
+    /// The types of conditions that the stored status must not have
+    unwanted: Vec<&'static str>,
     /// The earliest time of a write after an error
     retry_at: Duration,
     failures: u32,
@@ -187,7 +187,7 @@ impl Publisher {
             answered: BTreeSet::new(),
             other_pace: Pace::NEW,
             routes_pace: Pace::NEW,
-            unwanted: None,
+            unwanted: Vec::new(),
             retry_at: now,
             failures: 0,
             behind_since: None,
@@ -254,9 +254,14 @@ impl Publisher {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
-    /// Sets the type of a condition that the stored status must not have.
-    pub(crate) fn set_unwanted(&mut self, type_: Option<&'static str>) {
-        self.unwanted = type_;
+    /// Makes a write that is not urgent due at once.
+    pub(crate) fn make_due(&mut self, now: Duration) {
+        self.next_at = self.next_at.min(now);
+    }
+
+    /// Sets the types of conditions that the stored status must not have.
+    pub(crate) fn set_unwanted(&mut self, types: Vec<&'static str>) {
+        self.unwanted = types;
     }
 
     /// Returns what to do so that the stored status becomes `status`.
@@ -276,7 +281,7 @@ impl Publisher {
             *version == seen.version && is_same(sent, status)
         };
         let mut stored = seen.status.conditions.iter();
-        let has_unwanted = stored.any(|it| Some(it.type_.as_str()) == self.unwanted);
+        let has_unwanted = stored.any(|it| self.unwanted.contains(&it.type_.as_str()));
         let is_partial = self.partial.as_ref().is_some_and(is_partial);
         if !has_unwanted && (is_same(&seen.status, status) || is_partial) {
             self.behind_since = None;
@@ -492,16 +497,17 @@ fn is_unlisted(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snap
     })
 }
 
-/// Whether the condition about routes in `wanted` has another status or reason than the stored one. A change of only its
+/// Whether a condition about routes in `wanted` has another status or reason than the stored one. A change of only its
 /// text is not urgent, because a new node may change the text on all nodes.
 fn is_routes_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
-    let of = |status: &NodeSubnetStatus| {
-        let mut all = status.conditions.iter();
-        let routes = all.find(|it| it.type_ == ROUTES_READY);
-        routes.map(|it| (it.status.clone(), it.reason.clone()))
+    let of = |status: &NodeSubnetStatus, type_: &str| {
+        let condition = status.conditions.iter().find(|it| it.type_ == type_);
+        condition.map(|it| (it.status.clone(), it.reason.clone()))
     };
-    let wanted = of(wanted);
-    wanted.is_some() && wanted != of(is)
+    [ROUTES_READY, RANGES_ANNOUNCED].into_iter().any(|type_| {
+        let wanted = of(wanted, type_);
+        wanted.is_some() && wanted != of(is, type_)
+    })
 }
 
 #[cfg(test)]

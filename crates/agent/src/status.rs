@@ -14,8 +14,8 @@ use cadastre_api::{
     AgentInfo, BlockStatus, LeakCandidate, MOST_BLOCKS, MOST_COUNT, MOST_ORPHANS, MOST_POOLS,
     NodeSubnetStatus, PoolDemand,
 };
-use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr};
 use cadastre_node::{BlockCount, BlockState, Snapshot};
 
 /// The maximum demand that is reported. A higher demand must be a mistake.
@@ -28,6 +28,7 @@ pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,
     orphans: &[(Addr, String)],
+    is_announced: impl Fn(&Cidr) -> bool,
     boot: &str,
 ) -> NodeSubnetStatus {
     let orphan = |(addr, pod): &(Addr, String)| LeakCandidate {
@@ -41,7 +42,7 @@ pub(crate) fn status(
     NodeSubnetStatus {
         node_uid: snapshot.node_uid.clone(),
         pools: pools.take(MOST_POOLS).collect(),
-        blocks: blocks(snapshot),
+        blocks: blocks(snapshot, is_announced),
         agent: Some(AgentInfo {
             version: cut(cadastre_core::VERSION, 64),
             boot_id: cut(boot, 64),
@@ -73,8 +74,8 @@ fn pending(snapshot: &Snapshot, is_empty: bool) -> Vec<String> {
 }
 
 /// Returns the blocks that the controller lists, and other blocks with addresses in use or in cooldown. podCIDRs are
-/// left out.
-fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
+/// left out. A block that is still announced is not reported as released.
+fn blocks(snapshot: &Snapshot, is_announced: impl Fn(&Cidr) -> bool) -> Vec<BlockStatus> {
     let blocks = snapshot
         .blocks
         .iter()
@@ -92,7 +93,7 @@ fn blocks(snapshot: &Snapshot) -> Vec<BlockStatus> {
             cooling: count(it.counts.cooling),
             free: count(if released { 0 } else { it.counts.free }),
             withdrawn: count(it.counts.withdrawn),
-            released,
+            released: released && !is_announced(&it.cidr),
         }
     };
     blocks.into_iter().map(report).take(MOST_BLOCKS).collect()
@@ -116,7 +117,7 @@ mod tests {
 
     fn status_of(snapshot: &Snapshot) -> NodeSubnetStatus {
         let wants = wanted(snapshot, &PendingAdds::new());
-        status(snapshot, &wants, &[], "boot")
+        status(snapshot, &wants, &[], |_| false, "boot")
     }
 
     #[test]
@@ -148,7 +149,7 @@ mod tests {
         it.blocks[0].uid.clone_from(&long);
         let addr = Addr::parse_strict("10.0.0.1").unwrap();
         let orphans = vec![(addr, long); 1_000];
-        let status = status(&it, &BTreeMap::new(), &orphans, "boot");
+        let status = status(&it, &BTreeMap::new(), &orphans, |_| false, "boot");
         assert_eq!(status.orphans.len(), MOST_ORPHANS);
         assert_eq!(status.orphans[0].pod_uid.len(), 128);
         assert_eq!(status.blocks[0].free, 1 << 53);
@@ -174,7 +175,7 @@ mod tests {
             it.attachments
                 .push(record(&format!("c{n}"), &format!("u{n}"), &[&address]));
         }
-        let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], uid);
+        let status = status(&it, &wanted(&it, &PendingAdds::new()), &[], |_| false, uid);
         let size = serde_json::to_vec(&status).unwrap().len();
         assert!(size <= 1_024, "{size} bytes: {status:?}");
     }

@@ -85,7 +85,7 @@ pub use subnet::{
     BlockStatus, ClaimedAddress, LeakCandidate, LentRange, MOST_ADDRESS_REQUESTS, MOST_BLOCKS,
     MOST_CONFLICTS, MOST_COUNT, MOST_ORPHANS, MOST_POD_RANGES, MOST_POOLS, MOST_RESERVED,
     MOST_WITHDRAWALS, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec, NodeSubnetStatus,
-    PoolDemand, QuarantinedNode, ROUTES_READY, Recall, SERVED_BY_OTHERS,
+    PoolDemand, QuarantinedNode, RANGES_ANNOUNCED, ROUTES_READY, Recall, SERVED_BY_OTHERS,
 };
 pub use terms::{
     AddressPrefix, AddressTerms, ConflictProbe, Dns, ExplicitAddresses, Route, UnknownPods, Warm,

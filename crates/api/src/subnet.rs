@@ -2,7 +2,7 @@
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
 //! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`], [`ADDRESS_CONFLICT`] and
-//! [`ROUTES_READY`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no
+//! [`ROUTES_READY`] and [`RANGES_ANNOUNCED`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no
 //! owner reference to the Node, because the NodeSubnet must outlive the Node: its field `quarantined` is the durable
 //! record of podCIDRs in quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated
 //! again.
@@ -78,6 +78,8 @@ pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 pub const ADDRESS_CONFLICT: &str = "AddressConflict";
 /// The type of the condition that says whether the node has routes to the pods of all other nodes.
 pub const ROUTES_READY: &str = "RoutesReady";
+/// The type of the condition that says whether the node's routing daemon has been given the node's ranges.
+pub const RANGES_ANNOUNCED: &str = "RangesAnnounced";
 
 /// The ranges of a node, and the quarantined ranges of earlier nodes with the same name. Written by the controller.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]

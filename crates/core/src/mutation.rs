@@ -254,6 +254,8 @@ mutations! {
     /// A block is reported as released as soon as none of its addresses are in use, before the store has recorded the
     /// release.
     ReleaseReportedBeforeStored,
+    /// A block is reported as released while the routing daemon of its node may still announce it.
+    ReleasedWhileAnnounced,
     /// The plugin gets its response before the store has written the result.
     AnsweredBeforeStored,
     /// An operation is answered as done although the disk has rejected its writes.

@@ -10,6 +10,7 @@ use super::cgroups::Cgroups;
 use super::fabric::Fabric;
 use super::image;
 use super::machine::{self, Machine, MachineOptions};
+use super::router::Router;
 use crate::assets;
 use crate::control_plane::{ControlPlane, Options};
 use crate::fixtures::Fixtures;
@@ -108,6 +109,13 @@ impl Site {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         ensure!(number <= MACHINES, "a site has {MACHINES} machines at most");
         Machine::start(Arc::clone(&self.core), number, options).await
+    }
+
+    /// Starts a router with this number, which must be higher than those of machines.
+    pub async fn router(&self, number: u8) -> Result<Router> {
+        ensure!(number > MACHINES, "machine {number} may start later");
+        let folder = self.core.folder().join(format!("r{number}"));
+        Router::start(&self.core.fabric, number, &folder).await
     }
 
     /// The network between machines, to set routes and to disconnect machines.

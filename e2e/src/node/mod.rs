@@ -14,6 +14,7 @@
 //! | `machine` | power, containerd, kubelet; one machine is one node |
 //! | `node_software` | CNI plugins, their configuration, and the agent of a machine |
 //! | `holder`, `guest` | namespaces and processes in them |
+//! | `router` | routers on the fabric |
 //! | `pods` | pods of a group |
 //! | `shipped` | the image of this repository |
 //! | `cgroups`, `image`, `config` | what a kubelet and a containerd need to run |
@@ -41,6 +42,7 @@ mod machine;
 mod machines;
 mod node_software;
 pub mod pods;
+mod router;
 mod shipped;
 
 pub use available::{available, macvlan};
@@ -51,4 +53,5 @@ pub use image::IMAGE;
 pub use machine::{Machine, MachineOptions};
 pub use machines::{Site, SiteOptions};
 pub use node_software::{Agent, NodeSide};
+pub use router::{Router, bird};
 pub use shipped::{SHIPPED, shipped};

@@ -277,6 +277,41 @@ async fn agents_that_probe_addresses_get_one_capability() {
     }
 }
 
+#[tokio::test]
+async fn agents_write_a_file_for_a_routing_daemon_on_request() {
+    let file = "agent.announce.file=/run/cadastre-routes/bird.conf";
+    let bird = with(&[file, "agent.announce.reload=bird=/run/bird/bird.ctl"]).await;
+    for part in [
+        "- --announce-file=/run/cadastre-routes/bird.conf\n",
+        "- --announce-template=bird\n",
+        "- \"--announce-reload=bird=/run/bird/bird.ctl\"\n",
+        "- {name: announce-0, mountPath: /run/cadastre-routes}\n",
+        "- {name: announce-1, mountPath: /run/bird}\n",
+        "hostPath: {path: /run/bird, type: DirectoryOrCreate}\n",
+    ] {
+        assert!(bird.contains(part), "{part}: {bird}");
+    }
+    assert!(!bird.contains("hostPID") && !bird.contains("announce-2"));
+    let text = with(&[
+        "agent.announce.file=/etc/gobgp/routes.conf",
+        "agent.announce.reload=process=gobgpd",
+        "agent.announce.custom=  # \\{\\{ node \\}\\}\n",
+    ])
+    .await;
+    for part in [
+        "hostPID: true\n",
+        "add: [NET_ADMIN, KILL]\n",
+        "- --announce-template=/etc/cadastre/announce\n",
+        "announce: \"  # {{ node }}\\n\"\n",
+        "- {name: announce-0, mountPath: /etc/gobgp}\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let set = ["--set", "agent.announce.reload=process=gobgpd"];
+    let refused = format!("{:#}", template(&set).await.unwrap_err());
+    assert!(refused.contains("need agent.announce.file"), "{refused}");
+}
+
 /// Values that users expect of every chart: labels, environment variables, volumes and annotations.
 #[tokio::test]
 async fn labels_environment_volumes_and_accounts_can_be_extended() {

@@ -4,7 +4,7 @@
 //! pools and pods of its own group. The start of a kubelet or of a pod takes seconds of processor time. So if one
 //! subject can use the machines and pods of another, the same test covers both subjects, one after the other. If nodes
 //! cannot run on this host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the
-//! kernel does not have macvlan.
+//! kernel does not have macvlan, and the test of BGP if BIRD is not installed.
 //!
 //! | file | subject |
 //! |---|---|
@@ -14,12 +14,14 @@
 //! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
 //! | `crashes` | power cuts, killed and hung processes, an API server that cannot be reached |
 //! | `masquerade` | the source address that a pod's peers see |
+//! | `bgp` | ranges that BIRD announces |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that start, get addresses, and end |
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod addresses;
+mod bgp;
 mod bridge;
 mod crashes;
 mod deletions;
@@ -53,6 +55,9 @@ const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 /// The only test for which the kernel must have macvlan.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
 
+/// The only test for which the routing daemon BIRD must be installed.
+const BGP: &str = "bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse";
+
 /// Waits until `look` returns a value; panics after [`LIMIT`].
 async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
     until(what, LIMIT, look).await.unwrap()
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         deletions::a_chain_that_lacks_a_plugin_then_never_or_three_times,
         shortage::exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one,
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
+        bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse,
         routes::pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
         harness::a_killed_harness_leaves_nothing,
@@ -92,9 +98,12 @@ fn main() -> ExitCode {
             tests.len()
         );
     }
-    let no_macvlan = node::macvlan().err().filter(|_| reason.is_none());
-    if let Some(reason) = &no_macvlan {
-        eprintln!("{MACVLAN} is skipped: {reason}");
+    let lacking = [(MACVLAN, node::macvlan()), (BGP, node::bird())];
+    let lacking = lacking.map(|(name, there)| (name, there.err().filter(|_| reason.is_none())));
+    for (name, lack) in &lacking {
+        if let Some(lack) = lack {
+            eprintln!("{name} is skipped: {lack}");
+        }
     }
     let runtime = Arc::new(Runtime::new().unwrap());
     let stage = Arc::new(OnceLock::new());
@@ -107,8 +116,9 @@ fn main() -> ExitCode {
             );
             Ok(())
         };
-        let lacking = reason.is_some() || (no_macvlan.is_some() && name == MACVLAN);
-        Trial::test(name, run).with_ignored_flag(lacking)
+        let lacks = |(of, lack): &(&str, Option<String>)| lack.is_some() && *of == name;
+        let is_ignored = reason.is_some() || lacking.iter().any(lacks);
+        Trial::test(name, run).with_ignored_flag(is_ignored)
     });
     let mut arguments = Arguments::from_args();
     // There are twice as many threads as usual, because the tests wait for kubelets most of the time.

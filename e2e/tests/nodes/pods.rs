@@ -12,7 +12,7 @@ use cadastre_e2e::node::{IMAGE, Machine, pods};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{LIMIT, eventually};
 
@@ -30,6 +30,17 @@ pub async fn create_in(
     pool: Option<&str>,
 ) {
     let annotations = pool.map(|it| json!({POOLS_ANNOTATION: it}));
+    create_with(api, group, name, node, annotations).await;
+}
+
+/// Creates a pod as [`create`] does, with these annotations.
+pub async fn create_with(
+    api: &Fixtures,
+    group: &str,
+    name: &str,
+    node: Option<&str>,
+    annotations: Option<Value>,
+) {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"group": group}, "annotations": annotations},
         "spec": {

@@ -87,6 +87,7 @@ impl Sim {
         let host = self.host_mut(id);
         host.calls.clear();
         host.kubelet.power_off();
+        host.announced.clear();
         let disk = host.disk().map(|disk| disk.after_power_loss(&mut rng));
         *host.slot.lock().unwrap() = disk;
     }

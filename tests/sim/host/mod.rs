@@ -31,6 +31,7 @@
 //! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of CNI,
 //!   files and masquerading are left out.
 
+mod announce;
 mod faults;
 mod feeds;
 mod kubelet;
@@ -133,6 +134,8 @@ pub struct Host {
     pub clean: BTreeSet<Addr>,
     /// The pools that required probes when the store was last read.
     pub probing: BTreeSet<String>,
+    /// The ranges that the routing daemon announces.
+    pub announced: BTreeSet<Cidr>,
     slot: Slot,
     /// The agent's process if it runs.
     process: Option<Process>,
@@ -170,6 +173,7 @@ impl Host {
             clean: BTreeSet::new(),
             probing: BTreeSet::new(),
             given: BTreeMap::new(),
+            announced: BTreeSet::new(),
             slot: Slot::default(),
             process: None,
             incarnation: 0,
@@ -236,13 +240,14 @@ impl Host {
     }
 }
 
-fn settings(name: &NodeName) -> machine::MachineSettings {
+fn settings(name: &NodeName, announces: bool) -> machine::MachineSettings {
     machine::MachineSettings {
         node: name.to_string(),
         publish_interval: Duration::from_secs(5),
         addresses_interval: Duration::from_secs(10),
         leak_grace: Duration::from_secs(20),
         masquerade: false,
+        announces,
         cni_conf: None,
         network: Some(kubelet::NETWORK.to_owned()),
     }

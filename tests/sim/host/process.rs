@@ -1,6 +1,6 @@
 //! The agent's process: the shipped state machine, and the code that carries out its effects.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use cadastre_agent::addresses::ListOutcome;
@@ -16,7 +16,7 @@ use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
 use cadastre_api::{AddressConflict, NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
-use cadastre_core::Addr;
+use cadastre_core::{Addr, Cidr};
 use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
 
 use super::feeds::Line;
@@ -49,6 +49,8 @@ pub enum ProcessAct {
     Woken(u64),
     /// Probes are over. The number is that of the ADD that needs the probes; `None` if the agent itself needs them
     Probed(Option<u64>, ProbeRound),
+    /// Gives the routing daemon these ranges, or fails.
+    Announce(BTreeSet<Cidr>, bool),
     /// Asks the runtime and the kernel about leak candidates. The last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
 }
@@ -96,12 +98,12 @@ impl Sim {
     pub fn start_process(&mut self, id: usize) {
         let now = self.host_now(id);
         let started = self.now;
-        let has_agent = self.plan.agents;
+        let (has_agent, announces) = (self.plan.agents, self.plan.announces());
         let host = self.host_mut(id);
         if !has_agent || host.process.is_some() {
             return;
         }
-        let settings = settings(&host.name);
+        let settings = settings(&host.name, announces);
         host.incarnation += 1;
         host.process = Some(Process {
             machine: AgentMachine::new(settings, host.seed, &now),
@@ -202,6 +204,12 @@ impl Sim {
             ProcessAct::Request(call) => self.plugin_asks(id, call),
             ProcessAct::Woken(call) => self.wake_add(id, call, false),
             ProcessAct::Probed(number, round) => self.record_probes(id, number, round),
+            ProcessAct::Announce(ranges, fails) => {
+                let event = self.daemon_answers(id, ranges, fails);
+                if let Some(process) = self.process(id) {
+                    process.machine.on(event, &now);
+                }
+            }
             ProcessAct::Prove(candidates, boot, pods) => {
                 self.prove_host(id, candidates, boot, pods.as_ref());
             }
@@ -282,6 +290,7 @@ impl Sim {
             AgentEffect::WriteFiles { .. } => {
                 return Some(AgentEvent::Files(FilesReported::default()));
             }
+            AgentEffect::Announce(allocation) => self.announce(id, &allocation, lag),
             AgentEffect::Masquerade { .. } => return Some(AgentEvent::Masqueraded(None)),
             AgentEffect::AskNamespace(name) => {
                 let is_lost = self.is_down() || self.has_faults && self.rng.chance(500);
@@ -385,7 +394,11 @@ impl Sim {
                 if self.reports_other_conflicts(&name, &status) {
                     self.machines.conflicts_changed = self.now;
                 }
+                let check = self.check_released(id, &status);
                 let stored = self.api.publish_status(&name, version, *status);
+                if stored.is_some() {
+                    check?;
+                }
                 let event = match stored {
                     Some((version, status)) => WriteOutcome::Done {
                         version: version.to_string(),

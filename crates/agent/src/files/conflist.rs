@@ -11,7 +11,7 @@
 //! | `{{POOLS}}` | a list of the names of the node's pools |
 //! | `{{ROUTES}}` | a list of default routes, `{"dst": "0.0.0.0/0"}`, one for each family of the node or of its pools |
 //!
-//! Lists are sorted, so that equal allocations give equal text.
+//! A list is text in JSON. Lists are sorted, so that equal allocations give equal text.
 //!
 //! # Guarantees
 //! - The file is rendered only once the node has a range from which addresses are assigned. There is one exception: if
@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use crate::snapshot::pool_cidrs;
+use crate::template::{self, TemplateError};
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Cidr, Family};
 
@@ -78,22 +79,6 @@ pub struct Facts {
     pub mtu: u32,
 }
 
-/// Why a template cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    /// The template has a placeholder that does not exist.
-    #[error(
-        "{{{{{0}}}}} means nothing: use {{{{MTU}}}}, {{{{NODE}}}}, {{{{POD_CIDRS}}}}, {{{{POOL_CIDRS}}}}, {{{{POOLS}}}} and {{{{ROUTES}}}}"
-    )]
-    Word(String),
-    /// After the placeholders were replaced by values, the text is not JSON.
-    #[error("it is no JSON once the words are filled in: {0}")]
-    Json(serde_json::Error),
-    /// After the placeholders were replaced by values, the text is JSON, but not a conflist.
-    #[error("it is no conflist: {0}")]
-    NoConflist(&'static str),
-}
-
 impl Template {
     /// Checks a template by rendering it with sample values.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
@@ -101,7 +86,9 @@ impl Template {
             node: "node".to_owned(),
             mtu: 1500,
         };
-        let sample = fill(text, &NodeAllocation::default(), &facts)?;
+        let values = template_values(&NodeAllocation::default(), &facts);
+        template::check(text, &values.keys().copied().collect::<Vec<_>>())?;
+        let sample = template::render(text, values)?;
         let conf: Value = serde_json::from_str(&sample).map_err(TemplateError::Json)?;
         let network = conf["name"].as_str().unwrap_or_default();
         let legal = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
@@ -145,18 +132,8 @@ impl Template {
     }
 }
 
-fn fill(template: &str, holding: &NodeAllocation, facts: &Facts) -> Result<String, TemplateError> {
-    let values = template_values(holding, facts);
-    let mut parts = template.split("{{");
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (name, rest) = part.split_once("}}").unwrap_or((part, ""));
-        let value = values.get(name.trim()).filter(|_| part.len() > name.len());
-        let unknown = || TemplateError::Word(name.trim().chars().take(40).collect());
-        text.push_str(value.ok_or_else(unknown)?);
-        text.push_str(rest);
-    }
-    Ok(text)
+fn fill(text: &str, holding: &NodeAllocation, facts: &Facts) -> Result<String, TemplateError> {
+    template::render(text, template_values(holding, facts))
 }
 
 fn template_values(holding: &NodeAllocation, facts: &Facts) -> BTreeMap<&'static str, String> {
@@ -250,8 +227,11 @@ mod tests {
     #[test]
     fn a_template_that_cannot_be_used_says_why() {
         for (text, says) in [
-            ("{{MTU", "{{MTU}} means nothing"),
-            ("{{mtu}}", "{{mtu}} means nothing"),
+            ("{{MTU", "line 1"),
+            (
+                "{{mtu}}",
+                "mtu means nothing: use MTU, NODE, POD_CIDRS, POOLS, POOL_CIDRS, ROUTES",
+            ),
             ("{", "no JSON"),
             (r#"{"plugins": [{"type": "x"}]}"#, "name"),
             (r#"{"name": "../x", "plugins": [{"type": "x"}]}"#, "name"),

@@ -55,7 +55,7 @@ impl FileError {
 
 /// Replaces a file unless it has these bytes and this mode already. Creates the file's directory if it is missing.
 /// Returns whether anything was written.
-fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
+pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileError> {
     if is_same(path, bytes, mode) {
         return Ok(false);
     }

@@ -60,6 +60,7 @@ impl AgentMachine {
                     masquerade.ends(trouble);
                 }
             }
+            AgentEvent::Announced(report) => self.announced(report),
             AgentEvent::Routes(report) => self.routes = report,
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::addresses::ListOutcome;
+use crate::announce::AnnounceError;
 use crate::cri::Sandbox;
 use crate::demand::PendingAdds;
 use crate::files::kept::FilesReported;
@@ -54,6 +55,8 @@ pub enum AgentEvent {
     Listed(ListOutcome),
     /// The outcome of [`AgentEffect::WriteFiles`]
     Files(FilesReported),
+    /// The outcome of [`AgentEffect::Announce`]
+    Announced(Result<(), AnnounceError>),
     /// The outcome of [`AgentEffect::Masquerade`]: the error, or `None` if there was no error
     Masqueraded(Option<String>),
     /// The state of the routes to the pods of other nodes has changed
@@ -248,6 +251,8 @@ pub enum AgentEffect {
         /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
+    /// Give these ranges to the routing daemon. The outcome is [`AgentEvent::Announced`]
+    Announce(Arc<NodeAllocation>),
     /// Update the nftables tables. The outcome is [`AgentEvent::Masqueraded`]
     Masquerade {
         /// The ranges of all pools; `None` if they are unknown
@@ -292,4 +297,6 @@ pub enum CountedEvent {
     PublishLag(Duration),
     /// A damaged store was found
     Damaged,
+    /// Whether the routing daemon was given the node's ranges at the last attempt
+    Announced(bool),
 }

@@ -19,9 +19,9 @@ use crate::publish::{PublishStep, WriteOutcome};
 use crate::routes::RoutesReport;
 use crate::served;
 use crate::status::status;
-use cadastre_api::{NodeAddressesSpec, ROUTES_READY};
-use cadastre_core::Addr;
+use cadastre_api::{NodeAddressesSpec, RANGES_ANNOUNCED, ROUTES_READY};
 use cadastre_core::node_allocation::NodeAllocation;
+use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
 /// The advice for users when the API server has stored only a part of an object.
@@ -61,7 +61,7 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
     };
 
     /// Returns whether to write the state `wanted` now. If so, records that the write begins.
-    fn begins(&mut self, wanted: &T, now: Duration) -> bool {
+    pub(super) fn begins(&mut self, wanted: &T, now: Duration) -> bool {
         let is_recent = |(is, at): &(T, Duration)| is == wanted && now < *at + CHECK_PAUSE;
         if self.is_writing || self.written.as_ref().is_some_and(is_recent) {
             return false;
@@ -74,6 +74,16 @@ impl<T: PartialEq + Clone, R> Desired<T, R> {
     pub(super) fn ends(&mut self, report: R) {
         self.is_writing = false;
         self.reported = Some(report);
+    }
+
+    /// Returns the state that was written last, or whose write is under way.
+    pub(super) fn written(&self) -> Option<&T> {
+        self.written.as_ref().map(|(state, _)| state)
+    }
+
+    /// Returns the report of the last write that has ended.
+    pub(super) fn reported(&self) -> Option<&R> {
+        self.reported.as_ref()
     }
 
     pub(super) fn is_writing(&self) -> bool {
@@ -120,6 +130,7 @@ impl AgentMachine {
         self.publish(now, effects);
         self.write_list(now, effects);
         self.write_files(now.since_boot, effects);
+        self.announce(now.since_boot, effects);
     }
 
     fn publish(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) {
@@ -131,7 +142,8 @@ impl AgentMachine {
         let wants = wanted(snapshot, &self.serving.pending_adds);
         let named = self.subnet().map_or(&NOTHING, |it| &it.named);
         let orphans = self.leaks.orphans(snapshot, named, at);
-        let mut wanted_status = status(snapshot, &wants, &orphans, &now.boot);
+        let is_announced = |range: &Cidr| self.may_announce(range);
+        let mut wanted_status = status(snapshot, &wants, &orphans, is_announced, &now.boot);
         let own = self.settings.cni_conf.as_deref();
         let is = self.publisher.conditions();
         let condition = served::condition(self.network_owner(), own, is);
@@ -139,9 +151,13 @@ impl AgentMachine {
         let conflict = conflicts::condition(snapshot, is);
         wanted_status.conditions.extend(conflict);
         wanted_status.conditions.extend(self.routes.condition());
-        // An earlier agent process may have added routes and have set the condition.
-        let unwanted = (self.routes == RoutesReport::Off).then_some(ROUTES_READY);
-        self.publisher.set_unwanted(unwanted);
+        let announced = self.announce_condition(effects);
+        wanted_status.conditions.extend(announced);
+        // An earlier agent process may have had other flags and have set these conditions.
+        let routes = (self.routes == RoutesReport::Off).then_some(ROUTES_READY);
+        let announces = self.announcer.is_none().then_some(RANGES_ANNOUNCED);
+        let unwanted: Vec<&str> = routes.into_iter().chain(announces).collect();
+        self.publisher.set_unwanted(unwanted.clone());
         let pods = &self.watched.pods;
         let waits = |uid: &str| pods.by_uid(uid).is_some_and(|pod| !pod.finished);
         let requests = self.serving.address_requests.iter();
@@ -156,7 +172,7 @@ impl AgentMachine {
             PublishStep::Write { version, urgent } => {
                 let is = self.publisher.conditions();
                 let mut all = conditions::merged(is, &wanted_status.conditions, wall(now));
-                all.retain(|it| Some(it.type_.as_str()) != unwanted);
+                all.retain(|it| !unwanted.contains(&it.type_.as_str()));
                 wanted_status.conditions = all;
                 let status = Box::new(wanted_status);
                 effects.push(AgentEffect::WriteStatus {
@@ -210,13 +226,21 @@ impl AgentMachine {
             }
         };
         let (named, pods) = (&subnet.named, &self.watched.pods);
-        let urgent = differs && addresses::is_urgent(before, named, snapshot, pods, now.wall_ms);
-        let (owner, is_new, at) = (subnet.uid.clone(), published.is_none(), now.since_boot);
+        // The first list of a node is urgent, because it is what a user of a new cluster looks at.
+        let is_new = published.is_none();
+        let urgent = is_new || addresses::is_urgent(before, named, snapshot, pods, now.wall_ms);
+        let urgent = differs && urgent;
+        let (owner, at) = (subnet.uid.clone(), now.since_boot);
         match self.schedule.next(differs, urgent, at) {
             addresses::ListStep::Nothing => {}
             // A change can become urgent within `TO_BE_REPORTED`, so the next check follows after at most this time.
             addresses::ListStep::At(next) => self.list_at = Some(next.min(at + TO_BE_REPORTED)),
             addresses::ListStep::Write => {
+                if is_new {
+                    // Readers ignore addresses in blocks that are unused according to the status.
+                    self.publisher.make_due(at);
+                    self.publish_at = Some(at);
+                }
                 list.as_of = Timestamp::from_second(wall(now).as_second()).ok().map(Time);
                 let list = Box::new(list);
                 effects.push(AgentEffect::WriteList {

@@ -1,6 +1,7 @@
 //! Tests of the agent's state machine. The comment of [`super`] numbers the guarantees of the machine. For example, a
 //! test `o7_...` tests guarantee 7.
 
+mod announced;
 mod bench;
 mod published;
 

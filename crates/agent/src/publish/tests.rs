@@ -44,7 +44,7 @@ impl Node {
         });
         NodeSubnetStatus {
             requested_addresses: requests.collect(),
-            ..status(&self.snapshot, &wants, &[], "boot")
+            ..status(&self.snapshot, &wants, &[], |_| false, "boot")
         }
     }
 
@@ -103,7 +103,7 @@ fn nothing_is_written_while_nothing_changes() {
 fn a_partly_stored_status_is_not_written_again_before_a_change() {
     let mut node = Node::new(5);
     let wants = wanted(&node.snapshot, &node.pending_adds);
-    let wanted_status = status(&node.snapshot, &wants, &[], "boot");
+    let wanted_status = status(&node.snapshot, &wants, &[], |_| false, "boot");
     let mut stored = wanted_status.clone();
     stored.agent = None;
     let version = |n: u32| n.to_string();

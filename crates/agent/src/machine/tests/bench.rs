@@ -42,6 +42,7 @@ impl Bench {
             addresses_interval: Duration::from_secs(300),
             leak_grace: Duration::from_secs(60),
             masquerade: false,
+            announces: false,
             cni_conf: Some("/net.d/05-cadastre.conflist".into()),
             network: Some("net".to_owned()),
         };

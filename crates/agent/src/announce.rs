@@ -1,0 +1,214 @@
+//! The file from which a routing daemon on the node, such as BIRD, FRR or GoBGP, announces the node's ranges.
+//!
+//! The file is rendered from a template ([`AnnounceTemplate`]), and the daemon is told to read it again ([`reload`]).
+//!
+//! # Guarantees
+//! - A node reports a block as released only after the daemon was told to read a file without the block. So the block
+//!   is withdrawn before the controller allocates it to another node. If the daemon cannot be told, the block stays
+//!   with the node.
+//! - A node announces what it has borrowed, and the claimed addresses of its pods, as routes of their own. They win,
+//!   because their prefixes are longer than that of the block that they lie in.
+//! - While another network serves the pods of the node, nothing is announced.
+
+mod bird;
+pub mod reload;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cadastre_api::RANGES_ANNOUNCED;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde::Serialize;
+use tracing::info;
+
+use crate::files::put;
+use crate::template::{self, TemplateError};
+use cadastre_core::Family;
+use cadastre_core::node_allocation::{NodeAllocation, claim_of_pool, is_claim};
+use reload::Reload;
+
+/// The template for BIRD 2 and 3: a static protocol for each family, which the configuration of BIRD exports by BGP or
+/// OSPF. The type of the routes is `unreachable`, so that the router never sends packets for an unused address back.
+pub const BIRD: &str = "\
+# Written by the agent of Cadastre on the node {{ node }}, and written again after each change.
+{% for family in [4, 6] %}
+protocol static cadastre{{ family }} {
+  ipv{{ family }};
+  {% for range in ranges if range.family == family %}
+  route {{ range.cidr }} unreachable;
+  {% endfor %}
+}
+{% endfor %}
+";
+
+/// The names that a template can use.
+const NAMES: [&str; 2] = ["node", "ranges"];
+
+/// A template of the file.
+#[derive(Clone, Debug)]
+pub struct AnnounceTemplate(String);
+
+/// The values for the names in a template.
+#[derive(Serialize)]
+struct Values<'a> {
+    node: &'a str,
+    ranges: Vec<Range<'a>>,
+}
+
+/// A range that the node announces.
+#[derive(Serialize)]
+struct Range<'a> {
+    cidr: String,
+    /// 4 or 6
+    family: u8,
+    /// The name of the pool; empty for a podCIDR outside every pool and for a claim
+    pool: &'a str,
+    /// `NAMESPACE/NAME` of the IPClaim; empty if the range is not the address of a claim
+    claim: &'a str,
+    /// Whether the range is a part of another node's block
+    borrowed: bool,
+}
+
+impl AnnounceTemplate {
+    /// Checks a template by rendering it with sample ranges.
+    pub fn new(text: &str) -> Result<Self, TemplateError> {
+        template::check(text, &NAMES)?;
+        let this = Self(text.to_owned());
+        let sample = |(cidr, family): (&str, u8)| Range {
+            cidr: cidr.to_owned(),
+            family,
+            pool: "pool",
+            claim: "",
+            borrowed: false,
+        };
+        let values = Values {
+            node: "node",
+            ranges: [("192.0.2.0/24", 4), ("2001:db8::/64", 6)]
+                .map(sample)
+                .into(),
+        };
+        template::render(&this.0, values)?;
+        Ok(this)
+    }
+
+    fn render(&self, node: &str, allocation: &NodeAllocation) -> Result<String, TemplateError> {
+        let mut blocks: Vec<_> = allocation.blocks.iter().collect();
+        blocks.sort_by_key(|it| it.cidr);
+        let ranges = blocks.into_iter().map(|it| {
+            let is_claim = is_claim(&it.pool);
+            Range {
+                cidr: it.cidr.to_string(),
+                family: number(it.cidr.family()),
+                pool: if is_claim { "" } else { &it.pool },
+                claim: if is_claim {
+                    claim_of_pool(&it.pool)
+                } else {
+                    ""
+                },
+                borrowed: it.borrowed,
+            }
+        });
+        let values = Values {
+            node,
+            ranges: ranges.collect(),
+        };
+        template::render(&self.0, values)
+    }
+}
+
+fn number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 6,
+    }
+}
+
+/// Keeps the file equal to the node's ranges.
+#[derive(Debug)]
+pub struct Announcement {
+    node: String,
+    path: PathBuf,
+    template: AnnounceTemplate,
+    reload: Reload,
+    /// Whether the daemon was told to read the file in its present state. An earlier agent process may have ended
+    /// between the write and the reload, so the daemon is told once after each start.
+    is_loaded: AtomicBool,
+}
+
+impl Announcement {
+    /// Returns the keeper of the file `path`. The first call of [`Self::refresh`] writes it.
+    pub fn new(node: String, path: PathBuf, template: AnnounceTemplate, reload: Reload) -> Self {
+        Self {
+            node,
+            path,
+            template,
+            reload,
+            is_loaded: AtomicBool::new(false),
+        }
+    }
+
+    /// Writes the file unless it is up to date, and tells the daemon to read it. Not to be called twice at a time.
+    pub(crate) async fn refresh(
+        self: Arc<Self>,
+        allocation: &NodeAllocation,
+    ) -> Result<(), AnnounceError> {
+        let path = self.path.display();
+        let text = self.template.render(&self.node, allocation);
+        let text = text.map_err(|error| AnnounceError(format!("{path}: {error}")))?;
+        let is_new = put(&self.path, text.as_bytes(), 0o644);
+        if is_new.map_err(|error| AnnounceError(error.to_string()))? {
+            self.is_loaded.store(false, Ordering::Relaxed);
+        }
+        if !self.is_loaded.load(Ordering::Relaxed) {
+            let loaded = self.reload.run().await;
+            loaded.map_err(|error| {
+                AnnounceError(format!(
+                    "{path} is written, but the routing daemon has not read it: {error}"
+                ))
+            })?;
+            self.is_loaded.store(true, Ordering::Relaxed);
+            info!(ranges = allocation.blocks.len(), "wrote {path}");
+        }
+        Ok(())
+    }
+}
+
+/// Why the ranges are not announced.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct AnnounceError(String);
+
+impl AnnounceError {
+    /// Returns an error with this text.
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+/// Returns the condition `RangesAnnounced`; [`merged`](super::conditions::merged) sets its timestamp.
+pub(crate) fn condition(announced: &Result<(), AnnounceError>) -> Condition {
+    let (status, reason, message) = match announced {
+        Ok(()) => (
+            "True",
+            "Announced",
+            "the routing daemon of this node has been given all ranges of the node".to_owned(),
+        ),
+        Err(error) => (
+            "False",
+            "NotAnnounced",
+            format!("{error}. Until then the node releases no block (docs/bgp.md)"),
+        ),
+    };
+    Condition {
+        type_: RANGES_ANNOUNCED.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::files::temp_folder;
+use crate::snapshot::testing::allocation;
+
+fn announcement(path: &Path, template: &str, reload: Reload) -> Arc<Announcement> {
+    let template = AnnounceTemplate::new(template).unwrap();
+    let (node, path) = ("n1".to_owned(), path.to_owned());
+    Arc::new(Announcement::new(node, path, template, reload))
+}
+
+#[test]
+fn the_template_for_bird_has_a_route_for_each_range() {
+    let template = AnnounceTemplate::new(BIRD).unwrap();
+    let text = |ranges: &[&str]| template.render("n1", &allocation(ranges)).unwrap();
+    let wanted = "\
+# Written by the agent of Cadastre on the node n1, and written again after each change.
+protocol static cadastre4 {
+  ipv4;
+  route 10.0.0.0/26 unreachable;
+  route 10.0.0.64/26 unreachable;
+}
+protocol static cadastre6 {
+  ipv6;
+  route fd00::/122 unreachable;
+}
+";
+    assert_eq!(text(&["10.0.0.64/26", "fd00::/122", "10.0.0.0/26"]), wanted);
+    assert!(text(&[]).contains("{\n  ipv4;\n}\n"));
+}
+
+#[test]
+fn a_template_can_tell_ranges_by_their_origin() {
+    let text = "{% for r in ranges %}{{ r.cidr }} {{ r.pool }},{{ r.claim }},{{ r.borrowed }}\n{% endfor %}";
+    let template = AnnounceTemplate::new(text).unwrap();
+    let mut ranges = allocation(&["10.0.0.64/26", "10.0.1.0/30", "10.0.0.7/32"]);
+    ranges.blocks[1].borrowed = true;
+    ranges.blocks[2].pool = "shop/db/uid".to_owned();
+    let text = template.render("n1", &ranges).unwrap();
+    let wanted = "10.0.0.7/32 ,shop/db,False\n10.0.0.64/26 p,,False\n10.0.1.0/30 p,,True\n";
+    assert_eq!(text.to_lowercase(), wanted.to_lowercase());
+    for (wrong, says) in [
+        ("{{ range }}", "range means nothing: use node, ranges"),
+        ("{{ ranges[0].mask }}", "undefined"),
+    ] {
+        let error = AnnounceTemplate::new(wrong).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn the_daemon_is_told_after_a_start_and_after_each_change_until_it_reads() {
+    let folder = temp_folder();
+    let (file, log, broken) = (
+        folder.join("routes"),
+        folder.join("log"),
+        folder.join("broken"),
+    );
+    let line = format!(
+        "test ! -e {} && cat {} >>{}",
+        broken.display(),
+        file.display(),
+        log.display()
+    );
+    let script = folder.join("reload.sh");
+    fs::write(&script, line).unwrap();
+    let reload = || Reload::Command(vec!["/bin/sh".to_owned(), script.display().to_string()]);
+    let text = "{% for r in ranges %}{{ r.cidr }};{% endfor %}";
+    let read = || fs::read_to_string(&log).unwrap_or_default();
+
+    let it = announcement(&file, text, reload());
+    for _ in 0..2 {
+        Arc::clone(&it)
+            .refresh(&allocation(&["10.0.0.0/26"]))
+            .await
+            .unwrap();
+        assert_eq!(read(), "10.0.0.0/26;");
+    }
+    // The next process does not know whether the daemon was told.
+    let it = announcement(&file, text, reload());
+    Arc::clone(&it)
+        .refresh(&allocation(&["10.0.0.0/26"]))
+        .await
+        .unwrap();
+    assert_eq!(read(), "10.0.0.0/26;".repeat(2));
+
+    fs::write(&broken, "").unwrap();
+    for _ in 0..2 {
+        let error = Arc::clone(&it).refresh(&allocation(&[])).await.unwrap_err();
+        assert!(
+            error
+                .0
+                .contains("routing daemon has not read it: /bin/sh has ended"),
+            "{error}"
+        );
+        let condition = condition(&Err(error));
+        assert_eq!(
+            (&*condition.status, &*condition.reason),
+            ("False", "NotAnnounced")
+        );
+    }
+    fs::remove_file(&broken).unwrap();
+    fs::remove_file(&log).unwrap();
+    fs::write(&file, "changed by somebody").unwrap();
+    Arc::clone(&it)
+        .refresh(&allocation(&["10.0.0.64/26"]))
+        .await
+        .unwrap();
+    assert_eq!(read(), "10.0.0.64/26;");
+    assert_eq!(condition(&Ok(())).status, "True");
+    fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,314 @@
+//! Tests of announcements by BGP: real BIRDs on the nodes take the ranges from the agents' files. Each node is in a rack
+//! of its own, and the racks are connected by their routers only.
+
+use std::fs;
+
+use anyhow::{Context as _, ensure};
+use cadastre_api::{CLAIM_ANNOTATION, IPClaim, RANGES_ANNOUNCED};
+use cadastre_e2e::Fixtures;
+use cadastre_e2e::node::{Fabric, Guest, Machine, NodeSide, Router};
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::masquerade::{SERVER, assert_sees};
+use crate::pods::{self, Running};
+use crate::{AGENT, Stage, eventually};
+
+const FLAGS: &[&str] = &[
+    "--masquerade=true",
+    "--announce-file=/run/cadastre-routes/bird.conf",
+    "--announce-reload=bird=/run/bird.ctl",
+];
+
+/// A node, the router of its rack, and their BIRDs.
+struct Rack {
+    node: Machine,
+    daemon: Option<Guest>,
+    router: Router,
+    _router_daemon: Guest,
+}
+
+/// The configuration that docs/bgp.md recommends for nodes.
+const NODE: &str = r#"
+log stderr all;
+router id NODE4;
+include "/run/cadastre-routes/bird*.conf";
+protocol device {}
+protocol kernel { ipv4 { export where source = RTS_BGP; }; }
+protocol kernel { ipv6 { export where source = RTS_BGP; }; }
+protocol bgp rack4 {
+  local NODE4 as NODE_AS;
+  neighbor ROUTER4 as ROUTER_AS;
+  ipv4 { import all; export where proto = "cadastre4"; };
+}
+protocol bgp rack6 {
+  local NODE6 as NODE_AS;
+  neighbor ROUTER6 as ROUTER_AS;
+  ipv6 { import all; export where proto = "cadastre6"; };
+}
+"#;
+
+/// The node and the router of the other rack are on the same link. So the router has to name itself as the next hop.
+const ROUTER: &str = r"
+log stderr all;
+router id ROUTER4;
+protocol device {}
+protocol kernel { ipv4 { export all; }; }
+protocol kernel { ipv6 { export all; }; }
+protocol bgp node4 {
+  local ROUTER4 as ROUTER_AS;
+  neighbor NODE4 as NODE_AS;
+  ipv4 { import all; export all; next hop self; };
+}
+protocol bgp node6 {
+  local ROUTER6 as ROUTER_AS;
+  neighbor NODE6 as NODE_AS;
+  ipv6 { import all; export all; next hop self; };
+}
+protocol bgp spine4 {
+  local ROUTER4 as ROUTER_AS;
+  neighbor OTHER4 as OTHER_AS;
+  ipv4 { import all; export all; next hop self; };
+}
+protocol bgp spine6 {
+  local ROUTER6 as ROUTER_AS;
+  neighbor OTHER6 as OTHER_AS;
+  ipv6 { import all; export all; next hop self; };
+}
+";
+
+fn config(template: &str, node: u8, router: u8, other: u8) -> String {
+    let mut text = template.to_owned();
+    for (name, number) in [("NODE", node), ("ROUTER", router), ("OTHER", other)] {
+        let [v4, v6] = Fabric::addresses(number);
+        let system = (64_512 + u32::from(number)).to_string();
+        text = text.replace(&format!("{name}4"), &v4);
+        text = text.replace(&format!("{name}6"), &v6);
+        text = text.replace(&format!("{name}_AS"), &system);
+    }
+    text
+}
+
+impl Rack {
+    async fn start(stage: &Stage, group: &str, router: u8, other: u8) -> Self {
+        let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
+        let node = stage.machine(group, side).await;
+        let of_node = config(NODE, node.number(), router, other);
+        fs::write(node.var().join("lib/bird.conf"), of_node).unwrap();
+        let number = router;
+        let router = stage.site.router(number).await.unwrap();
+        let folder = stage.site.cluster().folder().join(format!("r{number}"));
+        let path = folder.join("bird.conf");
+        fs::write(&path, config(ROUTER, node.number(), number, other)).unwrap();
+        let path = path.to_str().unwrap();
+        let socket = folder.join("bird.ctl");
+        let socket = socket.to_str().unwrap();
+        let args = ["bird", "-f", "-c", path, "-s", socket];
+        let daemon = router.spawn("bird", &args).await.unwrap();
+        // BIRD does not start if the folder of an include is missing.
+        let folder = ["mkdir", "-p", "/run/cadastre-routes"];
+        node.run(&folder).await.unwrap();
+        let mut rack = Self {
+            node,
+            daemon: None,
+            _router_daemon: daemon,
+            router,
+        };
+        rack.start_daemon().await;
+        rack
+    }
+
+    /// Starts BIRD as the user of Debian's package, who cannot read the agent's own folders.
+    async fn start_daemon(&mut self) {
+        let files = ["-c", "/var/lib/bird.conf", "-s", "/run/bird.ctl"];
+        let user = ["-u", "bird", "-g", "bird"];
+        let args = [&["bird", "-f"], &files[..], &user[..]].concat();
+        self.daemon = Some(self.node.spawn("bird", &args).await.unwrap());
+    }
+
+    /// Waits until the kernel of the rack's router has exactly the routes to the node that the NodeSubnet lists, and
+    /// `wanted` is true for them. Returns them as `ip` prints them.
+    async fn routes(
+        &self,
+        api: &Fixtures,
+        what: &str,
+        wanted: impl Fn(&[String]) -> bool,
+    ) -> Vec<String> {
+        let via = Fabric::addresses(self.node.number());
+        eventually(what, async || {
+            let mut found = Vec::new();
+            for (family, via) in [("-4", &via[0]), ("-6", &via[1])] {
+                let show = ["ip", family, "route", "show", "proto", "bird", "via", via];
+                let lines = self.router.run(&show).await.context("ip route")?;
+                let first = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+                found.extend(lines.lines().map(first));
+            }
+            found.sort();
+            let blocks = api.subnets.get(self.node.name()).await?.spec.blocks;
+            let mut listed: Vec<_> = blocks.iter().map(|it| without_length(&it.cidr)).collect();
+            listed.sort();
+            ensure!(found == listed, "{found:?} instead of {listed:?}");
+            ensure!(wanted(&found), "{found:?}");
+            Ok(Some(found))
+        })
+        .await
+    }
+}
+
+pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse(
+    stage: &Stage,
+) {
+    let api = &stage.api;
+    for (group, net) in [("beast", "10.73"), ("bwest", "10.74")] {
+        pool(api, group, net).await;
+    }
+    let (mut east, west) = tokio::join!(
+        Rack::start(stage, "beast", 201, 202),
+        Rack::start(stage, "bwest", 202, 201)
+    );
+    for rack in [&east, &west] {
+        pods::ready(api, rack.node.name(), true).await;
+        let what = "the first blocks are announced before the first pod";
+        rack.routes(api, what, |it| it.len() == 2).await;
+        condition(api, rack.node.name(), "True", "Announced").await;
+    }
+    let from = pod(api, &east, "beast", None).await;
+    let to = pod(api, &west, "bwest", None).await;
+    west.node
+        .run_in_pod(&to.container, &["sh", "-c", SERVER])
+        .await
+        .unwrap();
+    assert_sees(&east.node, &from, &to.addresses, &from.addresses).await;
+
+    // A claimed address is a route of its own, and follows its pod to the other rack.
+    claim(api, "roams").await;
+    let claimed = pod(api, &east, "beast", Some("roams")).await;
+    let addresses = claimed.addresses.iter().map(ToString::to_string);
+    let addresses: Vec<String> = addresses.collect();
+    let has = |routes: &[String]| addresses.iter().all(|it| routes.contains(it));
+    east.routes(api, "the claimed addresses are announced", has)
+        .await;
+    east.node
+        .run_in_pod(&claimed.container, &["sh", "-c", SERVER])
+        .await
+        .unwrap();
+    assert_sees(&west.node, &to, &claimed.addresses, &to.addresses).await;
+    api.delete_pod(&claimed.name).await.unwrap();
+    let moved = pod(api, &west, "bwest", Some("roams")).await;
+    assert_eq!(moved.addresses, claimed.addresses);
+    west.node
+        .run_in_pod(&moved.container, &["sh", "-c", SERVER])
+        .await
+        .unwrap();
+    assert_sees(&east.node, &from, &moved.addresses, &from.addresses).await;
+
+    // Further blocks, and an end of all pods that use them, while BIRD is down: the node keeps the blocks.
+    pods::create_many(api, "beast", "bmore", 0..4, Some(east.node.name())).await;
+    pods::running_of(api, "beast", "bmore", 4).await;
+    let all = api.blocks_of("beast").await.unwrap();
+    assert!(all.len() > 2, "{all:?}");
+    let what = "all blocks are announced";
+    east.routes(api, what, |it| it.len() == all.len()).await;
+    east.daemon.take().unwrap().kill().await.unwrap();
+    pods::delete_many(api, "bmore", 0..4).await;
+    api.change_pool("beast", json!({"idleSeconds": 0}))
+        .await
+        .unwrap();
+    let text = condition(api, east.node.name(), "False", "NotAnnounced").await;
+    assert!(
+        text.contains("cannot connect") && text.contains("docs/bgp.md"),
+        "{text}"
+    );
+    let kept = api
+        .subnet_until(east.node.name(), "it still has its blocks", |_| true)
+        .await;
+    let status = kept.unwrap().status.unwrap_or_default();
+    assert!(
+        !status.blocks.iter().any(|it| it.released),
+        "{:?}",
+        status.blocks
+    );
+    assert_eq!(api.blocks_of("beast").await.unwrap(), all);
+    east.start_daemon().await;
+    condition(api, east.node.name(), "True", "Announced").await;
+    let left = eventually("empty blocks are released", async || {
+        let left = api.blocks_of("beast").await?;
+        Ok((left.len() < all.len()).then_some(left))
+    })
+    .await;
+    // A block is gone from BIRD before it is gone from the API.
+    let routes = ["birdc", "-s", "/run/bird.ctl", "show", "route", "protocol"];
+    for protocol in ["cadastre4", "cadastre6"] {
+        let said = east
+            .node
+            .run(&[&routes[..], &[protocol]].concat())
+            .await
+            .unwrap();
+        let gone = all.iter().filter(|it| !left.contains(it));
+        for block in gone {
+            assert!(!said.contains(block.as_str()), "{block} is gone: {said}");
+        }
+    }
+    let what = "only the blocks that are left are announced";
+    east.routes(api, what, |it| it.len() < all.len()).await;
+}
+
+/// Creates a pool with small blocks of both families, which come only when they are needed.
+async fn pool(api: &Fixtures, name: &str, net: &str) {
+    let v6 = format!("fd00:{}::", net.replace('.', ":"));
+    let spec = json!({
+        "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},
+        "ipv6": {"cidrs": [format!("{v6}/64")], "blockSize": 126},
+        "warm": {"low": 1, "high": 2},
+        "idleSeconds": 3600,
+        "cooldownSeconds": 0,
+    });
+    api.block_pool(name, spec).await.unwrap();
+}
+
+/// Creates a pool from which nodes of both racks get claimed addresses only, and a claim.
+async fn claim(api: &Fixtures, name: &str) {
+    let racks = json!([{"key": "group", "operator": "In", "values": ["beast", "bwest"]}]);
+    let spec = json!({
+        "ipv4": {"cidrs": ["10.75.0.0/20"], "blockSize": 26},
+        "ipv6": {"cidrs": ["fd00:10:75::/64"], "blockSize": 122},
+        "nodeSelector": {"matchExpressions": racks},
+        "assignment": "Manual",
+        "firstBlock": "OnDemand",
+    });
+    api.block_pool(name, spec).await.unwrap();
+    let claim = json!({"metadata": {"name": name}, "spec": {"pool": name}});
+    let claim: IPClaim = serde_json::from_value(claim).unwrap();
+    let claims: Api<IPClaim> = Api::namespaced(api.client.clone(), "default");
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+}
+
+/// Starts a pod on the rack's node and returns it when it runs.
+async fn pod(api: &Fixtures, rack: &Rack, group: &str, claim: Option<&str>) -> Running {
+    let name = match claim {
+        Some(claim) => format!("{group}-{claim}"),
+        None => format!("{group}-first"),
+    };
+    let annotations = claim.map(|it| json!({CLAIM_ANNOTATION: it}));
+    pods::create_with(api, group, &name, Some(rack.node.name()), annotations).await;
+    pods::running_of(api, group, &name, 1).await.remove(0)
+}
+
+/// Waits until the condition RangesAnnounced has this status and reason. Returns its message.
+async fn condition(api: &Fixtures, node: &str, status: &str, reason: &str) -> String {
+    let of = |it: &cadastre_api::NodeSubnet| {
+        let mut conditions = it.status.iter().flat_map(|it| &it.conditions);
+        conditions.find(|it| it.type_ == RANGES_ANNOUNCED).cloned()
+    };
+    let what = format!("RangesAnnounced is {status}, {reason}");
+    let is = |it: &_| of(it).is_some_and(|it| it.status == status && it.reason == reason);
+    let subnet = api.subnet_until(node, &what, is).await.unwrap();
+    of(&subnet).unwrap().message
+}
+
+/// `ip` prints a route to a single address without a prefix length.
+fn without_length(cidr: &str) -> String {
+    let address = cidr.trim_end_matches("/32");
+    address.trim_end_matches("/128").to_owned()
+}
