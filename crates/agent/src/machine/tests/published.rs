@@ -100,6 +100,31 @@ fn o12_one_write_of_the_status_and_one_of_the_list_are_under_way() {
 }
 
 #[test]
+fn the_first_list_of_a_node_is_written_soon_and_with_the_counts_of_its_blocks() {
+    for seed in 0..20 {
+        let mut bench = Bench::seen(blocks(&[A]));
+        let (interval, soon) = (300 * SECOND, 30 * SECOND);
+        bench.machine.schedule = Schedule::new(interval, soon, seed, bench.now.since_boot);
+        bench.on(AgentEvent::Addresses(Change(Listed)));
+        bench.pass(8 * SECOND);
+        let effects = bench.run();
+        stored(&mut bench, effects);
+        bench.published();
+        bench.snapshot.attachments = vec![record("c1", "u1", &["10.0.0.9"])];
+        bench.snapshot.blocks[0].counts.used = 1;
+        bench.on(AgentEvent::Changed);
+        bench.pass(SECOND);
+        bench.run();
+        bench.run();
+        let published = bench.published();
+        assert!(
+            published.contains(&"list") && published.contains(&"status"),
+            "{seed}: {published:?}"
+        );
+    }
+}
+
+#[test]
 fn o13_the_servers_get_changes_before_any_other_effect() {
     let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(2, blocks(&[A, B]));
