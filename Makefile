@@ -32,7 +32,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and notes when it began.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -87,7 +87,7 @@ soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from 
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
 		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
 
-e2e: setup control-plane nodes tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=3 at a time
+e2e: setup control-plane nodes services tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=3 at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins --test harness
 	@hack/run-tests $(SUITES) --workspace $(E2E:%=--test %) -- --test-threads=2
@@ -174,6 +174,11 @@ nodes: setup ## build kubelet, containerd and CNI plugins if missing (about 4 mi
 	$(call say,nodes)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets nodes
+
+services: setup ## build kube-proxy and CoreDNS if missing (about 3 minutes, once)
+	$(call say,services)
+	$(CARGO) build --workspace --bin cadastre-assets --test harness
+	@$(TARGET)/debug/cadastre-assets services
 
 monitoring: setup ## build Prometheus and promtool if missing (about 3 minutes, once)
 	$(call say,monitoring)

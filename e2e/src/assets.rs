@@ -6,9 +6,9 @@
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum` files pin every source. On two cores,
-//! the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], four minutes for [`NODES`], six for
-//! [`TOOLS`] and three for [`MONITORING`].
+//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum` files pin every source.
+//! On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], four minutes for
+//! [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
 //! name. So an interrupted build leaves no file under the program's name.
@@ -25,12 +25,14 @@ use anyhow::{Context as _, Result, bail};
 use crate::download::ReleaseServer;
 use crate::process::{self, Process};
 
-/// The Kubernetes release of the programs of the control plane, and of kubelets.
+/// The Kubernetes release of the programs of the control plane, of kubelets and of kube-proxy.
 pub const KUBERNETES: &str = "v1.36.3";
 /// The containerd release of the nodes.
 pub const CONTAINERD: &str = "v2.3.7";
 /// The release of the reference CNI plugins.
 pub const CNI_PLUGINS: &str = "v1.9.1";
+/// The release of CoreDNS, the DNS server of Kubernetes.
+pub const COREDNS: &str = "v1.15.0";
 /// The Prometheus release 3.15.0, written as the version of its Go module.
 pub const PROMETHEUS: &str = "v0.315.0";
 /// The release of helm 4, which tests use unless they ask for helm 3.
@@ -66,6 +68,8 @@ pub const NODES: [Program; 11] = [
     Program::Cnitool,
 ];
 
+/// Programs that make Services work on nodes: addresses and DNS names.
+pub const SERVICES: [Program; 2] = [Program::KubeProxy, Program::CoreDns];
 /// Programs for the tests of alerts and dashboards: Prometheus and its tool `promtool`.
 pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 /// Programs that install charts.
@@ -86,6 +90,8 @@ pub enum Program {
     KubeScheduler,
     /// `kubelet`, which runs the pods of a node
     Kubelet,
+    /// `kube-proxy`, which forwards connections to Services on each node
+    KubeProxy,
     /// `kubectl`, the command line client of the API
     Kubectl,
     /// `containerd`, the container runtime of the nodes
@@ -108,6 +114,8 @@ pub enum Program {
     HostLocal,
     /// `cnitool`, which calls plugins as a runtime does
     Cnitool,
+    /// `coredns`, which answers for the names of Services; it has only a few of CoreDNS's plugins
+    CoreDns,
     /// `prometheus`, the server
     Prometheus,
     /// `promtool`, which checks metrics and tests rules
@@ -128,6 +136,7 @@ enum Source {
     ControlPlane,
     Containerd,
     CniPlugins,
+    CoreDns,
     Prometheus,
     Helm,
     Helm3,
@@ -141,6 +150,7 @@ impl Source {
             Self::ControlPlane => "control-plane",
             Self::Containerd => "containerd",
             Self::CniPlugins => "cni-plugins",
+            Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Helm => "helm",
             Self::Helm3 => "helm3",
@@ -153,6 +163,7 @@ impl Source {
             Self::ControlPlane => KUBERNETES,
             Self::Containerd => CONTAINERD,
             Self::CniPlugins => CNI_PLUGINS,
+            Self::CoreDns => COREDNS,
             Self::Prometheus => PROMETHEUS,
             Self::Helm => HELM,
             Self::Helm3 => HELM3,
@@ -167,6 +178,7 @@ impl Source {
         match self {
             Self::ControlPlane | Self::Prometheus => 90,
             Self::Containerd => 45,
+            Self::CoreDns => 60,
             Self::CniPlugins | Self::GrpcGo => 5,
             Self::Helm | Self::Helm3 => 150,
         }
@@ -182,6 +194,7 @@ impl Program {
             Self::KubeControllerManager => "kube-controller-manager",
             Self::KubeScheduler => "kube-scheduler",
             Self::Kubelet => "kubelet",
+            Self::KubeProxy => "kube-proxy",
             Self::Kubectl => "kubectl",
             Self::Containerd => "containerd",
             Self::ContainerdShim => "containerd-shim-runc-v2",
@@ -193,6 +206,7 @@ impl Program {
             Self::Ptp => "ptp",
             Self::HostLocal => "host-local",
             Self::Cnitool => "cnitool",
+            Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Promtool => "promtool",
             Self::Helm | Self::Helm3 => "helm",
@@ -208,6 +222,7 @@ impl Program {
             | Self::KubeControllerManager
             | Self::KubeScheduler
             | Self::Kubelet
+            | Self::KubeProxy
             | Self::Kubectl => Source::ControlPlane,
             Self::Containerd | Self::ContainerdShim | Self::Ctr => Source::Containerd,
             Self::Bridge
@@ -217,6 +232,7 @@ impl Program {
             | Self::Ptp
             | Self::HostLocal
             | Self::Cnitool => Source::CniPlugins,
+            Self::CoreDns => Source::CoreDns,
             Self::Prometheus | Self::Promtool => Source::Prometheus,
             Self::Helm => Source::Helm,
             Self::Helm3 => Source::Helm3,
@@ -235,6 +251,7 @@ impl Program {
             Self::Portmap => format!("{CNI}/plugins/plugins/meta/{name}"),
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
+            Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
             Self::ProtocGenGo => format!("google.golang.org/protobuf/cmd/{name}"),
@@ -274,7 +291,7 @@ impl Program {
             }
             Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
             Source::Helm3 => format!(" -X helm.sh/helm/v3/internal/version.version={HELM3}"),
-            Source::GrpcGo => String::new(),
+            Source::CoreDns | Source::GrpcGo => String::new(),
         };
         format!("-s -w{stamp}")
     }
@@ -285,6 +302,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
     present(program, &cache()?).with_context(|| {
         let target = match program.source() {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
+            _ if SERVICES.contains(&program) => "services",
             Source::Prometheus => "monitoring",
             Source::Helm | Source::Helm3 | Source::GrpcGo => "tools",
             _ => "nodes",

@@ -341,7 +341,8 @@ impl ControlPlane {
             .arg(format!("--etcd-servers={}", self.etcd_url))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
             // By default, kube-apiserver publishes its address as endpoint of the Service `kubernetes`. A published
-            // address must not be a loopback address. So nothing is published, and no test needs the endpoint.
+            // address must not be a loopback address. So nothing is published. A test that needs the endpoint
+            // publishes one of its own.
             .arg("--endpoint-reconciler-type=none")
             .arg(format!("--secure-port={}", self.port))
             .arg(path("cert-dir", self.folder()))

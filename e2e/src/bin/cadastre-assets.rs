@@ -1,12 +1,14 @@
 //! Builds missing programs. The argument selects which programs:
 //! - none: the programs of the control plane, and the CRD of IPAMClaims (`make control-plane`)
 //! - `nodes`: the programs that real nodes need in addition, if nodes can run on this host (`make nodes`)
+//! - `services`: kube-proxy and CoreDNS, if nodes can run on this host (`make services`)
 //! - `tools`: helm, and the tools that build clients in Python and Go (`make tools`)
 //! - `monitoring`: Prometheus, for the tests of alerts and dashboards (`make monitoring`)
 
 use std::io::Write as _;
 
 use anyhow::{Result, bail};
+use cadastre_e2e::assets::Program;
 use cadastre_e2e::{assets, clients, node};
 
 fn main() -> Result<()> {
@@ -15,13 +17,8 @@ fn main() -> Result<()> {
             assets::ensure(&assets::CONTROL_PLANE)?;
             assets::ipam_claim_crd().map(|_| ())
         }
-        Some("nodes") => match node::available() {
-            Ok(()) => assets::ensure(&assets::NODES),
-            Err(reason) => Ok(writeln!(
-                std::io::stderr(),
-                "nodes cannot run here, nothing is built for them: {reason}"
-            )?),
-        },
+        Some("nodes") => for_nodes(&assets::NODES),
+        Some("services") => for_nodes(&assets::SERVICES),
         Some("tools") => {
             assets::ensure(&assets::TOOLS)?;
             match clients::ready()? {
@@ -35,8 +32,19 @@ fn main() -> Result<()> {
         Some("monitoring") => assets::ensure(&assets::MONITORING),
         Some(other) => {
             bail!(
-                "unknown argument {other:?}: give nothing, \"nodes\", \"tools\" or \"monitoring\""
+                "unknown argument {other:?}: give nothing, \"nodes\", \"services\", \"tools\" or \"monitoring\""
             )
         }
+    }
+}
+
+/// Builds missing programs of nodes, if nodes can run on this host.
+fn for_nodes(programs: &[Program]) -> Result<()> {
+    match node::available() {
+        Ok(()) => assets::ensure(programs),
+        Err(reason) => Ok(writeln!(
+            std::io::stderr(),
+            "nodes cannot run here, nothing is built for them: {reason}"
+        )?),
     }
 }

@@ -20,6 +20,9 @@ const PROGRAMS: [(&str, &str); 7] = [
 /// The only program in the image of the test pods: its name, and the Debian package that contains it.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
+/// The program by which kube-proxy sets its rules, and the Debian package that contains it.
+const IPTABLES: (&str, &str) = ("iptables", "iptables");
+
 /// Folders that a machine replaces by its own. A machine does not see the host's files in these folders.
 const HIDDEN: [&str; 4] = ["/etc", "/opt", "/run", "/var"];
 
@@ -28,7 +31,8 @@ pub fn available() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces of a node need root".to_owned());
     }
-    missing(|program| find(program).is_some())?;
+    let all: Vec<_> = PROGRAMS.iter().chain([&BUSYBOX]).copied().collect();
+    missing(&all, |program| find(program).is_some())?;
     busybox()?;
     cgroups::available()?;
     let folder = std::env::temp_dir();
@@ -54,10 +58,13 @@ pub fn available() -> Result<(), String> {
 }
 
 /// Returns an error if programs are missing. The error names all of them at once, and the packages that contain them.
-fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
-    let all = PROGRAMS.iter().chain([&BUSYBOX]);
+/// `all` has the programs, each with its package.
+fn missing(
+    all: &[(&'static str, &'static str)],
+    is_there: impl Fn(&str) -> bool,
+) -> Result<(), String> {
     let (programs, packages): (Vec<&str>, BTreeSet<&str>) =
-        all.filter(|it| !is_there(it.0)).copied().unzip();
+        all.iter().filter(|it| !is_there(it.0)).copied().unzip();
     if programs.is_empty() {
         return Ok(());
     }
@@ -74,6 +81,13 @@ fn missing(is_there: impl Fn(&str) -> bool) -> Result<(), String> {
 pub fn macvlan() -> Result<(), String> {
     let script = "ip link add br0 type bridge && ip link add link br0 name macvlan0 type macvlan mode bridge";
     try_out("macvlan interfaces", "--net", script)
+}
+
+/// Returns an error if kube-proxy cannot run: if iptables is missing, or does not work in network namespaces.
+pub fn kube_proxy() -> Result<(), String> {
+    missing(&[IPTABLES], |program| find(program).is_some())?;
+    let script = "PATH=$PATH:/usr/sbin:/sbin; iptables -t nat -N TEST && ip6tables -t nat -N TEST";
+    try_out("rules of iptables", "--net", script)
 }
 
 /// Returns the path of a program in `PATH`, or else in the folders where Debian has root's programs.
@@ -133,14 +147,14 @@ mod tests {
 
     #[test]
     fn all_that_is_missing_is_named_at_once() {
-        assert_eq!(missing(|_| true), Ok(()));
-        let none = missing(|_| false).unwrap_err();
-        let packages = "apt-get install busybox-static iproute2 mount runc tar util-linux";
+        assert_eq!(missing(&PROGRAMS, |_| true), Ok(()));
+        let none = missing(&PROGRAMS, |_| false).unwrap_err();
+        let packages = "apt-get install iproute2 mount runc tar util-linux";
         assert!(
             none.starts_with("ip, mount, nsenter,") && none.ends_with(packages),
             "{none}"
         );
-        let one = missing(|it| it != "runc").unwrap_err();
+        let one = missing(&PROGRAMS, |it| it != "runc").unwrap_err();
         assert_eq!(one, "runc is missing: apt-get install runc");
     }
 

@@ -9,6 +9,9 @@ use super::image::IMAGE;
 /// The path of containerd's CRI socket inside a node.
 pub const CRI: &str = "/run/containerd/containerd.sock";
 
+/// The address of the Service `kube-dns`, where pods ask for names. Only tests that run a DNS server have this Service.
+pub const DNS: &str = "10.96.0.10";
+
 /// Returns containerd's configuration, in TOML.
 pub fn containerd(runc: &Path) -> String {
     format!(
@@ -68,6 +71,7 @@ pub fn kubelet(cgroup_root: &str) -> Value {
         "oomScoreAdj": 0,
         "resolvConf": "",
         "clusterDomain": "cluster.local",
+        "clusterDNS": [DNS],
         "evictionHard": {"memory.available": "50Mi"},
         "imageGCHighThresholdPercent": 100,
         "localStorageCapacityIsolation": false,
@@ -78,6 +82,20 @@ pub fn kubelet(cgroup_root: &str) -> Value {
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
         "eventRecordQPS": 0,
+    })
+}
+
+/// Returns the configuration of kube-proxy, in JSON. It changes no setting of the kernel, because most of them are the
+/// whole host's. Without ranges of pods, kube-proxy masquerades no connection between two pods.
+pub fn kube_proxy(node: &str, kubeconfig: &Path) -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": kubeconfig},
+        "hostnameOverride": node,
+        "mode": "iptables",
+        "iptables": {"localhostNodePorts": false},
+        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     })
 }
 

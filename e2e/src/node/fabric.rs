@@ -20,8 +20,8 @@ use super::holder::Holder;
 /// The address at which machines reach the API server.
 pub const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(172, 31, 0, 254)), 6443);
 
-/// The address of the Service `kubernetes`. A relay listens on this address, because no kube-proxy forwards it to the
-/// API server.
+/// The address of the Service `kubernetes`. A relay listens on this address, because only a few machines run a
+/// kube-proxy, which would forward connections to [`API`].
 const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)), 443);
 
 const SETUP: &str = r"

@@ -291,6 +291,24 @@ impl Machine {
         Ok(())
     }
 
+    /// Starts kube-proxy, which runs until the returned value is dropped or the machine loses its power. Does not wait
+    /// until it is ready. Call [`kube_proxy()`](super::kube_proxy) before, to check that it can run on this host.
+    pub async fn start_kube_proxy(&self) -> Result<Guest> {
+        let kubeconfig = self.core.kubeconfig(PROXY)?;
+        let config = self.folder.join("kube-proxy.json");
+        fs::write(
+            &config,
+            config::kube_proxy(&self.name, &kubeconfig).to_string(),
+        )?;
+        let program = assets::find(Program::KubeProxy)?.display().to_string();
+        let args = [program, format!("--config={}", config.display())];
+        // kube-proxy looks for iptables by name in PATH.
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{path}:/usr/sbin:/sbin");
+        let holder = &self.power()?.holder;
+        holder.spawn("kube-proxy", &[("PATH", path)], &args).await
+    }
+
     /// Starts the agent if `NodeSide` has one. Does not wait until it is ready.
     pub async fn start_agent(&mut self) -> Result<()> {
         let Some(agent) = &self.options.side.agent else {
@@ -370,6 +388,10 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
+
+/// The user as which each kube-proxy authenticates. A binding of the API server's own gives it the role
+/// `system:node-proxier`.
+pub(super) const PROXY: &str = "system:kube-proxy";
 
 /// Returns the user as which a machine's kubelet authenticates to the API server.
 pub(super) fn user(number: u8) -> String {

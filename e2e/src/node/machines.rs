@@ -70,6 +70,7 @@ impl Site {
         let mut control_plane = options.control_plane;
         let users = (1..=MACHINES).map(|it| User::new(&machine::user(it), &["system:nodes"]));
         control_plane.users.extend(users);
+        control_plane.users.push(User::new(machine::PROXY, &[]));
         let cluster = ControlPlane::start(control_plane).await?;
         let mut kcm = options.kcm;
         kcm.args.extend(

@@ -11,7 +11,7 @@
 //! | `available` | whether nodes can run on this host, and what is missing |
 //! | `machines` | a control plane with controllers, and the fabric that connects machines |
 //! | `fabric` | the network between machines, and their way to the API server |
-//! | `machine` | power, containerd, kubelet; one machine is one node |
+//! | `machine` | power, containerd, kubelet, kube-proxy; one machine is one node |
 //! | `node_software` | CNI plugins, their configuration, and the agent of a machine |
 //! | `holder`, `guest` | namespaces and processes in them |
 //! | `router` | routers on the fabric |
@@ -45,8 +45,9 @@ pub mod pods;
 mod router;
 mod shipped;
 
-pub use available::{available, macvlan};
-pub use fabric::Fabric;
+pub use available::{available, kube_proxy, macvlan};
+pub use config::DNS;
+pub use fabric::{API, Fabric};
 pub use guest::Guest;
 pub use holder::Holder;
 pub use image::IMAGE;

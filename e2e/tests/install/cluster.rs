@@ -27,7 +27,7 @@ pub const LIMIT: Duration = Duration::from_secs(240);
 /// be dropped before the site.
 pub struct Cluster {
     pub api: Fixtures,
-    machines: Vec<Machine>,
+    pub machines: Vec<Machine>,
     pub site: Site,
     /// Selects helm 4 or helm 3 for the installation
     helm: fn(Helm) -> Helm,

@@ -11,6 +11,7 @@
 //! | `cluster` | the cluster of a new user, and its commands |
 //! | `docs` | commands of the documentation |
 //! | `workload` | pods |
+//! | `services` | kube-proxy on the nodes, CoreDNS in a pod, and connections to a Service's name |
 //! | `watching` | the kubectl plugin, alerts, a pool that is exhausted |
 //! | `death` | a node that joins and dies |
 
@@ -19,6 +20,7 @@
 mod cluster;
 mod death;
 mod docs;
+mod services;
 mod watching;
 mod workload;
 
@@ -42,6 +44,7 @@ const RANGE: &str = "10.244.0.0/16";
 
 fn main() -> ExitCode {
     let reason = node::available().err().or(node::shipped().err());
+    let reason = reason.or_else(|| node::kube_proxy().err());
     if let Some(reason) = &reason {
         eprintln!("the installation on real nodes is not tested: {reason}");
     }
@@ -143,6 +146,8 @@ async fn story(cluster: &Cluster) {
         assert!(message.contains("cni"), "{message}");
     }
 
+    let mut proxies = services::start_proxies(cluster).await;
+
     say("helm install on nodes that are not ready");
     let readme = docs::command("../README.md", "helm install");
     assert_eq!(readme, docs::command("install.md", "helm install"));
@@ -162,6 +167,8 @@ async fn story(cluster: &Cluster) {
     say(&format!(
         "pods of both nodes reach each other {seconds:.1} s after the command was given"
     ));
+
+    services::have_names(cluster, &mut proxies, &first).await;
 
     for (node, mib) in cluster.memory().await {
         say(&format!("the agent of {node} uses {mib:.0} MiB"));
