@@ -60,9 +60,14 @@ impl Sim {
 
     /// Whether the pool has a range of each family that the node may get.
     fn can_grow(&self, node: &Node, pool: &PoolModel) -> bool {
-        let has_room = || self.free_of(pool, &[]).iter().all(|free| !free.is_empty());
+        let has_room = || {
+            let free = self.free_of(pool, node, &[]);
+            free.iter().all(|free| !free.is_empty())
+        };
         let may_get = match pool.allocation_mode {
-            AllocationMode::NodeCIDR => node.is_empty(),
+            AllocationMode::NodeCIDR => {
+                node.is_empty() && self.may_allocate(pool, node, &self.serving())
+            }
             AllocationMode::Blocks => pool.each_family().all(|family| {
                 let of_family = |it: &&AllocatedBlock| key(it).0.family() == family;
                 let own = self.plain_blocks(node, pool);

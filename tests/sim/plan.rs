@@ -92,6 +92,18 @@ impl Plan {
         self.slice == 22
     }
 
+    /// Whether pools of podCIDRs assign ranges to certain nodes. This follows from another draw, as for routes.
+    pub fn assigns_ranges(&self) -> bool {
+        self.names.is_multiple_of(3)
+    }
+
+    /// Whether nodes may run different numbers of pods, and some pools of podCIDRs have `FitMaxPods`. This follows from
+    /// other draws, as for routes. In runs with blocks, all nodes may run equally many pods, because the pools are too
+    /// small for blocks with an address for each of many pods.
+    pub fn fits_max_pods(&self) -> bool {
+        self.blocks == 0 && !self.names.is_multiple_of(2)
+    }
+
     /// The kinds that controllers watch.
     pub fn watched(&self) -> Vec<Watched> {
         let routes = self.publishes_routes().then_some(Watched::Routes);

@@ -72,11 +72,14 @@ impl Checks {
             // the server will reject it.
             return Ok(());
         }
+        let none = BTreeSet::new();
+        let max_pods = received.max_pods.get(&a.uid).unwrap_or(&none);
         let labels = received.labels.get(&a.uid);
         let could = |model: &&PoolModel| {
             let mut labels = labels.into_iter().flatten();
             labels.any(|it| {
-                model.could_allocate(&a.cidrs, it) || returns && model.could_return(&a.cidrs, it)
+                model.could_allocate(&a.cidrs, &a.name, max_pods, it)
+                    || returns && model.could_return(&a.cidrs, &a.name, it)
             })
         };
         // If several pools have the same ranges, any of them may be the source of the allocation.
@@ -84,9 +87,14 @@ impl Checks {
         let Some(pool) = pools.first() else {
             return wrong("no pool it has seen could have".to_owned());
         };
+        let assigned = pools.iter().any(|it| it.assigns(&a.name, &a.cidrs));
+        let assigning = self.assigning(a, labels, received, api);
+        if let (false, Some(pool)) = (assigned, assigning) {
+            return wrong(format!("and {pool} assigns others to it"));
+        }
         let before = |pool: &&PoolModel| self.starting_before(pool, labels, received, api);
         let better: Option<Vec<PoolName>> = pools.iter().map(before).collect();
-        if let (false, Some(better)) = (returns, better) {
+        if let (false, Some(better)) = (returns || assigned, better) {
             let better = &better[0];
             return wrong(format!(
                 "of {}, and {better} is about to serve it",
@@ -122,6 +130,30 @@ impl Checks {
             return wrong(format!("pod {name} was seen with {addresses:?}"));
         }
         Ok(())
+    }
+
+    /// Returns a pool that assigns ranges to the node. The process knew this version of the pool before the node
+    /// existed, so it cannot have chosen ranges for the node before it knew of the assignment.
+    fn assigning(
+        &self,
+        a: &PodCidrAllocation,
+        labels: Option<&BTreeSet<Labels>>,
+        received: &Received,
+        api: &Api,
+    ) -> Option<PoolName> {
+        let born = *self.born.get(&a.uid)?;
+        let is_known = |pool: &&Pool| {
+            let now = api.pools.get(&pool.name);
+            let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
+            is_live && received.is_newest(pool) && received.has_known_since(&pool.uid, born)
+        };
+        let known = received.pools.objects.values().filter(is_known);
+        let mut known = known.filter_map(PoolModel::new).filter(|it| {
+            let is_able = it.allocation_mode == AllocationMode::NodeCIDR && !it.deleting;
+            let mut labels = labels.into_iter().flatten();
+            is_able && it.assigned(&a.name).is_some() && labels.all(|labels| it.matches(labels))
+        });
+        known.next().map(|it| it.name)
     }
 
     /// Returns a pool from which the node should have waited to get its ranges. According to the objects that the

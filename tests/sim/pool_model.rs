@@ -1,11 +1,13 @@
 //! Pools as the checks understand them. The checks derive them from the specs with code of their own. Only to parse
 //! CIDRs, they use the product's code.
 
+use std::collections::BTreeSet;
+
 use cadastre_api::{
-    AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FINALIZER, FirstBlock,
-    IPPoolSpec, WarmMinimum,
+    AllocationMode, AssignmentMode, BlockSizing, Borrowing, ExhaustedNodeTaint, FINALIZER,
+    FirstBlock, IPPoolSpec, WarmMinimum,
 };
-use cadastre_controller::cluster::names::{ObjectUid, PoolName};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid, PoolName};
 use cadastre_controller::cluster::objects::{Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -50,6 +52,10 @@ pub struct PoolModel {
     pub max_blocks: usize,
     /// Whether nodes borrow when the pool is exhausted.
     pub borrows: bool,
+    /// The ranges that the pool assigns to certain nodes, each with the name of the node.
+    pub assignments: Vec<(String, Vec<Cidr>)>,
+    /// `FitMaxPods`: whether the size of an IPv4 range follows from the number of pods that its node may run.
+    pub fits_max_pods: bool,
     pub disabled: bool,
     pub deleting: bool,
     pub has_finalizer: bool,
@@ -93,6 +99,15 @@ impl PoolModel {
             low: u64::from(spec.terms.warm.low),
             max_blocks: max_blocks.unwrap_or(usize::MAX),
             borrows: spec.borrowing == Borrowing::WhenExhausted,
+            assignments: spec
+                .assignments
+                .iter()
+                .map(|it| (it.node.clone(), read(&it.cidrs)))
+                .collect(),
+            fits_max_pods: spec
+                .ipv4
+                .as_ref()
+                .is_some_and(|it| it.block_sizing == BlockSizing::FitMaxPods),
             disabled: spec.disabled,
             deleting: pool.deleting,
             has_finalizer: pool.finalizers.iter().any(|f| f == FINALIZER),
@@ -149,17 +164,90 @@ impl PoolModel {
         self.cidrs().any(|cidr| cidr.overlaps(range))
     }
 
-    /// Whether this pool could have allocated exactly these ranges to a node with these labels.
-    pub fn could_allocate(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+    /// Whether this pool could have allocated exactly these ranges to the node of this name with these labels.
+    /// `max_pods` are the numbers of pods that the node was seen to run at most.
+    pub fn could_allocate(
+        &self,
+        ranges: &[Cidr],
+        name: &NodeName,
+        max_pods: &BTreeSet<u16>,
+        labels: &[(Text, Text)],
+    ) -> bool {
         let mut pairs = self.families.iter().zip(ranges);
+        let has_length = |family: Family, range: &Cidr| {
+            let mut lens = max_pods.iter().map(|pods| self.len_for(family, *pods));
+            range.family() == family && lens.any(|len| len == Some(range.len()))
+        };
         self.allocation_mode == AllocationMode::NodeCIDR
             && self.families.len() == ranges.len()
-            && pairs.all(|((family, _, len), it)| (it.family(), it.len()) == (*family, *len))
-            && self.could_return(ranges, labels)
+            && (self.assigned(name).is_some()
+                || pairs.all(|((family, _, _), it)| has_length(*family, it)))
+            && self.could_return(ranges, name, labels)
+    }
+
+    /// What the pool assigns to the node of this name.
+    pub fn assigned(&self, name: &NodeName) -> Option<&[Cidr]> {
+        let mut all = self.assignments.iter();
+        let found = all.find(|(node, _)| **node == **name);
+        found.map(|(_, cidrs)| &**cidrs)
+    }
+
+    /// Whether the pool assigns exactly these ranges to the node of this name.
+    pub fn assigns(&self, name: &NodeName, ranges: &[Cidr]) -> bool {
+        let assigned = self.assigned(name).unwrap_or_default();
+        assigned.len() == ranges.len() && assigned.iter().all(|it| ranges.contains(it))
+    }
+
+    /// Whether the pool keeps an address of the range for the nodes of its assignments.
+    pub fn keeps(&self, range: &Cidr) -> bool {
+        let mut all = self.assignments.iter().flat_map(|(_, cidrs)| cidrs);
+        all.any(|it| it.overlaps(range))
+    }
+
+    /// The prefix length of the range of a node that may run this many pods. `None` if it is not known yet.
+    fn len_for(&self, family: Family, max_pods: u16) -> Option<u8> {
+        let mut own = self.families.iter().filter(|(it, _, _)| *it == family);
+        let (_, _, len) = own.next()?;
+        if !self.fits_max_pods || family == Family::V6 {
+            return Some(*len);
+        }
+        let fits = |len: &u8| 1_u32 << (32 - len) >= 2 * u32::from(max_pods);
+        let narrowest = (21..=28).rev().find(fits).unwrap_or(21);
+        (max_pods > 0).then_some(narrowest)
+    }
+
+    /// The ranges of a family that the pool could allocate to the node if all were free.
+    pub fn pieces(&self, family: Family, node: &Node) -> Vec<Cidr> {
+        if let Some(assigned) = self.assigned(&node.name) {
+            let own = assigned.iter().filter(|it| it.family() == family).copied();
+            return own.filter(|_| self.is_usable(assigned)).collect();
+        }
+        let len = self.len_for(family, node.max_pods);
+        let pieces = len.map(|len| self.blocks_of_length(family, len));
+        let mut pieces = pieces.unwrap_or_default();
+        pieces.retain(|it| !self.keeps(it));
+        pieces
+    }
+
+    /// Whether the node of an assignment can get its ranges: one of each family of the pool, in its CIDRs, and apart
+    /// from all other assignments.
+    fn is_usable(&self, assigned: &[Cidr]) -> bool {
+        let all = self.assignments.iter().flat_map(|(_, cidrs)| cidrs);
+        let is_alone = |range: &Cidr| all.clone().filter(|it| it.overlaps(range)).count() == 1;
+        let has_one = |family| assigned.iter().filter(|it| it.family() == family).count() == 1;
+        assigned.len() == self.families.len()
+            && self.each_family().all(has_one)
+            && assigned.iter().all(|it| self.contains(it) && is_alone(it))
     }
 
     /// Whether a host that had these ranges earlier may get them back from this pool.
-    pub fn could_return(&self, ranges: &[Cidr], labels: &[(Text, Text)]) -> bool {
+    pub fn could_return(&self, ranges: &[Cidr], name: &NodeName, labels: &[(Text, Text)]) -> bool {
+        if self.assigned(name).is_some() && !self.assigns(name, ranges) {
+            return false;
+        }
+        if self.assigned(name).is_none() && ranges.iter().any(|it| self.keeps(it)) {
+            return false;
+        }
         let is_reserved = |range: &Cidr| self.reserved.iter().any(|span| span.overlaps(range));
         !self.disabled
             && !self.deleting
@@ -169,10 +257,12 @@ impl PoolModel {
                 .all(|it| self.contains(it) && !is_reserved(it))
     }
 
-    /// All blocks of a family that the pool could have, in ascending order.
+    /// All blocks of a family that the pool could have, in ascending order. Ranges that the pool keeps for the nodes of
+    /// its assignments are none of them.
     pub fn blocks(&self, family: Family) -> Vec<Cidr> {
         let own = self.families.iter().filter(|(f, _, _)| *f == family);
         own.flat_map(|(_, _, len)| self.blocks_of_length(family, *len))
+            .filter(|it| !self.keeps(it))
             .collect()
     }
 

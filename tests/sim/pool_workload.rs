@@ -1,8 +1,9 @@
 //! Changes of pools and of service ranges by users.
 
 use cadastre_api::{
-    AddressTerms, AllocationMode, AssignmentMode, Borrowing, ConflictProbe, ExhaustedNodeTaint,
-    FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, Warm, WarmMinimum,
+    AddressTerms, AllocationMode, AssignmentMode, BlockSizing, Borrowing, ConflictProbe,
+    ExhaustedNodeTaint, FirstBlock, IPPoolSpec, IPv4Ranges, IPv6Ranges, NodeAssignment, Warm,
+    WarmMinimum,
 };
 use cadastre_controller::cluster::names::PoolName;
 use cadastre_controller::cluster::objects::{Pool, ServiceRange};
@@ -85,6 +86,7 @@ impl Sim {
             ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.{third}.{slice}.0/{len}")],
                 block_size: Some(*self.rng.pick(&[27, 28, 28, 29, 30]).max(&len)),
+                block_sizing: BlockSizing::Fixed,
                 gateway: None,
             }),
             ipv6: has_v6.then(|| IPv6Ranges {
@@ -151,6 +153,7 @@ impl Sim {
             ipv4: spec.ipv4.map(|it| IPv4Ranges {
                 cidrs: it.cidrs.iter().map(|it| four_blocks(it, sizes.0)).collect(),
                 block_size: sizes.0,
+                block_sizing: BlockSizing::Fixed,
                 gateway: gateway.clone(),
             }),
             ipv6: spec.ipv6.map(|it| IPv6Ranges {
@@ -183,11 +186,18 @@ impl Sim {
             (&[24, 24, 25, 26], &[64, 64, 66], &[0, 5, 20, 60])
         };
         let first = addr(&format!("fd00:0:0:{:x}::", slice * 16));
+        // This follows from other draws, so that all other draws stay the same.
+        let block_sizing = if self.plan.fits_max_pods() && slice.is_multiple_of(2) {
+            BlockSizing::FitMaxPods
+        } else {
+            BlockSizing::Fixed
+        };
         let ipv6 = Cidr::new(first, self.plan.slice + 40).unwrap();
         IPPoolSpec {
             ipv4: has_v4.then(|| IPv4Ranges {
                 cidrs: vec![format!("10.244.{}.0/{}", slice * 8, self.plan.slice)],
                 block_size: Some(*self.rng.pick(v4_sizes)),
+                block_sizing,
                 gateway: None,
             }),
             ipv6: has_v6.then(|| IPv6Ranges {
@@ -197,9 +207,44 @@ impl Sim {
             }),
             node_selector,
             priority: i32::try_from(self.rng.below(3)).unwrap(),
+            assignments: self.assignments(slice, has_v4, has_v6),
             reserved,
             quarantine_seconds: *self.rng.pick(quarantines),
             ..IPPoolSpec::new(AllocationMode::NodeCIDR, Vec::new(), Vec::new())
+        }
+    }
+
+    /// The ranges that a new pool over this slice assigns to nodes. They follow from other draws, so that all other
+    /// draws stay the same. Some contain reserved addresses.
+    fn assignments(&self, slice: u64, has_v4: bool, has_v6: bool) -> Vec<NodeAssignment> {
+        let number = match self.plan.slice {
+            _ if !self.plan.assigns_ranges() => 0,
+            23 => 1,
+            _ => 3,
+        };
+        let of = |n: u64| {
+            let v4 = format!("10.244.{}.0/{}", slice * 8 + n, 24 + (slice + n) % 3);
+            let v6 = addr(&format!("fd00:0:0:{:x}::", slice * 16 + n));
+            let v6 = Cidr::new(v6, 64 + u8::try_from(n).unwrap() * 4).unwrap();
+            let cidrs = [has_v4.then_some(v4), has_v6.then(|| v6.to_string())];
+            NodeAssignment {
+                node: format!("n{}", (slice + n) % self.plan.names),
+                cidrs: cidrs.into_iter().flatten().collect(),
+            }
+        };
+        (0..number).map(of).collect()
+    }
+
+    /// Removes the assignments, or gives each range to the node of the next name.
+    fn reassign(&self, spec: &mut IPPoolSpec, fresh: &IPPoolSpec) {
+        if spec.assignments.is_empty() {
+            spec.assignments.clone_from(&fresh.assignments);
+        } else if !fresh.reserved.is_empty() {
+            spec.assignments.clear();
+        }
+        for it in &mut spec.assignments {
+            let number: u64 = it.node.trim_start_matches('n').parse().unwrap();
+            it.node = format!("n{}", (number + 1) % self.plan.names);
         }
     }
 
@@ -258,7 +303,10 @@ impl Sim {
             }
             9 if more && self.plan.borrowing > 0 => spec.borrowing = fresh.borrowing,
             9 => spec.node_selector = fresh.node_selector,
-            10 => spec.reserved = fresh.reserved,
+            10 => {
+                self.reassign(spec, &fresh);
+                spec.reserved = fresh.reserved;
+            }
             _ => {
                 self.world.specs.insert(pool.uid.clone(), spec.clone());
                 pool.spec = Err("spec.ipv4: invalid type".to_owned());

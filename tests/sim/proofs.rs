@@ -106,6 +106,17 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 5_000),
+        AssignedRangesNotKept => sim(Crowded, 1_000),
+        OtherRangesThanAssigned => sim(Crowded, 1_000),
+        TakenAlthoughHeld => sim(AsDrawn, 5_000),
+        AssignedRangesReturned => unit(
+            "controller::podcidr::tests::a_machine_gets_its_ranges_back_only_if_they_are_assigned_to_nobody_else",
+        ),
+        AssignedNodeNotWoken => unit(
+            "controller::podcidr::tests::a_node_that_waits_for_its_assigned_range_gets_it_once_it_is_free",
+        ),
+        MaxPodsIgnored => sim(Crowded, 200),
+        MaxPodsNotAwaited => sim(Crowded, 1_000),
         ReturnedRangesShared => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them",
         ),

@@ -31,6 +31,8 @@ pub struct Received {
     pub pods: View<Pod>,
     /// For each node (UID), all sets of labels with which it was received.
     pub labels: BTreeMap<ObjectUid, BTreeSet<Labels>>,
+    /// For each node (UID), all numbers of pods that it may run with which it was received.
+    pub max_pods: BTreeMap<ObjectUid, BTreeSet<u16>>,
     /// All versions of pools that were received.
     pub models: Vec<PoolModel>,
     /// The term of the leadership that was last passed to the controller; `None` if the controller does not lead.
@@ -183,6 +185,8 @@ impl Received {
     fn node(&mut self, node: &Node) {
         let labels = self.labels.entry(node.uid.clone()).or_default();
         labels.insert(node.labels.clone());
+        let max_pods = self.max_pods.entry(node.uid.clone()).or_default();
+        max_pods.insert(node.max_pods);
     }
 
     /// Records a NodeSubnet that a response has shown. The watch may not have shown it yet, and a block that it lists may

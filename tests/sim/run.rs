@@ -108,6 +108,8 @@ pub enum Due {
     Register(Box<Node>),
     /// A user deletes a Node whose host is gone (name, UID).
     DeleteNode(NodeName, ObjectUid),
+    /// The kubelet of a Node (name, UID) reports how many pods the Node may run.
+    MaxPods(NodeName, ObjectUid, u16),
 }
 
 impl Due {
@@ -144,6 +146,7 @@ impl Due {
                 | Due::IpamClaim(_)
                 | Due::Register(_)
                 | Due::DeleteNode(..)
+                | Due::MaxPods(..)
         )
     }
 }
@@ -500,6 +503,7 @@ impl Sim {
             Due::Restore => self.restore(),
             Due::Register(node) => self.register_anew(*node),
             Due::DeleteNode(name, uid) => self.delete_orphaned_node(&name, &uid),
+            Due::MaxPods(name, uid, max_pods) => self.report_max_pods(&name, &uid, max_pods),
             Due::Machine(id, act) => self.act(id, &act),
             Due::Process(id, run, act) => return self.process_acts(id, run, act),
             Due::Kubelet(id, boot, act) => return self.kubelet_acts(id, boot, *act),

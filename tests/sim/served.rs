@@ -138,35 +138,43 @@ impl Sim {
     fn who_could_be_served(&self, doubted: &[Cidr]) -> Vec<(Node, PoolName, Vec<BTreeSet<Cidr>>)> {
         let mut found = Vec::new();
         let serving = self.serving();
+        // What is free in pools of blocks does not depend on the node, and takes long to find.
         let mut free: BTreeMap<PoolName, Vec<BTreeSet<Cidr>>> = BTreeMap::new();
         for node in self.api.nodes.live.values().filter(|node| !node.deleting) {
             for model in serving.iter().filter(|it| it.matches(&node.labels)) {
                 let lacks = match model.allocation_mode {
                     AllocationMode::NodeCIDR => {
-                        node.is_empty() && !model.is_passed_over(&serving, &node.labels)
+                        node.is_empty() && self.may_allocate(model, node, &serving)
                     }
                     AllocationMode::Blocks => self.lacks_of(node, model),
                 };
                 if !lacks {
                     continue;
                 }
-                let entry = free.entry(model.name.clone());
-                let free = entry.or_insert_with(|| self.free_of(model, doubted));
+                let of_node = || self.free_of(model, node, doubted);
+                let free = match model.allocation_mode {
+                    AllocationMode::NodeCIDR => of_node(),
+                    AllocationMode::Blocks => free
+                        .entry(model.name.clone())
+                        .or_insert_with(of_node)
+                        .clone(),
+                };
                 if free.iter().all(|free| !free.is_empty()) {
-                    found.push((Node::clone(node), model.name.clone(), free.clone()));
+                    found.push((Node::clone(node), model.name.clone(), free));
                 }
             }
         }
         found
     }
 
-    /// What a pool could allocate in each family: whole podCIDRs, or single addresses if it is a pool of blocks.
-    pub fn free_of(&self, model: &PoolModel, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
+    /// What a pool could allocate to the node in each family: whole podCIDRs, or single addresses if it is a pool of
+    /// blocks.
+    pub fn free_of(&self, model: &PoolModel, node: &Node, doubted: &[Cidr]) -> Vec<BTreeSet<Cidr>> {
         let mut held = self.held();
         held.extend(doubted);
         let families = model.each_family().map(|family| {
             let pieces = match model.allocation_mode {
-                AllocationMode::NodeCIDR => model.blocks(family),
+                AllocationMode::NodeCIDR => model.pieces(family, node),
                 AllocationMode::Blocks => model.blocks_of_length(family, family.bits()),
             };
             let free = |piece: &Cidr| self.is_free(model, piece, &held);

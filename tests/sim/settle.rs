@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use cadastre_api::{AddressStatus, AllocationMode};
 use cadastre_controller::cluster::lease::Leadership;
-use cadastre_controller::cluster::names::NodeName;
+use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::cluster::objects::{BlockSpec, Node, Pool, Text};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
@@ -235,13 +235,11 @@ impl Sim {
         let nodes = self.api.nodes.live.values();
         for node in nodes.filter(|node| node.is_empty() && !node.deleting) {
             let has_free = |model: &PoolModel, family: Family| {
-                let mut blocks = model.blocks(family).into_iter();
-                blocks.any(|block| self.is_free(model, &block, &held))
+                let mut pieces = model.pieces(family, node).into_iter();
+                pieces.any(|piece| self.is_free(model, &piece, &held))
             };
             let is_able = |model: &&PoolModel| {
-                model.allocation_mode == AllocationMode::NodeCIDR
-                    && model.matches(&node.labels)
-                    && !model.is_passed_over(&serving, &node.labels)
+                self.may_allocate(model, node, &serving)
                     && model.each_family().all(|family| has_free(model, family))
             };
             if let Some(model) = serving.iter().find(is_able) {
@@ -253,6 +251,35 @@ impl Sim {
             }
         }
         Ok(())
+    }
+
+    /// Whether the node may get podCIDRs of this pool, which is one of those in `serving`.
+    pub fn may_allocate(&self, model: &PoolModel, node: &Node, serving: &[PoolModel]) -> bool {
+        let is_chosen = match self.assigning(node) {
+            Some(pool) => pool == model.name,
+            None => !model.is_passed_over(serving, &node.labels),
+        };
+        model.allocation_mode == AllocationMode::NodeCIDR
+            && model.matches(&node.labels)
+            && is_chosen
+    }
+
+    /// The pool from which alone the node gets podCIDRs, because the pool assigns ranges to it. If several pools do,
+    /// this is the best of them, even if it does not allocate now.
+    fn assigning(&self, node: &Node) -> Option<PoolName> {
+        let models = self.models_now().into_iter();
+        let models = models.filter(|it| {
+            let is_able = it.allocation_mode == AllocationMode::NodeCIDR && !it.deleting;
+            is_able && it.matches(&node.labels) && it.assigned(&node.name).is_some()
+        });
+        let key = |it: &PoolModel| {
+            (
+                -it.priority,
+                usize::MAX - it.selector.len(),
+                it.name.clone(),
+            )
+        };
+        models.min_by_key(key).map(|it| it.name)
     }
 
     /// The pools that may allocate. Of two pools that overlap, only the older one may.
@@ -372,12 +399,16 @@ impl Sim {
         let serves_instead = |s: &PoolModel, n: &Node| {
             s.allocation_mode == AllocationMode::NodeCIDR && s.matches(&n.labels)
         };
+        let waits_for = |node: &Node| match self.assigning(node) {
+            Some(pool) => pool == model.name,
+            None => {
+                !model.is_passed_over(&serving, &node.labels)
+                    && (serves || !serving.iter().any(|s| serves_instead(s, node)))
+            }
+        };
         let waits = |node: &&std::sync::Arc<Node>| {
-            node.is_empty()
-                && !node.deleting
-                && model.matches(&node.labels)
-                && !model.is_passed_over(&serving, &node.labels)
-                && (serves || !serving.iter().any(|s| serves_instead(s, node)))
+            let is_empty = node.is_empty() && !node.deleting;
+            is_empty && model.matches(&node.labels) && waits_for(node)
         };
         self.api.nodes.live.values().filter(waits).count()
     }

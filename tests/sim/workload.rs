@@ -45,6 +45,9 @@ pub fn cidr(text: &str) -> Cidr {
 /// How many pods each node may run, according to its kubelet.
 pub const MAX_PODS: u64 = 6;
 
+/// How many pods nodes may run, in runs in which the sizes of their ranges depend on it.
+const MANY_PODS: [u16; 5] = [16, 200, 30, 60, 110];
+
 impl Sim {
     /// Creates the objects that exist when the controllers start.
     pub fn populate(&mut self) {
@@ -203,6 +206,18 @@ impl Sim {
         } else {
             format!("192.168.{}.{}", count / 250 % 250, count % 250 + 1)
         };
+        // This follows from other draws, so that all other draws stay the same.
+        let max_pods = match usize::try_from(count).unwrap() {
+            count if self.plan.fits_max_pods() => MANY_PODS[count % MANY_PODS.len()],
+            _ => u16::try_from(MAX_PODS).unwrap(),
+        };
+        // Some kubelets report the number only later.
+        let is_late = self.plan.fits_max_pods() && count.is_multiple_of(4);
+        if is_late {
+            let due = Due::MaxPods(name.clone(), uid.clone(), max_pods);
+            self.after((count % 64) * SECOND / 4, due);
+        }
+        let max_pods = if is_late { 0 } else { max_pods };
         let node = Node {
             uid: uid.clone(),
             version: 0,
@@ -217,7 +232,7 @@ impl Sim {
             name,
             taints: self.some_taints(),
             exhausted: None,
-            max_pods: u16::try_from(MAX_PODS).unwrap(),
+            max_pods,
         };
         if self.rng.chance(2_000) {
             self.api.finalized.insert(uid);
@@ -227,6 +242,18 @@ impl Sim {
         });
         self.settle_in(&node);
         self.api.put(node);
+    }
+
+    /// The kubelet of a node reports how many pods the node may run.
+    pub fn report_max_pods(&mut self, name: &NodeName, uid: &ObjectUid, max_pods: u16) {
+        let node = self.api.nodes.get(name).filter(|it| it.uid == *uid);
+        if let Some(node) = node.cloned() {
+            self.api.put(Node {
+                max_pods,
+                ..Node::clone(&node)
+            });
+            self.publish();
+        }
     }
 
     /// The podCIDRs of a new node. Nearly all new nodes have none.

@@ -75,8 +75,9 @@ pub use names::{
     UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
-    AddressStatus, AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FamilyStatus,
-    FirstBlock, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges, TrendStatus,
+    AddressStatus, AllocationMode, AssignmentMode, BlockSizing, Borrowing, ExhaustedNodeTaint,
+    FamilyStatus, FirstBlock, IPPool, IPPoolSpec, IPPoolStatus, IPv4Ranges, IPv6Ranges,
+    NodeAssignment, TrendStatus,
 };
 pub use requests::Requests;
 pub use routes::{NodeRoutes, NodeRoutesSpec};

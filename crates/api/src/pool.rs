@@ -31,6 +31,8 @@ use super::terms::AddressTerms;
     validation = rules::some_family(),
     validation = rules::block_fits("ipv4", (26, 24)),
     validation = rules::block_fits("ipv6", (122, 64)),
+    validation = rules::sizing_for_node_cidr(),
+    validation = rules::assignments_for_node_cidr(),
     validation = rules::stays("ipv4"),
     validation = rules::stays("ipv6"),
     validation = rules::gateway_inside("ipv4", ""),
@@ -127,6 +129,13 @@ pub struct IPPoolSpec {
     #[serde(default)]
     pub disabled: bool,
 
+    /// Fixed ranges of certain nodes. A node that is named here, and that the pool selects, gets exactly these ranges
+    /// as podCIDRs, or waits until they are free. No other node gets an address of them, even while the named node does
+    /// not exist. podCIDRs that nodes have already stay as they are. Only for NodeCIDR.
+    #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assignments: Vec<NodeAssignment>,
+
     /// Addresses that are never assigned. An entry is a CIDR (10.244.0.0/24), an address (10.244.1.1) or a range that
     /// includes both ends (10.244.2.1-10.244.2.9). Each entry must overlap the pool's ranges. A podCIDR never contains
     /// a reserved address. A block can contain reserved addresses, but its node does not assign them.
@@ -159,6 +168,7 @@ impl IPPoolSpec {
             ipv4: Some(IPv4Ranges {
                 cidrs: ipv4,
                 block_size: None,
+                block_sizing: BlockSizing::default(),
                 gateway: None,
             })
             .filter(|ranges| !ranges.cidrs.is_empty()),
@@ -182,6 +192,7 @@ impl IPPoolSpec {
             nearly_exhausted_percent: default_nearly_exhausted_percent(),
             priority: 0,
             disabled: false,
+            assignments: Vec::new(),
             reserved: Vec::new(),
             reserved_on_request: false,
             quarantine_seconds: default_quarantine_seconds(),
@@ -240,6 +251,29 @@ pub enum Borrowing {
     WhenExhausted,
 }
 
+/// The fixed ranges of one node.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAssignment {
+    /// Name of the Node. The Node need not exist.
+    #[schemars(schema_with = "rules::node_name")]
+    pub node: String,
+
+    /// One CIDR of each family of the pool, inside of the pool's cidrs. The CIDR can be narrower or wider than
+    /// blockSize. It must not overlap other assignments or reserved addresses.
+    #[schemars(schema_with = "rules::assigned_cidrs")]
+    pub cidrs: Vec<String>,
+}
+
+/// How the size of a node's IPv4 range is chosen.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockSizing {
+    /// Every range has the size blockSize
+    #[default]
+    Fixed,
+    /// The smallest range that has two addresses for each pod that the node may run
+    FitMaxPods,
+}
+
 /// IPv4 ranges of a pool.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -253,6 +287,13 @@ pub struct IPv4Ranges {
     #[schemars(range(min = 8, max = 32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
+
+    /// How the size of a node's range is chosen, once, when the range is allocated. Fixed: every range has the size
+    /// blockSize. FitMaxPods: the smallest range that has two addresses for each pod that the node may run
+    /// (status.capacity.pods of the Node), at least a /28 and at most a /21. blockSize is then only the size in which
+    /// the status counts. FitMaxPods is only for NodeCIDR.
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub block_sizing: BlockSizing,
 
     /// Gateway of the pods. Absent: the first usable address of each block, which is then not assigned to pods. An
     /// address: this address; it must lie in one of the cidrs, unless addressPrefix is Host. None: pods have no
@@ -320,16 +361,18 @@ pub struct IPPoolStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FamilyStatus {
-    /// Prefix length of new blocks: blockSize of the spec, or the default for the allocation mode.
+    /// Prefix length of the counted blocks: blockSize of the spec, or the default for the allocation mode. With
+    /// blockSizing FitMaxPods, new ranges can have other sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// Total number of blocks in the pool's ranges.
+    /// Total number of blocks in the pool's ranges. Blocks with reserved addresses that are not allocated, and blocks
+    /// that overlap assignments, are not counted.
     pub capacity: String,
     /// Number of blocks that are allocated to nodes.
     pub allocated: String,
     /// Number of blocks that belonged to deleted nodes and cannot be allocated again yet.
     pub quarantined: String,
-    /// Number of blocks that can be allocated.
+    /// Number of blocks that can be allocated, to nodes without an assignment.
     pub free: String,
     /// Percentage of blocks that are not free, such as 37%.
     pub utilization: String,
@@ -360,6 +403,29 @@ pub struct AddressStatus {
     /// Number of released addresses whose cooldown is not over, so that they cannot be assigned to other pods yet.
     pub cooling: String,
 }
+
+impl BlockSizing {
+    /// Returns the prefix length of the IPv4 range of a node that may run this many pods. `block_size` is the pool's
+    /// `blockSize`. Returns `None` if the size depends on the number of pods and the number is unknown (0).
+    pub fn prefix_len(self, block_size: u8, max_pods: u16) -> Option<u8> {
+        match (self, max_pods) {
+            (BlockSizing::Fixed, _) => Some(block_size),
+            (BlockSizing::FitMaxPods, 0) => None,
+            (BlockSizing::FitMaxPods, pods) => {
+                let addresses = (u32::from(pods) * 2).next_power_of_two();
+                let len = 32 - u8::try_from(addresses.ilog2()).unwrap_or(32);
+                Some(len.clamp(WIDEST_FITTED, NARROWEST_FITTED))
+            }
+        }
+    }
+}
+
+/// Prefix length of the widest range that [`BlockSizing::FitMaxPods`] chooses. It has two addresses for each of 1,024
+/// pods.
+const WIDEST_FITTED: u8 = 21;
+
+/// Prefix length of the narrowest range that [`BlockSizing::FitMaxPods`] chooses.
+const NARROWEST_FITTED: u8 = 28;
 
 impl IPPoolSpec {
     /// Returns the prefix length of IPv4 blocks: `blockSize`, or else the default for the allocation mode. Returns
@@ -459,6 +525,26 @@ mod tests {
             ),
         ] {
             assert_eq!(spec, serde_json::from_value(written).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_fitted_range_is_the_smallest_with_two_addresses_per_pod() {
+        for (pods, len) in [
+            (0, None),
+            (1, Some(28)),
+            (8, Some(28)),
+            (9, Some(27)),
+            (16, Some(27)),
+            (110, Some(24)),
+            (128, Some(24)),
+            (129, Some(23)),
+            (250, Some(23)),
+            (1_024, Some(21)),
+            (u16::MAX, Some(21)),
+        ] {
+            assert_eq!(BlockSizing::FitMaxPods.prefix_len(26, pods), len, "{pods}");
+            assert_eq!(BlockSizing::Fixed.prefix_len(26, pods), Some(26));
         }
     }
 

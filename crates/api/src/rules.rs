@@ -34,6 +34,9 @@ const MOST_IPV6_CIDRS: u32 = 128;
 const MOST_RESERVED: u32 = 128;
 const MOST_REQUIREMENTS: u32 = 32;
 const MOST_VALUES: u32 = 64;
+/// Maximum length of the name of a Node.
+const NODE_NAME_LENGTH: u32 = 253;
+const NODE_NAME: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
 /// Maximum length of a label key: a prefix of 253 characters, `/`, and a name of 63 characters.
 const LABEL_KEY_LENGTH: u32 = 317;
 const LABEL_VALUE_LENGTH: u32 = 63;
@@ -104,6 +107,47 @@ pub(super) fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
     Rule::new(format!("!has(self.{family}) || self.{family}.cidrs.all(c, !isCIDR(c) || cidr(c).prefixLength() <= ({size}))"))
         .message("a block of this size does not fit into one of the cidrs: give a blockSize that is not less than the prefix length of any of them")
         .field_path(format!(".{family}.blockSize"))
+}
+
+/// Only a podCIDR has a size that is chosen for its node. A node gets as many blocks as it needs.
+pub(super) fn sizing_for_node_cidr() -> Rule {
+    Rule::new("self.allocationMode == 'NodeCIDR' || !has(self.ipv4) || !has(self.ipv4.blockSizing) || self.ipv4.blockSizing == 'Fixed'")
+        .message("FitMaxPods is for allocationMode NodeCIDR: leave it out, as with Blocks a node gets as many blocks as its pods need")
+        .field_path(".ipv4.blockSizing")
+}
+
+/// Only podCIDRs can be assigned to nodes.
+pub(super) fn assignments_for_node_cidr() -> Rule {
+    Rule::new("self.allocationMode == 'NodeCIDR' || !has(self.assignments) || size(self.assignments) == 0")
+        .message("assignments are for allocationMode NodeCIDR: leave them out, or give the ranges in a pool of that mode")
+        .field_path(".assignments")
+}
+
+/// Accepts the name of a Node.
+pub(super) fn node_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "minLength": 1,
+        "maxLength": NODE_NAME_LENGTH,
+        "pattern": NODE_NAME,
+    })
+}
+
+/// Accepts the ranges of an assignment: at most one CIDR of each family. Which families the pool has, and whether its
+/// CIDRs contain the ranges, is checked by the controller, because the cost of the check grows with the number of
+/// assignments times the number of CIDRs.
+pub(super) fn assigned_cidrs(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 2,
+        "items": allocated_cidr(generator),
+        "x-kubernetes-list-type": "atomic",
+        "x-kubernetes-validations": [rule(
+            "size(self) < 2 || self[0].contains(':') != self[1].contains(':')",
+            "two CIDRs of one family: give one CIDR of each family of the pool",
+        )],
+    })
 }
 
 pub(super) fn allocation_mode_stays() -> Rule {

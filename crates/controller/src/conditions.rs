@@ -37,7 +37,7 @@ pub(crate) struct ProblemType {
 const TERMINATING: &str = "Terminating";
 
 /// All types of problems, in the order in which a status lists them.
-static PROBLEMS: [ProblemType; 10] = [
+static PROBLEMS: [ProblemType; 11] = [
     ProblemType {
         name: "Invalid",
         events: ["InvalidSpec", "SpecIsValid"],
@@ -105,6 +105,15 @@ static PROBLEMS: [ProblemType; 10] = [
         otherwise: ["Accepted", "the API server takes what is written for it"],
     },
     ProblemType {
+        name: "AssignmentsUnusable",
+        events: ["AssignmentsUnusable", "AssignmentsUsable"],
+        find: assignments_unusable,
+        otherwise: [
+            "AssignmentsUsable",
+            "each assignment can be given to its node once its ranges are free",
+        ],
+    },
+    ProblemType {
         name: TERMINATING,
         events: ["Terminating", "NotTerminating"],
         find: |facts| Some(terminating(facts)),
@@ -115,7 +124,7 @@ static PROBLEMS: [ProblemType; 10] = [
 /// Returns all types of problems in the order in which events report their changes. In this order, for example, the
 /// event that a pool is nearly exhausted comes before the event that the pool is exhausted.
 pub(crate) fn problem_types() -> impl Iterator<Item = &'static ProblemType> {
-    [0, 1, 3, 2, 4, 5, 6, 7, 9, 8]
+    [0, 1, 3, 2, 4, 5, 6, 7, 9, 10, 8]
         .map(|at| &PROBLEMS[at])
         .into_iter()
 }
@@ -281,10 +290,7 @@ fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
         ours.then_some((cidr, why))
     });
     let (cidr, why) = blocks.next()?;
-    let more = match blocks.count() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let more = and_more(blocks.count());
     let text = format!("the API server does not take its block {cidr}{more}: {why}: {ADVICE}");
     Some(("BlocksRefused", text))
 }
@@ -296,9 +302,31 @@ fn invalid(facts: &PoolFacts) -> Problem {
     }
 }
 
+/// At most this many ranges or nodes are named in a message.
+const NAMED: usize = 5;
+
+fn assignments_unusable(facts: &PoolFacts) -> Problem {
+    let problems = facts.state.assignments.problems();
+    let texts = problems.map(|(node, why)| format!("node \"{node}\" waits, as {why}"));
+    let texts: Vec<String> = texts.collect();
+    let named = &texts[..texts.len().min(NAMED)];
+    let text = format!(
+        "{}{}",
+        named.join("; "),
+        and_more(texts.len() - named.len())
+    );
+    (!texts.is_empty()).then_some(("CorrectAssignments", text))
+}
+
+/// Returns the words for the entries of a list that a message does not name.
+fn and_more(number: usize) -> String {
+    match number {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    }
+}
+
 fn overlapping(facts: &PoolFacts) -> Problem {
-    /// At most this many ranges are named in the message.
-    const NAMED: usize = 5;
     let state = facts.state;
     if let PoolPhase::Overlaps { .. } = state.phase {
         let text = format!("allocates nothing: {}", state.phase);
@@ -308,10 +336,7 @@ fn overlapping(facts: &PoolFacts) -> Problem {
         return None;
     }
     let named = &state.left_out[..state.left_out.len().min(NAMED)];
-    let more = match state.left_out.len() - named.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let more = and_more(state.left_out.len() - named.len());
     let text = format!(
         "leaves out what is not free to give: {}{more}: choose CIDRs apart from these",
         named.join(", ")
@@ -416,7 +441,44 @@ fn terminating(facts: &PoolFacts) -> (&'static str, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{NOW, cluster, node_with, pool, rebuilt};
+    use crate::fixtures::{NOW, cluster, node_with, pool, pool_with, rebuilt};
+    use cadastre_api::NodeAssignment;
+
+    /// Returns the status of the only pool of a cluster.
+    fn status_of(pool: Pool) -> IPPoolStatus {
+        let cache = cluster(vec![pool], Vec::new());
+        let allocations = rebuilt(&cache);
+        let state = allocations.pools.get("p").unwrap();
+        let pool = cache.pools.get("p").unwrap();
+        status(pool, state, PoolCounts::default(), &allocations, NOW)
+    }
+
+    #[test]
+    fn assigned_ranges_are_not_counted_and_unusable_ones_are_reported() {
+        let assigned = |cidrs: &[&str]| {
+            let entries = (0..).zip(cidrs).map(|(n, cidr)| NodeAssignment {
+                node: format!("n{n}"),
+                cidrs: vec![cidr.to_string()],
+            });
+            status_of(pool_with("p", "10.0.0.0/24", |spec| {
+                spec.allocation_mode = AllocationMode::NodeCIDR;
+                spec.assignments = entries.collect();
+            }))
+        };
+        let condition = |status: IPPoolStatus| {
+            let mut all = status.conditions.into_iter();
+            let found = all.find(|it| it.type_ == "AssignmentsUnusable").unwrap();
+            (found.status, found.message)
+        };
+        let usable = assigned(&["10.0.0.0/27", "10.0.0.64/30"]);
+        let ipv4 = usable.ipv4.clone().unwrap();
+        assert_eq!((&*ipv4.capacity, &*ipv4.free), ("13", "13"));
+        assert_eq!(condition(usable).0, "False");
+        let (status, message) = condition(assigned(&["10.0.0.0/27", "10.1.0.0/28"]));
+        assert_eq!(status, "True");
+        let expected = "node \"n1\" waits, as 10.1.0.0/28 does not lie in one of the pool's cidrs";
+        assert!(message.starts_with(expected), "{message}");
+    }
 
     #[test]
     fn smaller_ranges_are_not_counted_as_whole_blocks() {

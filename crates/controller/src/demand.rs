@@ -282,7 +282,9 @@ impl Demand {
         let mode = AllocationMode::Blocks;
         let choices = allocations
             .pools
-            .choices(mode, node, &allocations.ledger, &self.full);
+            .choices(mode, node, &allocations.ledger, |state| {
+                self.full.contains_key(&state.name)
+            });
         let has_any = |cx: &Context| {
             let mut own = cx.allocations.plain_blocks(&node.uid);
             own.any(|entry| !entry.is_leaving() && entry.recall != Some(Recall::Drain))

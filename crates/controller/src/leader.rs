@@ -11,7 +11,7 @@ use super::allocations::AllocationState;
 use super::deleted_nodes::DeletedNodes;
 use super::demand::Demand;
 use super::intents::IntentBook;
-use super::podcidr::{PodCidrs, WaitReason};
+use super::podcidr::PodCidrs;
 use super::reconcile::Loop as _;
 use super::report::EventRecord;
 use super::{Context, Now, Purpose};
@@ -397,10 +397,8 @@ impl Leader {
 fn waiting_by_pool(podcidrs: &PodCidrs, demand: &Demand) -> BTreeMap<PoolName, i64> {
     let mut waiting: BTreeMap<PoolName, i64> = BTreeMap::new();
     for reason in podcidrs.waiting() {
-        if let WaitReason::Full { pools } | WaitReason::Barred { pools } = reason {
-            for pool in pools {
-                *waiting.entry(pool.clone()).or_default() += 1;
-            }
+        for pool in reason.pools() {
+            *waiting.entry(pool.clone()).or_default() += 1;
         }
     }
     for (pool, nodes) in demand.waiting() {

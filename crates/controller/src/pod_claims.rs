@@ -237,8 +237,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
         return named.find(fits).cloned();
     }
     let ledger = &cx.allocations.ledger;
-    let none_full: BTreeMap<PoolName, bool> = BTreeMap::new();
-    let ranked = pools.choices(AllocationMode::Blocks, node, ledger, &none_full);
+    let ranked = pools.choices(AllocationMode::Blocks, node, ledger, |_| false);
     let open = ranked.into_iter().filter(|(_, only_by_name)| !only_by_name);
     let mut names = open.map(|(name, _)| name);
     names.find(|name| {

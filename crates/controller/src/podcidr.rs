@@ -9,7 +9,10 @@
 //! - After an indeterminate write the holding stays. Only the same write is repeated, until a read shows which podCIDRs
 //!   the node has.
 //! - An event reports why a node waits, once per reason.
+//! - With `FitMaxPods`, the size of a node's range is chosen once, when the range is allocated. Until the kubelet has
+//!   reported how many pods the node may run, the node waits.
 
+mod assigned;
 #[cfg(test)]
 mod tests;
 
@@ -20,11 +23,12 @@ use super::allocations::AllocationState;
 use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
-use super::pools::{PoolPhase, PoolStates};
+use super::pools::{PoolPhase, PoolState, PoolStates};
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::report::{EventRecord, POD_CIDR_ALLOCATED, Regarding, WAITING};
 use super::{Context, Purpose};
+use crate::allocations::adopt::UnadoptedBlocks;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
@@ -32,9 +36,11 @@ use crate::cluster::objects::Node;
 use crate::cluster::request::{
     ApiRequest, ObjectKind, PodCidrAllocation, Rejection, RequestOutcome,
 };
-use cadastre_api::AllocationMode;
+use cadastre_api::{AllocationMode, BlockSizing};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr, Family, HoldingState};
+
+pub use assigned::AssignmentObstacle;
 
 /// The queue of the podCIDR loop, its requests in flight, and the nodes that wait.
 #[derive(Debug, Default)]
@@ -45,10 +51,11 @@ pub struct PodCidrs {
     requests: InFlight<ObjectUid>,
     /// The nodes that wait for podCIDRs, by name
     waiting: BTreeMap<NodeName, Waiting>,
-    /// Exhausted pools with a note for events. An entry stays until a range may have become free. A search in an
-    /// exhausted pool takes time in proportion to the pool's size, and thousands of nodes may wait for one pool. So the
-    /// search is not repeated for each node.
-    full: BTreeMap<PoolName, String>,
+    /// Exhausted pools with a note for events. The key contains the prefix length of the IPv4 range that nodes lack,
+    /// because a pool without room for a wide range may have room for a narrow one. An entry stays until a range may
+    /// have become free. A search in an exhausted pool takes time in proportion to the pool's size, and thousands of
+    /// nodes may wait for one pool. So the search is not repeated for each node.
+    full: BTreeMap<(PoolName, Option<u8>), String>,
     /// Whether `waiting` has changed since the last call of [`PodCidrs::take_recount`]
     recount: bool,
 }
@@ -74,6 +81,14 @@ pub enum WaitReason {
     Barred { pools: Vec<PoolName> },
     /// All pools that select the node and may allocate are exhausted. `pools` are the names of these pools.
     Full { pools: Vec<PoolName> },
+    /// A pool assigns ranges to the node that it cannot give to the node now. `pools` is the name of this pool.
+    Assigned {
+        pools: Vec<PoolName>,
+        obstacle: AssignmentObstacle,
+    },
+    /// The size of the range depends on how many pods the node may run, and the kubelet has not reported this yet.
+    /// `pools` are the pools that may allocate to the node.
+    MaxPodsUnknown { pools: Vec<PoolName> },
 }
 
 impl WaitReason {
@@ -83,6 +98,19 @@ impl WaitReason {
             WaitReason::Unmanaged => "no_pool",
             WaitReason::Barred { .. } => "pool_not_ready",
             WaitReason::Full { .. } => "pool_full",
+            WaitReason::Assigned { .. } => "assignment",
+            WaitReason::MaxPodsUnknown { .. } => "max_pods_unknown",
+        }
+    }
+
+    /// Returns the names of the pools for which the node waits.
+    pub fn pools(&self) -> &[PoolName] {
+        match self {
+            WaitReason::Unmanaged => &[],
+            WaitReason::Barred { pools }
+            | WaitReason::Full { pools }
+            | WaitReason::Assigned { pools, .. }
+            | WaitReason::MaxPodsUnknown { pools } => pools,
         }
     }
 }
@@ -195,16 +223,21 @@ impl PodCidrs {
         if let Some(cidrs) = returned_ranges(node, cx.allocations) {
             return write(cidrs.into_iter(), cx.allocations, cx.cache);
         }
-        self.allocate(node, cx)
+        let assigned = self.allocate_assigned(node, cx);
+        assigned.unwrap_or_else(|| self.allocate(node, cx))
     }
 
     /// Allocates new ranges from the best pool that has room, or decides that the node waits.
     fn allocate(&mut self, node: &Node, cx: &mut Context) -> PodCidrDecision {
         let (cache, allocations) = (cx.cache, &mut *cx.allocations);
         let mode = AllocationMode::NodeCIDR;
+        let is_full = |state: &PoolState| {
+            let lens = state.lens_for(node);
+            lens.is_some_and(|lens| self.full.contains_key(&(state.name.clone(), lens.v4)))
+        };
         let choices = allocations
             .pools
-            .choices(mode, node, &allocations.ledger, &self.full);
+            .choices(mode, node, &allocations.ledger, is_full);
         // A Node cannot ask for a pool by name. So pools that allocate only by name are left out.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
@@ -221,16 +254,12 @@ impl PodCidrs {
             return unserved(node, allocations);
         }
         let holder = allocations.holder(&node.name, &node.uid);
-        let unadopted = &allocations.unadopted;
-        let address_in_use = |range: &Cidr| -> Option<Addr> {
-            let of_pod = cache.pods.any_in_free(range);
-            let of_node = || cache.node_addresses.within(range).next();
-            let used = of_pod.or_else(of_node).or_else(|| unadopted.any_in(range));
-            used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
-        };
+        let in_use = address_in_use(cache, &allocations.unadopted);
         let mut notes = Vec::new();
         for name in &choices {
-            if let Some(note) = self.full.get(name) {
+            let lens = allocations.pools.get(name).and_then(|it| it.lens_for(node));
+            let key = lens.map(|lens| (name.clone(), lens.v4));
+            if let Some(note) = key.as_ref().and_then(|key| self.full.get(key)) {
                 notes.push(note.clone());
                 continue;
             }
@@ -242,8 +271,11 @@ impl PodCidrs {
             let Some(pool) = allocations.pools.get_mut(name) else {
                 continue;
             };
+            let (Some(lens), Some(key)) = (lens, key) else {
+                return max_pods_unknown(name, choices.clone());
+            };
             let ledger = &mut allocations.ledger;
-            let full = match ledger.carve(&mut pool.space, holder, address_in_use) {
+            let full = match ledger.carve_sized(&mut pool.space, lens, holder, &in_use) {
                 Ok(holdings) => {
                     let ids = holdings.iter().filter_map(|(_, id)| *id);
                     let holdings = ids.filter_map(|id| allocations.ledger.get(id));
@@ -252,14 +284,20 @@ impl PodCidrs {
                 }
                 Err(full) => full,
             };
-            let note = format!("pool \"{name}\": {full}");
+            let why = match pool.sizing {
+                BlockSizing::Fixed => "",
+                BlockSizing::FitMaxPods => {
+                    "; the IPv4 size follows from the number of pods that the node may run (spec.ipv4.blockSizing)"
+                }
+            };
+            let note = format!("pool \"{name}\": {full}{why}");
             if full.avoided > 0 {
                 // The last free ranges contain addresses that are still in use. No watch event announces that these
                 // addresses are no longer used, so the node is queued for a later check.
                 let at = cx.now.mono + IN_USE_PAUSE;
                 self.queue.add_at(node.name.clone(), at);
             } else {
-                self.full.insert(name.clone(), note.clone());
+                self.full.insert(key, note.clone());
             }
             notes.push(note);
         }
@@ -335,7 +373,11 @@ impl PodCidrs {
             return;
         }
         self.full.clear();
-        for name in self.waiting.keys() {
+        let is_woken = |waiting: &Waiting| {
+            let is_assigned = matches!(waiting.reason, WaitReason::Assigned { .. });
+            !is_assigned || !Mutation::AssignedNodeNotWoken.is_on()
+        };
+        for (name, _) in self.waiting.iter().filter(|(_, it)| is_woken(it)) {
             self.queue.add(name.clone());
         }
     }
@@ -391,6 +433,19 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
     }
 }
 
+/// Returns a function that returns an address of a range if a pod or a node uses one.
+fn address_in_use<'a>(
+    cache: &'a ClusterCache,
+    unadopted: &'a UnadoptedBlocks,
+) -> impl Fn(&Cidr) -> Option<Addr> + 'a {
+    |range| {
+        let of_pod = cache.pods.any_in_free(range);
+        let of_node = || cache.node_addresses.within(range).next();
+        let used = of_pod.or_else(of_node).or_else(|| unadopted.any_in(range));
+        used.filter(|_| !Mutation::UsedAddressesNotAvoided.is_on())
+    }
+}
+
 fn assignment(node: &Node, cidrs: Vec<Cidr>) -> PodCidrAllocation {
     PodCidrAllocation {
         name: node.name.clone(),
@@ -428,7 +483,8 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
 
 /// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if the
 /// machine has no quarantined ranges, or if no pool allocates all of them to the node any more. Also returns `None` if
-/// an address in the ranges is reserved now, or if another node holds such an address.
+/// an address in the ranges is reserved now, if another node holds such an address, or if a pool assigns the ranges to
+/// another node, or other ranges to this node.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -453,7 +509,12 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
         let mut holdings = allocations.ledger.overlapping(range);
         holdings.all(|(_, it)| is_own(it.holder)) || Mutation::ReturnedRangesShared.is_on()
     };
-    if !fits || !ranges.iter().all(is_alone) {
+    let is_permitted = match allocations.pools.assigning(node) {
+        Some(assigning) => assigning.name == pool.name && assigning.assigns(node, &ranges),
+        None => !ranges.iter().any(|range| pool.space.is_kept(range)),
+    };
+    let is_permitted = is_permitted || Mutation::AssignedRangesReturned.is_on();
+    if !fits || !is_permitted || !ranges.iter().all(is_alone) {
         return None;
     }
     let holder = allocations.holder(&node.name, &node.uid);
@@ -466,16 +527,30 @@ fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec
 
 fn unserved(node: &Node, allocations: &AllocationState) -> PodCidrDecision {
     let mode = AllocationMode::NodeCIDR;
-    let barred: Vec<_> = allocations.pools.not_serving(mode, node).collect();
-    if barred.is_empty() {
+    let states: Vec<_> = allocations.pools.not_serving(mode, node).collect();
+    if states.is_empty() {
         return PodCidrDecision::Wait(WaitReason::Unmanaged, String::new());
     }
-    let pools = barred.iter().map(|state| state.name.clone()).collect();
+    barred(&states)
+}
+
+/// Decides that a node waits until one of these pools allocates.
+fn barred(pools: &[&PoolState]) -> PodCidrDecision {
     // A pool that is about to allocate is no cause for concern, so no event mentions it.
-    let others = barred.iter();
+    let others = pools.iter();
     let others = others.filter(|state| state.phase != PoolPhase::Starting);
     let notes: Vec<String> = others
         .map(|state| format!("pool \"{}\" does not serve: {}", state.name, state.phase))
         .collect();
+    let pools = pools.iter().map(|state| state.name.clone()).collect();
     PodCidrDecision::Wait(WaitReason::Barred { pools }, notes.join("; "))
+}
+
+/// Decides that a node waits until its kubelet reports how many pods it may run. `pools` are all pools that may
+/// allocate to the node; `pool` is the one whose turn it is.
+fn max_pods_unknown(pool: &PoolName, pools: Vec<PoolName>) -> PodCidrDecision {
+    let note = format!(
+        "pool \"{pool}\": the size of its range depends on how many pods the node may run, and status.capacity.pods of the Node is missing: check that its kubelet runs; the node gets its range once the kubelet has reported it"
+    );
+    PodCidrDecision::Wait(WaitReason::MaxPodsUnknown { pools }, note)
 }

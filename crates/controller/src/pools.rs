@@ -4,6 +4,7 @@
 //! overlapping pools, the newer pool allocates nothing until the older one is gone. Pools are ordered by creation time,
 //! then by name, so every controller finds the same order.
 
+mod assignments;
 mod evaluate;
 mod index;
 
@@ -14,6 +15,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+pub use self::assignments::{Assignment, Assignments};
 use self::evaluate::{Older, evaluate_pool};
 use self::index::PoolRangeIndex;
 use crate::cluster::cache::ClusterCache;
@@ -21,7 +23,7 @@ use crate::cluster::names::{ObjectUid, PoolName};
 use crate::cluster::objects::{Node, Pool};
 use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, Selector, choose, lacking};
 use cadastre_api::{
-    AllocationMode, AssignmentMode, IPPoolSpec, MOST_POD_RANGES, NodePool, WarmMinimum,
+    AllocationMode, AssignmentMode, BlockSizing, IPPoolSpec, MOST_POD_RANGES, NodePool, WarmMinimum,
 };
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, IpRange, RangeLedger};
@@ -31,6 +33,11 @@ pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 
 /// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
 const SMALLER: u8 = 6;
+
+/// Prefix lengths of the widest podCIDRs that count against pools although no pool has blocks of that size. A migration
+/// to Cadastre must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or
+/// an IPv6 /64.
+const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Name of the ServiceCIDR that the API server creates from its flags.
 const KUBERNETES: &str = "kubernetes";
@@ -49,6 +56,10 @@ pub struct PoolState {
     /// The ranges from which the pool allocates. For each family, a cursor marks where the next search for a free range
     /// begins
     pub space: cadastre_core::Pool,
+    /// The fixed ranges of certain nodes, which `space` keeps from other nodes
+    pub assignments: Assignments,
+    /// How the size of a node's IPv4 range is chosen. Always `Fixed` in mode Blocks
+    pub sizing: BlockSizing,
     /// The conditions under which nodes get blocks. Unused in mode NodeCIDR
     pub terms: BlockTerms,
     /// The pool's entry in NodeSubnets
@@ -339,17 +350,17 @@ impl PoolStates {
     }
 
     /// Returns the pools that allocate and select the node, in the order in which they are tried (see [`choose`]). The
-    /// flag is true if the node gets ranges of the pool only for requests that name the pool. Pools in `full` are
-    /// ordered as if they had no free range.
-    pub fn choices<V>(
+    /// flag is true if the node gets ranges of the pool only for requests that name the pool. Pools for which `is_full`
+    /// returns true are ordered as if they had no free range.
+    pub fn choices(
         &self,
         allocate: AllocationMode,
         node: &Node,
         ledger: &RangeLedger,
-        full: &BTreeMap<PoolName, V>,
+        is_full: impl Fn(&PoolState) -> bool,
     ) -> Vec<(PoolName, bool)> {
         let room = |candidate: &PoolCandidate| match self.states.get(candidate.name) {
-            Some(state) if !full.contains_key(candidate.name) => state.room(ledger),
+            Some(state) if !is_full(state) => state.room(ledger),
             _ => 0,
         };
         let ranked = self.ranked(allocate, node, room).into_iter();
@@ -422,6 +433,19 @@ impl PoolStates {
         })
     }
 
+    /// Returns the pool that assigns fixed ranges to the node: of the pools that select the node and name it, the best
+    /// by rank. The node gets ranges from no other pool. A pool that allocates nothing now counts, too, unless it is
+    /// being deleted.
+    pub fn assigning(&self, node: &Node) -> Option<&PoolState> {
+        let states = self.states.values();
+        let assigning = states.filter(|state| {
+            state.assignments.of(&node.name).is_some()
+                && state.phase != PoolPhase::Terminating
+                && state.selects(node)
+        });
+        assigning.max_by(|a, b| a.rank().cmp(&b.rank()).then_with(|| b.name.cmp(&a.name)))
+    }
+
     /// Returns the pools that select the node but do not allocate now. Invalid pools are left out, because their
     /// selectors may be unreadable.
     pub fn not_serving<'a>(
@@ -484,19 +508,54 @@ impl PoolState {
         }
     }
 
-    /// Returns whether a node can get a range of each family of the pool. In mode Blocks, smaller blocks count, too.
-    pub(crate) fn has_room(&self, ledger: &RangeLedger) -> bool {
-        let is_whole = self.allocation_mode == AllocationMode::NodeCIDR;
-        let smallest = self.space.refitted(Dual::from_fn(|family| {
-            let len = self.space.block_len(family)?;
-            Some(if is_whole {
-                len
-            } else {
-                smallest_len(len, family)
-            })
-        }));
+    /// Returns whether the node can get a range of each family of the pool. In mode Blocks, smaller blocks count, too.
+    pub(crate) fn has_room(&self, node: &Node, ledger: &RangeLedger) -> bool {
+        if let Some(assigned) = self.assignments.of(&node.name) {
+            let is_usable = assigned.problem.is_none();
+            return is_usable && ledger.obstacle(&assigned.cidrs, |_| None).is_none();
+        }
+        let lens = match self.allocation_mode {
+            AllocationMode::NodeCIDR => self.lens_for(node),
+            AllocationMode::Blocks => Some(Dual::from_fn(|family| {
+                let len = self.space.block_len(family)?;
+                Some(smallest_len(len, family))
+            })),
+        };
         let mut families = self.space.families();
-        families.all(|family| ledger.block_counts(&smallest, family).free > 0)
+        lens.is_some_and(|lens| {
+            let smallest = self.space.refitted(lens);
+            families.all(|family| ledger.block_counts(&smallest, family).free > 0)
+        })
+    }
+
+    /// Returns whether the pool assigns exactly these ranges to the node, and the assignment is usable.
+    pub(crate) fn assigns(&self, node: &Node, ranges: &[Cidr]) -> bool {
+        let assigned = self.assignments.of(&node.name);
+        assigned.is_some_and(|it| {
+            it.problem.is_none()
+                && it.cidrs.len() == ranges.len()
+                && it.cidrs.iter().all(|cidr| ranges.contains(cidr))
+        })
+    }
+
+    /// Returns the prefix length of the podCIDR of each family that the node gets. Returns `None` if the length depends
+    /// on how many pods the node may run, and the kubelet has not reported this number yet.
+    pub(crate) fn lens_for(&self, node: &Node) -> Option<Dual<Option<u8>>> {
+        let mut lens = Dual::from_fn(|family| self.space.block_len(family));
+        let sizing = if Mutation::MaxPodsIgnored.is_on() {
+            BlockSizing::Fixed
+        } else {
+            self.sizing
+        };
+        let max_pods = if Mutation::MaxPodsNotAwaited.is_on() {
+            node.max_pods.max(1)
+        } else {
+            node.max_pods
+        };
+        if let Some(len) = &mut lens.v4 {
+            *len = sizing.prefix_len(*len, max_pods)?;
+        }
+        Some(lens)
     }
 
     /// Returns the number of free blocks. If the pool has both families, the smaller number counts.
@@ -513,6 +572,12 @@ pub(crate) fn min_addresses(pool: &NodePool, node: &Node) -> u32 {
         WarmMinimum::None => 0,
         WarmMinimum::MaxPods => node.max_pods.into(),
     }
+}
+
+/// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
+pub(crate) fn is_wide(range: &Cidr) -> bool {
+    let mut widest = WIDEST.iter();
+    widest.any(|(family, len)| *family == range.family() && range.len() < *len)
 }
 
 /// Returns the longest prefix that a block may have in a pool whose full-size blocks have the prefix length `whole`.

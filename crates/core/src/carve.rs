@@ -35,6 +35,15 @@ pub struct PoolExhausted {
     pub quarantined: usize,
 }
 
+/// Why certain ranges cannot be allocated now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Somebody else holds the range, or a part of it, or a wider range.
+    Held(Holding),
+    /// An address of the range is in use.
+    InUse(Addr),
+}
+
 /// The size of a pool and its free part, in blocks of its current block length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BlockCounts {
@@ -81,6 +90,60 @@ impl RangeLedger {
             self.cover(cidr, id);
             Some(id)
         }))
+    }
+
+    /// Like [`Self::carve`], but allocates blocks with the prefix lengths `lens`. A family with `None` in `lens` keeps
+    /// the block length of the pool.
+    pub fn carve_sized(
+        &mut self,
+        pool: &mut Pool,
+        lens: Dual<Option<u8>>,
+        holder: Holder,
+        avoid: impl Fn(&Cidr) -> Option<Addr>,
+    ) -> Result<Dual<Option<HoldingId>>, PoolExhausted> {
+        let is_own =
+            |(family, len): (Family, &Option<u8>)| len.is_none() || *len == pool.block_len(family);
+        if lens.iter().all(is_own) {
+            return self.carve(pool, holder, avoid);
+        }
+        let mut sized = pool.refitted(lens);
+        let carved = self.carve(&mut sized, holder, avoid)?;
+        for (_, id) in &carved {
+            if let Some(holding) = id.and_then(|id| self.get(id)) {
+                pool.pass(&holding.cidr);
+            }
+        }
+        Ok(carved)
+    }
+
+    /// Allocates exactly these ranges, and records each as a holding of `holder` in state [`HoldingState::InFlight`].
+    /// If something stands in the way of one of them ([`Self::obstacle`]), none is allocated.
+    pub fn take(
+        &mut self,
+        holder: Holder,
+        ranges: &[Cidr],
+        avoid: impl Fn(&Cidr) -> Option<Addr>,
+    ) -> Result<(), Obstacle> {
+        let obstacle = self.obstacle(ranges, avoid);
+        if let Some(obstacle) = obstacle.filter(|_| !Mutation::TakenAlthoughHeld.is_on()) {
+            return Err(obstacle);
+        }
+        for range in ranges {
+            self.record(holder, *range, HoldingState::InFlight);
+        }
+        Ok(())
+    }
+
+    /// Returns what stands in the way of an allocation of exactly these ranges: a holding that overlaps one of them, or
+    /// an address that `avoid` returns.
+    pub fn obstacle(
+        &self,
+        ranges: &[Cidr],
+        avoid: impl Fn(&Cidr) -> Option<Addr>,
+    ) -> Option<Obstacle> {
+        let held = |range| self.overlapping(range).next().map(|(_, it)| it);
+        let held = ranges.iter().find_map(held).map(Obstacle::Held);
+        held.or_else(|| ranges.iter().find_map(avoid).map(Obstacle::InUse))
     }
 
     /// Counts the blocks of one family of a pool. Both counts are zero if the pool has no ranges of that family.
@@ -288,6 +351,54 @@ mod tests {
             cidr("fd00::/64"),
             "the failure moved no cursor"
         );
+    }
+
+    #[test]
+    fn blocks_of_many_lengths_come_from_one_pool_and_move_its_cursor() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
+        let mut ledger = RangeLedger::default();
+        let carved = [26, 23, 25, 24, 24].map(|len| {
+            let lens = Dual {
+                v4: Some(len),
+                v6: None,
+            };
+            let ids = ledger.carve_sized(&mut pool, lens, HOLDER, |_| None);
+            let id = ids.map(|ids| ids.v4.unwrap());
+            id.map(|id| ledger.get(id).unwrap().cidr.to_string())
+        });
+        let carved = carved.map(|it| it.map_err(|full| full.block_len));
+        let expected = [
+            Ok("10.0.3.192/26".to_owned()),
+            Ok("10.0.0.0/23".to_owned()),
+            Ok("10.0.3.0/25".to_owned()),
+            Ok("10.0.2.0/24".to_owned()),
+            Err(24),
+        ];
+        assert_eq!(carved, expected);
+        assert_eq!(pool.block_len(Family::V4), Some(24));
+    }
+
+    #[test]
+    fn ranges_are_taken_together_unless_something_is_in_the_way_of_one() {
+        let mut ledger = RangeLedger::default();
+        let held = cidr("fd00::/80");
+        ledger.record(Holder(2), held, HoldingState::Quarantined);
+        let both = [cidr("10.0.0.0/24"), cidr("fd00::/64")];
+        let taken = ledger.take(HOLDER, &both, |_| None);
+        let holding = Holding {
+            holder: Holder(2),
+            cidr: held,
+            state: HoldingState::Quarantined,
+        };
+        assert_eq!(taken, Err(Obstacle::Held(holding)));
+        assert_eq!(ledger.len(), 1);
+        let four = [cidr("10.0.0.0/24")];
+        let used = cidr("10.0.0.9/32").first();
+        let taken = ledger.take(HOLDER, &four, |_| Some(used));
+        assert_eq!(taken, Err(Obstacle::InUse(used)));
+        assert_eq!(ledger.take(HOLDER, &four, |_| None), Ok(()));
+        let states: Vec<_> = ledger.of(HOLDER).map(|(_, it)| it.state).collect();
+        assert_eq!(states, [HoldingState::InFlight]);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! Holdings may overlap, because a cluster may already contain duplicate ranges, and an invalid object must not hide a
 //! valid one. An address is free only if no holding covers it; the state of the holding does not matter. Only
-//! [`RangeLedger::carve`](super::RangeLedger::carve) allocates, and it never allocates a range that overlaps a holding.
+//! [`RangeLedger::carve`](super::RangeLedger::carve) and [`RangeLedger::take`](super::RangeLedger::take) allocate, and
+//! they never allocate a range that overlaps a holding.
 //!
 //! Two CIDRs are disjoint, or one contains the other. The *space* of a family (`space.rs`, a trie) stores only the
 //! outermost holdings, which are disjoint. Holdings inside or equal to an outermost holding are *nested*. They are

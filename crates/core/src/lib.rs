@@ -15,7 +15,7 @@
 //! | `space`, `fits`, `search` | a trie of the covered and the free space of one family |
 //! | `ledger` | [`RangeLedger`]: every holding, by interval, holder and id |
 //! | `serde` | addresses, CIDRs and intervals are serialized as text |
-//! | `carve` | the search for the next free block: [`RangeLedger::carve`], [`RangeLedger::block_counts`] |
+//! | `carve` | allocation: the next free block, or given ranges: [`RangeLedger::carve`], [`RangeLedger::take`] |
 //! | [`node_allocation`] | the ranges from which a node may assign addresses, and the terms of their pools |
 //! | [`mod@usable`] | which addresses of a block may be assigned, and with which gateway |
 //! | [`inert`] | escaping of untrusted text before it is displayed |
@@ -45,7 +45,7 @@ mod testing;
 mod text;
 pub mod usable;
 
-pub use carve::{BlockCounts, PoolExhausted};
+pub use carve::{BlockCounts, Obstacle, PoolExhausted};
 pub use cidr::{Addr, Cidr, Family};
 pub use dual::Dual;
 pub use family_pool::{FamilyRanges, ReservedEffect};

@@ -48,6 +48,20 @@ mutations! {
     BetterPoolNotAwaited,
     /// Nodes waiting for podCIDRs are not reconsidered when space becomes free.
     PodCidrWaitersNotWoken,
+    /// Ranges that a pool assigns to certain nodes are allocated to any node.
+    AssignedRangesNotKept,
+    /// A node to which a pool assigns ranges gets other ranges while these are not free.
+    OtherRangesThanAssigned,
+    /// A node gets the ranges that are assigned to it although another node holds them.
+    TakenAlthoughHeld,
+    /// A machine gets its ranges back although they are assigned to another node.
+    AssignedRangesReturned,
+    /// A node that waits for its assigned ranges is not reconsidered when they become free.
+    AssignedNodeNotWoken,
+    /// With FitMaxPods, the range of a node has the pool's block size.
+    MaxPodsIgnored,
+    /// With FitMaxPods, a node gets a range before its number of pods is known.
+    MaxPodsNotAwaited,
     /// A machine gets its ranges back although another node holds some of them.
     ReturnedRangesShared,
     /// A range stays held for a node although the node has other podCIDRs by now.

@@ -13,6 +13,9 @@
 //! The pool stores the blocked spans, and the ledger does not. So blocked spans may overlap holdings and each other.
 //! From the CIDRs and the blocked spans the pool computes its *openings*, the runs of consecutive blocks that may be
 //! allocated.
+//!
+//! **Kept ranges** are ranges that only certain holders may get. A search leaves them out like blocked spans, and so do
+//! the counts of blocks. [`RangeLedger::take`](super::RangeLedger::take) records a kept range for its holder.
 
 use super::cidr::{Addr, Cidr, Family};
 use super::dual::Dual;
@@ -25,6 +28,8 @@ pub struct Pool {
     parts: Dual<Option<FamilyPool>>,
     /// The blocked spans of each family, sorted and disjoint
     blocked: Dual<Vec<IpRange>>,
+    /// The kept ranges of each family, sorted and disjoint
+    kept: Dual<Vec<IpRange>>,
     closing: ReservedEffect,
 }
 
@@ -34,6 +39,7 @@ impl Pool {
         let mut pool = Self {
             parts: Dual::default(),
             blocked: Dual::default(),
+            kept: Dual::default(),
             closing: ReservedEffect::default(),
         };
         pool.set_ranges(ranges);
@@ -64,11 +70,13 @@ impl Pool {
 
     /// Replaces the blocked spans. The spans may be unsorted, overlap each other, and lie outside the pool.
     pub fn set_blocked(&mut self, spans: Vec<IpRange>) {
-        let mut blocked = Dual::<Vec<IpRange>>::default();
-        for span in spans {
-            blocked.get_mut(span.family()).push(span);
-        }
-        self.blocked = blocked.map(IpRange::merged);
+        self.blocked = merged(spans);
+        self.open();
+    }
+
+    /// Replaces the kept ranges. The ranges may be unsorted, overlap each other, and lie outside the pool.
+    pub fn set_kept(&mut self, ranges: Vec<IpRange>) {
+        self.kept = merged(ranges);
         self.open();
     }
 
@@ -116,9 +124,12 @@ impl Pool {
 
     /// Whether `cidr` overlaps a blocked span.
     pub fn is_blocked(&self, cidr: &Cidr) -> bool {
-        let spans = self.blocked.get(cidr.family());
-        let at = spans.partition_point(|span| span.last() < cidr.first());
-        spans.get(at).is_some_and(|span| span.overlaps(cidr))
+        overlaps_any(self.blocked.get(cidr.family()), cidr)
+    }
+
+    /// Whether `cidr` overlaps a kept range.
+    pub fn is_kept(&self, cidr: &Cidr) -> bool {
+        overlaps_any(self.kept.get(cidr.family()), cidr)
     }
 
     pub(super) fn part(&self, family: Family) -> Option<&FamilyPool> {
@@ -140,10 +151,31 @@ impl Pool {
     fn open(&mut self) {
         for family in Family::ALL {
             if let Some(part) = self.parts.get_mut(family) {
-                part.open(self.blocked.get(family), self.closing);
+                let (blocked, kept) = (self.blocked.get(family), self.kept.get(family));
+                if kept.is_empty() {
+                    part.open(blocked, self.closing);
+                } else {
+                    let all = IpRange::merged([blocked.as_slice(), kept].concat());
+                    part.open(&all, self.closing);
+                }
             }
         }
     }
+}
+
+/// Returns the spans of each family, sorted and disjoint.
+fn merged(spans: Vec<IpRange>) -> Dual<Vec<IpRange>> {
+    let mut by_family = Dual::<Vec<IpRange>>::default();
+    for span in spans {
+        by_family.get_mut(span.family()).push(span);
+    }
+    by_family.map(IpRange::merged)
+}
+
+/// Returns whether `cidr` overlaps one of the spans, which must be sorted and disjoint.
+fn overlaps_any(spans: &[IpRange], cidr: &Cidr) -> bool {
+    let at = spans.partition_point(|span| span.last() < cidr.first());
+    spans.get(at).is_some_and(|span| span.overlaps(cidr))
 }
 
 #[cfg(test)]
@@ -197,6 +229,28 @@ mod tests {
         assert!(openings(&pool).is_empty());
         pool.set_blocked(Vec::new());
         assert_eq!(openings(&pool), ["10.0.0.0..10.0.3.128"]);
+    }
+
+    #[test]
+    fn kept_ranges_are_closed_like_blocked_spans_but_are_not_blocked() {
+        let mut pool = Pool::new(ranges(&["10.0.0.0/22"], 24));
+        pool.set_blocked(spans(&["10.0.0.1"]));
+        pool.set_kept(spans(&["10.0.2.0/25", "10.0.2.64/26", "10.9.0.0/16"]));
+        assert_eq!(
+            openings(&pool),
+            ["10.0.1.0..10.0.1.0", "10.0.3.0..10.0.3.0"]
+        );
+        for (range, is_blocked, is_kept) in [
+            ("10.0.0.0/24", true, false),
+            ("10.0.2.0/24", false, true),
+            ("10.0.2.128/25", false, false),
+        ] {
+            let range = cidr(range);
+            let is = (pool.is_blocked(&range), pool.is_kept(&range));
+            assert_eq!(is, (is_blocked, is_kept), "{range}");
+        }
+        pool.set_kept(Vec::new());
+        assert_eq!(openings(&pool), ["10.0.1.0..10.0.3.0"]);
     }
 
     #[test]

@@ -98,6 +98,7 @@ pub fn pools() -> Vec<NamedCase> {
         ranges(),
         block_sizes(),
         reservations(),
+        assignments(),
         selectors(),
         numbers(),
         block_terms(),
@@ -334,6 +335,60 @@ fn reservations() -> Vec<Case> {
             "spec.reserved",
             r#"["fd00::1"]: in none of the cidrs, so there is nothing to keep out: take it off the list, or correct it"#,
             [with(json!({"reserved": ["fd00::1"]}))],
+        ),
+    ]
+    .concat()
+}
+
+fn assignments() -> Vec<Case> {
+    let assigned = |entries: Value| with(json!({"assignments": entries}));
+    let to = |node: &str, cidrs: &[&str]| assigned(json!([{"node": node, "cidrs": cidrs}]));
+    let sizing = |sizing: &str| json!({"cidrs": ["10.0.0.0/16"], "blockSizing": sizing});
+    let twice = json!({"node": "a", "cidrs": ["10.0.0.0/24"]});
+    [
+        accepted([
+            to("a", &["10.0.0.0/24"]),
+            to("worker-1.example.com", &["10.0.0.0/24", "fd00::/64"]),
+            to("a", &["10.1.0.0/24"]),
+            blocks(json!({"assignments": []})),
+            with(json!({"ipv4": sizing("FitMaxPods")})),
+            blocks(json!({"ipv4": sizing("Fixed")})),
+        ]),
+        rejected(
+            "spec.assignments",
+            "assignments are for allocationMode NodeCIDR: leave them out, or give the ranges in a pool of that mode",
+            [blocks(json!({"assignments": [twice]}))],
+        ),
+        rejected(
+            "spec.ipv4.blockSizing",
+            "FitMaxPods is for allocationMode NodeCIDR: leave it out, as with Blocks a node gets as many blocks as its pods need",
+            [blocks(json!({"ipv4": sizing("FitMaxPods")}))],
+        ),
+        rejected(
+            "spec.ipv4.blockSizing",
+            r#"supported values: "Fixed", "FitMaxPods""#,
+            [with(json!({"ipv4": sizing("Fit")}))],
+        ),
+        rejected(
+            "spec.assignments[0].cidrs",
+            "two CIDRs of one family: give one CIDR of each family of the pool",
+            [to("a", &["10.0.0.0/24", "10.0.1.0/24"])],
+        ),
+        rejected("spec.assignments[0].cidrs[0]", NOT_CIDR, [to("a", &["10.0.0.1"])]),
+        rejected(
+            "spec.assignments[0].cidrs[0]",
+            "is not in canonical form: write 10.0.0.0/24",
+            [to("a", &["10.0.0.1/24"])],
+        ),
+        rejected(
+            "spec.assignments[0].cidrs",
+            "should have at least 1 items",
+            [to("a", &[])],
+        ),
+        rejected(
+            "spec.assignments[1]",
+            r#"Duplicate value: {"node":"a"}"#,
+            [assigned(json!([twice, twice]))],
         ),
     ]
     .concat()

@@ -36,7 +36,18 @@ fn longest(v4: u32, v6: u32, reserved: u32) -> Value {
         "ipv4": {"cidrs": ipv4(v4), "blockSize": 28},
         "ipv6": {"cidrs": ipv6(v6), "blockSize": 128},
         "reserved": ranges(reserved),
+        "assignments": assignments(MOST_ASSIGNMENTS),
     })
+}
+
+/// The maximum number of assignments of a pool.
+const MOST_ASSIGNMENTS: u32 = 1024;
+
+/// Assignments to nodes whose names have the maximum length.
+fn assignments(count: u32) -> Vec<Value> {
+    let of = |(n, (v4, v6)): (u32, (String, String))| json!({"node": format!("{n:0>253}"), "cidrs": [v4, v6]});
+    let ranges = ipv4(count).into_iter().zip(ipv6(count));
+    (0..count).zip(ranges).map(of).collect()
 }
 
 /// Pools in which each reserved entry overlaps only one of the last CIDRs. So each entry is compared with almost all
@@ -82,10 +93,13 @@ impl Lab {
         eprintln!("status of the longest pool: {:?}", start.elapsed());
 
         self.longest_in_vain().await;
+        let mut too_many = longest(1, 1, 1);
+        too_many["assignments"] = assignments(MOST_ASSIGNMENTS + 1).into();
         for (spec, field) in [
             (longest(257, 1, 1), "spec.ipv4.cidrs"),
             (longest(1, 129, 1), "spec.ipv6.cidrs"),
             (longest(1, 1, 129), "spec.reserved"),
+            (too_many, "spec.assignments"),
         ] {
             let answer = self
                 .pools

@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `allocation` | which nodes get which ranges from which pool |
+//! | `assignments` | ranges that a pool assigns to certain nodes, ranges whose size follows from the node |
 //! | `changes` | pools that are created, changed and deleted while nodes wait |
 //! | `exclusions` | ranges that are never allocated: service ranges, reserved addresses, node addresses, older pools |
 //! | `existing` | existing podCIDRs |
@@ -19,6 +20,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)] // allowed in helpers as in tests
 
 mod allocation;
+mod assignments;
 mod changes;
 mod exclusions;
 mod existing;

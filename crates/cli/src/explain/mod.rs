@@ -27,6 +27,9 @@ use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
 use cadastre_api::{AllocationMode, AssignmentMode};
 use cadastre_controller::pools::{PoolPhase, PoolState};
 
+/// How to give a node other podCIDRs than it has.
+const ANEW: &str = "drain the node (kubectl drain), delete its Node object (kubectl delete node), and restart its kubelet, which registers the node anew";
+
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:

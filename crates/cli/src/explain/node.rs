@@ -1,6 +1,6 @@
 //! Explains from which pools a node gets ranges, why the node waits for a range, and why it keeps each of its blocks.
 
-use super::{Explanation, choice};
+use super::{ANEW, Explanation, choice};
 use crate::inventory::Inventory;
 use crate::plan::whatif;
 use crate::render::{count, some};
@@ -9,6 +9,7 @@ use cadastre_api::{AllocationMode, Recall};
 use cadastre_controller::allocations::blocks::BlockEntry;
 use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::pools::PoolPhase;
+use cadastre_core::Cidr;
 
 /// Explains a node by simulating what the controller would do now. Fails if there is no node of this name.
 pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanation> {
@@ -30,6 +31,7 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
             explanation.add(&format!("Pools for its {title}"), lines);
         }
     }
+    explanation.add("Assigned ranges", assigned(node, inventory));
     let outcome = whatif::simulate_now(inventory);
     let waits = outcome.notes.get(&node.name).cloned().unwrap_or_default();
     let blocks: Vec<&BlockEntry> = inventory.registry.blocks.of(&node.uid).collect();
@@ -52,6 +54,27 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
         .map(|entry| kept(entry, &blocks, node, inventory));
     explanation.add("Why it keeps each block", kept.collect());
     Ok(explanation)
+}
+
+/// Says which ranges a pool assigns to the node, and whether the node has others.
+fn assigned(node: &Node, inventory: &Inventory) -> Vec<String> {
+    let pool = inventory.registry.pools.assigning(node);
+    let assignment = pool.and_then(|pool| Some((pool, pool.assignments.of(&node.name)?)));
+    let Some((pool, assigned)) = assignment else {
+        return Vec::new();
+    };
+    let text = |cidrs: &[Cidr]| some(&cidrs.iter().collect::<Vec<_>>(), 2);
+    let has_all = assigned.cidrs.iter().all(|it| node.pod_cidrs.contains(it));
+    let others = if node.pod_cidrs.is_empty() || has_all {
+        String::new()
+    } else {
+        format!(
+            ". It has {}, which it keeps, as podCIDRs never change. To give it the assigned ranges, {ANEW}",
+            text(&node.pod_cidrs)
+        )
+    };
+    let ranges = text(&assigned.cidrs);
+    vec![format!("pool \"{}\": {ranges}{others}", pool.name)]
 }
 
 /// Says for each exhausted pool of a node whether the node can borrow parts of other nodes' blocks.

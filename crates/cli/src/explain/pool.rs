@@ -1,10 +1,13 @@
 //! Explains whether a pool allocates, what fills it, and which of its blocks can become free.
 
-use super::Explanation;
+use super::{ANEW, Explanation};
 use crate::inventory::Inventory;
 use crate::plan::whatif;
 use crate::render::{count, over, some};
 use crate::{drain, show};
+use cadastre_api::AllocationMode;
+use cadastre_controller::cluster::names::NodeName;
+use cadastre_controller::cluster::objects::Node;
 use cadastre_controller::figures::figures;
 use cadastre_controller::pools::PoolState;
 use cadastre_core::{Cidr, Family};
@@ -74,6 +77,11 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
         format!("{}: {ranges}, {} addresses in use", it.node, it.used)
     });
     explanation.add("Nodes with most of it", lines.collect());
+    explanation.add("Assignments", assignments(state));
+    explanation.add(
+        "Nodes whose podCIDRs lack a family",
+        lacking(state, inventory),
+    );
     let outcome = whatif::simulate_now(inventory);
     let spare = drain::surplus_of_pool(&state.name, inventory, &outcome.wanted_by_pods);
     let unused = drain::surplus_of_pool(&state.name, inventory, &[state.name.clone()].into());
@@ -100,6 +108,43 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
         explanation.add("What to do", advice);
     }
     Ok(explanation)
+}
+
+/// Says which assignments cannot be used.
+fn assignments(state: &PoolState) -> Vec<String> {
+    let problems = state.assignments.problems().take(8);
+    let lines = problems.map(|(node, why)| format!("of node {node}: {why}"));
+    lines.collect()
+}
+
+/// Lists for each family the nodes that have a podCIDR of the pool and none of this family, because they registered
+/// before the pool had it.
+fn lacking(state: &PoolState, inventory: &Inventory) -> Vec<String> {
+    let is_of_pool = |node: &Node| {
+        let mut cidrs = node.pod_cidrs.iter();
+        state.allocation_mode == AllocationMode::NodeCIDR
+            && cidrs.any(|cidr| state.space.covers(cidr))
+    };
+    let mut lines: Vec<String> = Vec::new();
+    for family in state.space.families() {
+        let lacks = |node: &Node| node.pod_cidrs.iter().all(|cidr| cidr.family() != family);
+        let nodes = inventory.cache.nodes.iter().map(AsRef::as_ref);
+        let nodes = nodes.filter(|node: &&Node| is_of_pool(node) && lacks(node));
+        let names: Vec<&NodeName> = nodes.map(|node| &node.name).collect();
+        if !names.is_empty() {
+            lines.push(format!(
+                "{family}: {}: {}",
+                count(names.len(), "node"),
+                some(&names, 8)
+            ));
+        }
+    }
+    if !lines.is_empty() {
+        lines.push(format!(
+            "podCIDRs never change. To give these nodes both families, do this for one node after the other: {ANEW}"
+        ));
+    }
+    lines
 }
 
 /// Lists the blocks of a pool that can become free: blocks in quarantine, blocks that nodes do not need (`spare`), and

@@ -32,7 +32,11 @@ pub(crate) fn add_nodes(
     let labels: BTreeMap<_, _> = labels.iter().cloned().collect();
     for nth in 1..=count {
         let (name, uid) = (new_node_name(nth), format!("new-{nth}"));
-        let node = json!({"metadata": {"name": name, "uid": uid, "labels": labels}});
+        // This is how many pods a kubelet runs by default. Without this number, the node would wait for a podCIDR whose
+        // size depends on it.
+        let status = json!({"capacity": {"pods": "110"}});
+        let metadata = json!({"name": name, "uid": uid, "labels": labels});
+        let node = json!({"metadata": metadata, "status": status});
         lists.nodes.push(serde_json::from_value(node)?);
     }
     Ok(())

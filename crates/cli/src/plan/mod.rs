@@ -125,11 +125,10 @@ fn raise_demand(
     let registry = &inventory.registry;
     for node in inventory.cache.nodes.iter() {
         let best = || {
-            let exhausted = BTreeMap::<_, String>::new();
             let mode = AllocationMode::Blocks;
             let pools = registry
                 .pools
-                .choices(mode, node, &registry.ledger, &exhausted);
+                .choices(mode, node, &registry.ledger, |_| false);
             pools.into_iter().next().map(|(name, _)| name)
         };
         if change::is_new(&node.name) {

@@ -10,7 +10,7 @@ use cadastre_controller::allocations::AllocationState;
 use cadastre_controller::cluster::names::{NodeName, PoolName};
 use cadastre_controller::cluster::request::{ApiRequest, ObjectKind};
 use cadastre_controller::demand::Demand;
-use cadastre_controller::podcidr::{PodCidrs, WaitReason};
+use cadastre_controller::podcidr::PodCidrs;
 use cadastre_controller::{Context, EventRecord};
 use cadastre_core::Cidr;
 
@@ -77,10 +77,8 @@ pub(crate) fn simulate_now(inventory: &Inventory) -> PlanOutcome {
         nodes.insert(node.clone());
     };
     for (node, reason) in podcidrs.waiting_nodes() {
-        if let WaitReason::Barred { pools } | WaitReason::Full { pools } = reason {
-            for pool in pools {
-                wait(pool, node);
-            }
+        for pool in reason.pools() {
+            wait(pool, node);
         }
     }
     for (pool, node) in demand.waiting_nodes() {

@@ -259,3 +259,33 @@ fn rows_of_free_space_are_one_line_of_a_map() {
     );
     assert_eq!(lines[3], "", "{text}");
 }
+
+#[test]
+fn assignments_and_nodes_without_a_family_of_their_pool_are_explained() {
+    let mut cluster = Cluster::empty();
+    let assigned = |node: &str, v4: &str| json!({"node": node, "cidrs": [v4, "fd00::/64"]});
+    let spec = json!({
+        "allocationMode": "NodeCIDR",
+        "ipv4": {"cidrs": ["10.0.0.0/16"]}, "ipv6": {"cidrs": ["fd00::/48"]},
+        "assignments": [assigned("old", "10.0.7.0/24")],
+    });
+    cluster.pool("n", &spec);
+    cluster.node("old", &["10.0.1.0/24"]);
+    cluster.node("new", &["10.0.2.0/24", "fd00:0:0:2::/64"]);
+    let inventory = cluster.inventory();
+    let node = explain::node("old", &inventory).unwrap().text(&style());
+    let parts = [
+        "pool \"n\": 10.0.7.0/24, fd00::/64. It has 10.0.1.0/24, which it keeps",
+        "delete its Node object (kubectl delete node), and restart its kubelet",
+    ];
+    assert_contains(&node, &parts);
+    let pool = explain::pool("n", &inventory).unwrap().text(&style());
+    assert_contains(&pool, &["IPv6: 1 node: old", "one node after the other"]);
+    let node = explain::node("new", &inventory).unwrap().text(&style());
+    assert!(!node.contains("Assigned ranges"), "{node}");
+
+    cluster.lists.pools[0].spec["assignments"] = json!([assigned("old", "10.9.0.0/24")]);
+    let pool = explain::pool("n", &cluster.inventory()).unwrap();
+    let part = "of node old: 10.9.0.0/24 does not lie in one of the pool's cidrs";
+    assert_contains(&pool.text(&style()), &[part]);
+}

@@ -20,22 +20,11 @@ use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, Subnet};
 use crate::cluster::request::ObjectKind;
-use crate::pools::PoolState;
+use crate::pools::{PoolState, is_wide};
 use crate::report::{EventRecord, PODCIDR_TOO_WIDE, Regarding};
 use cadastre_api::{AllocatedRange, NodeSubnetSpec};
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Cidr, Family, Holding, HoldingState};
-
-/// Prefix lengths of the widest podCIDRs that count against pools although no pool has blocks of that size. A migration
-/// to Cadastre must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or
-/// an IPv6 /64.
-const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
-
-/// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
-pub(crate) fn is_wide(range: &Cidr) -> bool {
-    let mut widest = WIDEST.iter();
-    widest.any(|(family, len)| *family == range.family() && range.len() < *len)
-}
+use cadastre_core::{Cidr, Holding, HoldingState};
 
 /// The podCIDRs of a Node that are too wide to count against pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,6 +169,8 @@ mod tests {
     use super::*;
     use crate::cluster::objects::Pool;
     use crate::deleted_nodes::DeletedNodes;
+    use cadastre_core::Family;
+
     use crate::fixtures::{
         NOW, at, cidr, cluster, list, node, node_with, objects, pool, pool_with, rebuilt, subnet,
     };

@@ -6,14 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::AllocationState;
-use super::foreign::is_wide;
 use super::holders::HolderUse;
 use crate::Now;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{MachineIdentity, Node, Subnet, Text};
 use crate::deleted_nodes::DeletedNodes;
-use crate::pools::DEFAULT_QUARANTINE;
+use crate::pools::{DEFAULT_QUARANTINE, is_wide};
 use cadastre_api::AllocatedRange;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};

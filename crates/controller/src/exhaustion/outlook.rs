@@ -127,9 +127,12 @@ fn can_grow(
         AllocationMode::Blocks => {
             !node_balance(&pool.name, 0, node, report, allocations).is_at_limit(pool)
         }
-        AllocationMode::NodeCIDR => node.is_empty(),
+        AllocationMode::NodeCIDR => {
+            let assigning = allocations.pools.assigning(node);
+            node.is_empty() && assigning.is_none_or(|it| it.name == pool.name)
+        }
     };
-    may_get && !Mutation::GrowthIgnored.is_on() && pool.has_room(&allocations.ledger)
+    may_get && !Mutation::GrowthIgnored.is_on() && pool.has_room(node, &allocations.ledger)
 }
 
 /// Counts the addresses of one family that a node has in blocks of a pool.

@@ -2,7 +2,9 @@ use super::*;
 use crate::cluster::objects::{MachineIdentity, ServiceRange};
 use crate::fixtures::{
     NOW, cidr, cluster, in_step, ipv6_ranges, list, node, node_with, pod, pool_with, rebuilt,
+    reported,
 };
+use cadastre_api::NodeAssignment;
 use cadastre_daemon::watch::ObjectEvent;
 
 /// Builds a cluster with these nodes and a pool in mode NodeCIDR, which allocates /28 ranges.
@@ -79,6 +81,197 @@ fn a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them() {
         let cidrs = allocated_to_a(&cache, &mut allocations);
         assert_eq!(cidrs, Some(vec![cidr(gets)]), "beside {theirs}");
     }
+}
+
+/// Builds a cluster like [`cache`], whose pool assigns ranges to nodes.
+fn assigning(range: &str, assigned: &[(&str, &str)], nodes: Vec<Node>) -> ClusterCache {
+    let entries = assigned.iter().map(|(node, cidr)| NodeAssignment {
+        node: node.to_string(),
+        cidrs: vec![cidr.to_string()],
+    });
+    let pool = pool_with("p", range, |spec| {
+        spec.allocation_mode = AllocationMode::NodeCIDR;
+        spec.assignments = entries.collect();
+    });
+    cluster(vec![pool], nodes)
+}
+
+#[test]
+fn assigned_ranges_are_for_their_node_only() {
+    let assigned = [("a", "10.0.0.16/28"), ("gone", "10.0.0.32/29")];
+    let nodes = ["a", "b", "c", "d"].map(node);
+    let cache = assigning("10.0.0.0/26", &assigned, nodes.into());
+    let mut podcidrs = PodCidrs::default();
+    let gets = in_step(&cache, &mut rebuilt(&cache), NOW, |cx| {
+        ["b", "c", "d", "a"].map(|name| allocated(name, &mut podcidrs, cx))
+    });
+    let one = |text: &str| Some(vec![cidr(text)]);
+    let expected = [
+        one("10.0.0.48/28"),
+        one("10.0.0.0/28"),
+        None,
+        one("10.0.0.16/28"),
+    ];
+    assert_eq!(gets, expected);
+}
+
+#[test]
+fn a_node_waits_for_its_assigned_range_and_gets_no_other() {
+    use AssignmentObstacle::{Held, InUse, Quarantined, Unusable};
+    let of_pod = |address: &str| pod(1, &[address]);
+    for (range, others, obstacle) in [
+        (
+            "10.0.0.16/28",
+            vec![node_with("x", &["10.0.0.24/29"])],
+            Some(Held),
+        ),
+        ("10.0.1.16/28", Vec::new(), Some(Unusable)),
+        ("10.0.0.32/28", Vec::new(), Some(InUse)),
+        ("10.0.0.0/29", vec![node_with("x", &["10.0.0.16/28"])], None),
+        ("10.0.0.48/28", Vec::new(), Some(Quarantined)),
+    ] {
+        let nodes = others.into_iter().chain([node("a")]).collect();
+        let mut cache = assigning("10.0.0.0/24", &[("a", range)], nodes);
+        cache.pods.change(ObjectEvent::Applied(of_pod("10.0.0.40")));
+        let mut allocations = rebuilt(&cache);
+        let old = node_with("old", &["10.0.0.48/28"]);
+        allocations.sync(&old, None);
+        allocations.quarantine(&old, NOW);
+        let mut podcidrs = PodCidrs::default();
+        let (gets, events) = reported(&cache, &mut allocations, NOW, |cx| {
+            let gets = allocated("a", &mut podcidrs, cx);
+            let again = obstacle.and_then(|_| allocated("a", &mut podcidrs, cx));
+            gets.or(again)
+        });
+        let waits = podcidrs.waiting().next().cloned();
+        let expected = obstacle.map(|obstacle| WaitReason::Assigned {
+            pools: vec!["p".into()],
+            obstacle,
+        });
+        assert_eq!(waits, expected, "{range}");
+        assert_eq!(gets.is_some(), obstacle.is_none(), "{range}");
+        assert_eq!(
+            events.len(),
+            usize::from(obstacle.is_some()),
+            "{range}: once"
+        );
+    }
+}
+
+#[test]
+fn a_node_that_waits_for_its_assigned_range_gets_it_once_it_is_free() {
+    let assigned = [("a", "10.0.0.0/28")];
+    let nodes = vec![node("a"), node_with("x", &["10.0.0.0/24"])];
+    let held = assigning("10.0.0.0/24", &assigned, nodes);
+    let free = assigning("10.0.0.0/24", &assigned, vec![node("a")]);
+    let mut podcidrs = PodCidrs::default();
+    let gets = in_step(&held, &mut rebuilt(&held), NOW, |cx| {
+        allocated("a", &mut podcidrs, cx)
+    });
+    assert_eq!(gets, None);
+    podcidrs.requeue();
+    let next = in_step(&free, &mut rebuilt(&free), NOW, |cx| {
+        podcidrs.next_urgent(cx, false)
+    });
+    assert!(
+        matches!(next, Some((ApiRequest::AssignPodCidrs(it), _)) if it.cidrs == [cidr("10.0.0.0/28")])
+    );
+}
+
+#[test]
+fn a_node_with_an_assignment_gets_nothing_from_another_pool() {
+    for (disabled, deleting, gets) in [
+        (false, false, Some("10.0.0.0/28")),
+        (true, false, None),
+        (false, true, Some("10.1.0.240/28")),
+    ] {
+        let other = pool_with("better", "10.1.0.0/24", |spec| {
+            spec.allocation_mode = AllocationMode::NodeCIDR;
+            spec.priority = 9;
+        });
+        let first = assigning("10.0.0.0/24", &[("a", "10.0.0.0/28")], Vec::new());
+        let mut pool = Clone::clone(&**first.pools.get("p").unwrap());
+        pool.spec.as_mut().unwrap().disabled = disabled;
+        pool.deleting = deleting;
+        let cache = cluster(vec![pool, other], vec![node("a")]);
+        let cidrs = allocated_to_a(&cache, &mut rebuilt(&cache));
+        assert_eq!(
+            cidrs,
+            gets.map(|it| vec![cidr(it)]),
+            "{disabled} {deleting}"
+        );
+    }
+}
+
+#[test]
+fn a_machine_gets_its_ranges_back_only_if_they_are_assigned_to_nobody_else() {
+    let had = "10.0.0.0/28";
+    for (assigned, gets) in [
+        (("x", "10.0.0.0/29"), Some("10.0.0.240/28")),
+        (("a", had), Some(had)),
+        (("a", "10.0.0.0/27"), None),
+        (("a", "10.0.0.32/28"), Some("10.0.0.32/28")),
+    ] {
+        let machine = |uid: &str, ranges: &[&str]| Node {
+            uid: uid.into(),
+            machine: MachineIdentity {
+                provider_id: None,
+                machine_id: Some("m".into()),
+            },
+            ..node_with("a", ranges)
+        };
+        let cache = assigning("10.0.0.0/24", &[assigned], vec![machine("new", &[])]);
+        let mut allocations = rebuilt(&cache);
+        let old = machine("old", &[had]);
+        allocations.sync(&old, None);
+        allocations.quarantine(&old, NOW);
+        let cidrs = allocated_to_a(&cache, &mut allocations);
+        assert_eq!(cidrs, gets.map(|it| vec![cidr(it)]), "{assigned:?}");
+    }
+}
+
+#[test]
+fn with_fit_max_pods_the_size_follows_from_the_node_which_waits_until_it_is_known() {
+    let of_pods = |name: &str, max_pods: u16| Node {
+        max_pods,
+        ..node(name)
+    };
+    let pool = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.allocation_mode = AllocationMode::NodeCIDR;
+        spec.ipv4.as_mut().unwrap().block_sizing = BlockSizing::FitMaxPods;
+    });
+    let nodes = vec![
+        of_pods("new", 0),
+        of_pods("small", 5),
+        of_pods("large", 128),
+        of_pods("medium", 60),
+    ];
+    let mut cache = cluster(vec![pool], nodes);
+    let mut allocations = rebuilt(&cache);
+    let mut podcidrs = PodCidrs::default();
+    let names = ["new", "new", "small", "large", "medium"];
+    let (gets, events) = reported(&cache, &mut allocations, NOW, |cx| {
+        names.map(|name| allocated(name, &mut podcidrs, cx))
+    });
+    let one = |text: &str| Some(vec![cidr(text)]);
+    let expected = [None, None, one("10.0.0.240/28"), None, one("10.0.0.0/25")];
+    assert_eq!(
+        gets, expected,
+        "a full pool is full for ranges of one size only"
+    );
+    assert_eq!(events, [WAITING, WAITING], "once for each node");
+    let mut labels: Vec<_> = podcidrs.waiting().map(WaitReason::label).collect();
+    labels.sort_unstable();
+    assert_eq!(labels, ["max_pods_unknown", "pool_full"]);
+    let known = Node {
+        version: 2,
+        ..of_pods("new", 16)
+    };
+    cache.nodes.change(ObjectEvent::Applied(known));
+    let gets = in_step(&cache, &mut allocations, NOW, |cx| {
+        allocated("new", &mut podcidrs, cx)
+    });
+    assert_eq!(gets, one("10.0.0.192/27"));
 }
 
 #[test]

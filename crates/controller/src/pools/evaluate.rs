@@ -9,11 +9,11 @@ use std::time::Duration;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::Pool;
-use crate::pools::{BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
+use crate::pools::{Assignments, BlockTerms, DEFAULT_QUARANTINE, PoolPhase, PoolState};
 use cadastre_api::choice::Selector;
 use cadastre_api::{
-    AllocationMode, AssignmentMode, Borrowing, ExhaustedNodeTaint, FINALIZER, FirstBlock,
-    IPPoolSpec, NodePool, NodePoolRanges,
+    AllocationMode, AssignmentMode, BlockSizing, Borrowing, ExhaustedNodeTaint, FINALIZER,
+    FirstBlock, IPPoolSpec, NodePool, NodePoolRanges,
 };
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Dual, Family, FamilyRanges, IpRange, ReservedEffect};
@@ -87,7 +87,6 @@ pub(super) fn evaluate_pool(
         AllocationMode::Blocks => ReservedEffect::Covered,
         AllocationMode::NodeCIDR => ReservedEffect::Touched,
     });
-    space.set_ranges(parsed.ranges);
     let mut on_request = parsed.reserved;
     if !parsed.reserved_on_request {
         reserved.append(&mut on_request);
@@ -96,7 +95,17 @@ pub(super) fn evaluate_pool(
         reserved.clear();
         on_request.clear();
     }
-    space.set_blocked([reserved.as_slice(), &on_request].concat());
+    let blocked = [reserved.as_slice(), &on_request].concat();
+    let assignments = match (spec, parsed.allocation_mode) {
+        (Ok(spec), AllocationMode::NodeCIDR) => {
+            Assignments::new(&spec.assignments, &parsed.ranges, &blocked)
+        }
+        _ => Assignments::default(),
+    };
+    space.set_ranges(parsed.ranges);
+    space.set_blocked(blocked);
+    let are_kept = !Mutation::AssignedRangesNotKept.is_on();
+    space.set_kept(assignments.ranges().filter(|_| are_kept).collect());
 
     let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
     let phase = if let Some(why) = invalid {
@@ -124,6 +133,8 @@ pub(super) fn evaluate_pool(
         created: pool.created,
         allocation_mode: parsed.allocation_mode,
         space,
+        assignments,
+        sizing: parsed.sizing,
         terms: parsed.terms,
         node_view: node_view(&pool.name, pool.spec.as_ref().ok()),
         reserved,
@@ -178,6 +189,7 @@ struct Parsed {
     terms: BlockTerms,
     nearly_exhausted: u32,
     ranges: Dual<Option<FamilyRanges>>,
+    sizing: BlockSizing,
     reserved: Vec<IpRange>,
     reserved_on_request: bool,
     selector: Selector,
@@ -201,6 +213,7 @@ impl Default for Parsed {
             },
             nearly_exhausted: 100,
             ranges: Dual::default(),
+            sizing: BlockSizing::default(),
             reserved: Vec::new(),
             reserved_on_request: false,
             selector: Selector::default(),
@@ -250,6 +263,7 @@ impl Parsed {
             },
             nearly_exhausted: spec.nearly_exhausted_percent,
             ranges: Dual { v4, v6 },
+            sizing: sizing(spec),
             reserved,
             reserved_on_request: spec.reserved_on_request,
             selector: Selector::new(spec.node_selector.as_ref())
@@ -259,6 +273,13 @@ impl Parsed {
             quarantine: Duration::from_secs(spec.quarantine_seconds.into()),
         })
     }
+}
+
+/// Returns how the sizes of IPv4 ranges are chosen. Blocks always have a fixed size.
+fn sizing(spec: &IPPoolSpec) -> BlockSizing {
+    let of_node_cidr = spec.allocation_mode == AllocationMode::NodeCIDR;
+    let ranges = spec.ipv4.as_ref().filter(|_| of_node_cidr);
+    ranges.map_or(BlockSizing::default(), |it| it.block_sizing)
 }
 
 fn ranges(

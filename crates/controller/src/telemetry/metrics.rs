@@ -97,7 +97,7 @@ impl ControllerMetrics {
             pools: PoolMetrics::register(registry)?,
             waiting: gauges(
                 "cadastre_nodes_waiting",
-                "Nodes that wait for a podCIDR or a block, by reason: no_pool if no pool selects the node, write_rejected if the API server rejects the write, fence if a new leader has not touched the node yet (then all podCIDRs wait)",
+                "Nodes that wait for a podCIDR or a block, by reason: no_pool if no pool selects the node, pool_full if the pools that select it are exhausted, pool_not_ready if they allocate nothing now, assignment if a pool assigns ranges to the node that it cannot give to it now, max_pods_unknown if the size of its range depends on status.capacity.pods of the Node and this is missing, write_rejected if the API server rejects the write, fence if a new leader has not touched the node yet (then all podCIDRs wait)",
                 &["reason"],
             )?,
             oldest_wait: register(
@@ -211,6 +211,8 @@ impl ControllerMetrics {
             "no_pool",
             "pool_not_ready",
             "pool_full",
+            "assignment",
+            "max_pods_unknown",
             "write_rejected",
         ];
         for reason in known {
