@@ -205,8 +205,10 @@ impl Cluster {
         .await;
     }
 
-    /// Waits until the NodeSubnets' statuses report `count` addresses in use in total.
-    pub async fn reports(&self, count: usize) {
+    /// Waits until the NodeSubnets' statuses report as many addresses in use in total as these groups of pods have.
+    pub async fn reports(&self, groups: &[&[Running]]) {
+        let pods = groups.iter().copied().flatten();
+        let count: usize = pods.map(|it| it.addresses.len()).sum();
         let what = format!("the agents report {count} addresses");
         eventually(&what, async || {
             let subnets = self.api.subnets.list(&ListParams::default()).await?;

@@ -39,8 +39,8 @@ use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 use watching::Watch;
 
-/// The pool's CIDR in docs/install.md.
-const RANGE: &str = "10.244.0.0/16";
+/// The pool's IPv4 CIDR in docs/install.md, and an IPv6 CIDR.
+const RANGES: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 
 fn main() -> ExitCode {
     let reason = node::available().err().or(node::shipped().err());
@@ -151,7 +151,10 @@ async fn story(cluster: &Cluster) {
     say("helm install on nodes that are not ready");
     let readme = docs::command("../README.md", "helm install");
     assert_eq!(readme, docs::command("install.md", "helm install"));
-    let install = async || cluster.helm("install.md", "helm install", &[]).await;
+    // The documented command, but with a pool of both families.
+    let cidrs = format!("defaultPool.cidrs={{{}}}", RANGES.join(","));
+    let set = ["--set", &cidrs];
+    let install = async || cluster.helm("install.md", "helm install", &set).await;
     let begun = std::time::Instant::now();
     let installed = install().await;
     assert!(installed.contains("in mode blocks"), "{installed}");
@@ -159,7 +162,7 @@ async fn story(cluster: &Cluster) {
         cluster.ready(&node, true).await;
     }
     workload::create(api, "first", 8).await;
-    let first = workload::running(api, "first", 8, RANGE).await;
+    let first = workload::running(api, "first", 8).await;
     let on: std::collections::BTreeSet<&String> = first.iter().map(|it| &it.node).collect();
     assert_eq!(on.len(), 2, "both nodes have pods: {first:?}");
     cluster.all_reach_each_other(&first).await;
@@ -182,7 +185,7 @@ async fn story(cluster: &Cluster) {
     let later = death::nothing_of_it_is_given(cluster, &lost).await;
 
     say("helm upgrade while pods come, and the dead node's addresses rest");
-    let come = workload::coming(api, "during", RANGE);
+    let come = workload::coming(api, "during");
     cluster.apply_crds().await;
     let change = ["--set", "log.level=debug"];
     let upgrade = cluster.helm("upgrade.md", "helm upgrade", &change);
@@ -193,13 +196,13 @@ async fn story(cluster: &Cluster) {
         during.len()
     ));
     assert!(!during.is_empty());
-    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    assert_eq!(workload::running(api, "first", 8).await, first);
     assert!(cluster.agent_args().await.contains("--log-level=debug"));
 
     say("helm rollback");
     cluster.helm("upgrade.md", "helm rollback", &[]).await;
     assert!(cluster.agent_args().await.contains("--log-level=info"));
-    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    assert_eq!(workload::running(api, "first", 8).await, first);
 
     death::is_over(cluster, &lost).await;
 
@@ -216,9 +219,9 @@ async fn story(cluster: &Cluster) {
     }
     cluster.helm("upgrade.md", "helm uninstall", &[]).await;
     cluster.no_agents().await;
-    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    assert_eq!(workload::running(api, "first", 8).await, first);
     workload::create(api, "alone", 4).await;
-    let alone = workload::running(api, "alone", 4, RANGE).await;
+    let alone = workload::running(api, "alone", 4).await;
     workload::assert_unique(&[&first, &small, &later, &during, &alone]);
     for node in cluster.nodes() {
         cluster.ready(&node, true).await;
@@ -228,11 +231,12 @@ async fn story(cluster: &Cluster) {
 
     say("a new installation takes all of it over");
     install().await;
-    let all = [&first, &small, &later, &during, &alone];
-    cluster.reports(all.iter().map(|it| it.len()).sum()).await;
-    assert_eq!(workload::running(api, "first", 8, RANGE).await, first);
+    cluster
+        .reports(&[&first, &small, &later, &during, &alone])
+        .await;
+    assert_eq!(workload::running(api, "first", 8).await, first);
     workload::create(api, "again", 2).await;
-    let again = workload::running(api, "again", 2, RANGE).await;
+    let again = workload::running(api, "again", 2).await;
     workload::assert_unique(&[&first, &small, &later, &during, &alone, &again]);
 
     say("removed for good");

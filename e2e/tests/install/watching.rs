@@ -76,7 +76,7 @@ impl Watch {
 pub async fn all_is_well(cluster: &Cluster, running: &[Running]) {
     say("kubectl cadastre show and check");
     // Agents publish changes that are not urgent within half a minute. The test waits for that first.
-    cluster.reports(running.len()).await;
+    cluster.reports(&[running]).await;
     let (code, said) = cluster.plugin("kubectl.md", "kubectl cadastre check").await;
     assert_eq!(code, 0, "{said}");
     let (code, said) = cluster

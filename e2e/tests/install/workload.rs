@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use crate::cluster::LIMIT;
-use crate::eventually;
+use crate::{RANGES, eventually};
 
 /// Pods `GROUP-N` with common properties.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,9 +65,15 @@ async fn create_one(api: &Fixtures, group: Group<'_>, n: usize) {
     api.pods.create(&PostParams::default(), &pod).await.unwrap();
 }
 
-/// Waits until `count` pods of a group run, each with an address in `range`. Returns them sorted.
-pub async fn running(api: &Fixtures, group: &str, count: usize, range: &str) -> Vec<Running> {
-    within(api, group, count, &[Cidr::parse_strict(range).unwrap()]).await
+/// Waits until `count` pods of a group run, each with an address of both families in [`RANGES`]. Returns them sorted.
+pub async fn running(api: &Fixtures, group: &str, count: usize) -> Vec<Running> {
+    let ranges = RANGES.map(|it| Cidr::parse_strict(it).unwrap());
+    let running = within(api, group, count, &ranges).await;
+    assert!(
+        running.iter().all(|it| it.addresses.len() == 2),
+        "{running:?}"
+    );
+    running
 }
 
 /// Waits until `count` pods of a group run, each with its addresses in any of `ranges`. Returns them sorted.
@@ -94,11 +100,10 @@ pub async fn count(api: &Fixtures, group: &str) -> Result<usize> {
 pub struct Coming<'a> {
     api: &'a Fixtures,
     group: &'a str,
-    range: &'a str,
 }
 
-pub fn coming<'a>(api: &'a Fixtures, group: &'a str, range: &'a str) -> Coming<'a> {
-    Coming { api, group, range }
+pub fn coming<'a>(api: &'a Fixtures, group: &'a str) -> Coming<'a> {
+    Coming { api, group }
 }
 
 impl Coming<'_> {
@@ -118,7 +123,7 @@ impl Coming<'_> {
                     ..Group::default()
                 };
                 create_one(self.api, group, pods.len()).await;
-                pods = running(self.api, self.group, pods.len() + 1, self.range).await;
+                pods = running(self.api, self.group, pods.len() + 1).await;
                 slowest = slowest.max(start.elapsed());
             }
             (pods, slowest)
