@@ -81,9 +81,12 @@ metadata:
 {{/* Whether the controller publishes routes, and the agents install them. */}}
 {{- define "cadastre.routes" -}}
 {{- $auto := and (eq .Values.mode "blocks") (eq .Values.agent.cni.custom "") -}}
-{{- if eq .Values.routes ($auto | ternary .Values.routes "direct") -}}
-{{- if ne .Values.routes "none" }}true{{ end -}}
-{{- end -}}
+{{- if or (eq .Values.routes "direct") (and $auto (eq .Values.routes "auto")) }}true{{ end -}}
+{{- end }}
+
+{{/* Whether the controller publishes routes. */}}
+{{- define "cadastre.publishesRoutes" -}}
+{{- if or (eq .Values.routes "publish") (include "cadastre.routes" .) }}true{{ end -}}
 {{- end }}
 
 {{/* Whether the controller creates a pool if there is none. */}}

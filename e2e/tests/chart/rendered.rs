@@ -129,6 +129,8 @@ async fn controllers_publish_routes_and_agents_install_them_by_default_and_on_re
             assert_eq!(text.contains(what), is_on, "{what}: {values:?}");
         }
     }
+    let text = with(&["mode=podCIDRs", "routes=publish"]).await;
+    assert!(text.contains("- --publish-routes\n") && !text.contains("routes=direct"));
     let set = ["--set", "mode=podCIDRs", "--set", "routes=direct"];
     let refused = format!("{:#}", template(&set).await.unwrap_err());
     assert!(refused.contains("mode podCIDRs installs none"), "{refused}");
