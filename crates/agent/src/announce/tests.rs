@@ -112,3 +112,20 @@ async fn the_daemon_is_told_after_a_start_and_after_each_change_until_it_reads()
     assert_eq!(condition(&Ok(())).status, "True");
     fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn the_template_of_the_page_about_bgp_works() {
+    let page = include_str!("../../../../docs/bgp.md");
+    let (_, rest) = page.split_once("    custom: |\n").unwrap();
+    let (text, _) = rest.split_once("```").unwrap();
+    let lines = text.lines().map(|it| it.get(6..).unwrap_or_default());
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let template = AnnounceTemplate::new(&text).unwrap();
+    let text = template.render("n1", &allocation(&["10.0.0.0/26", "fd00::/122"]));
+    let wanted = "\
+router bgp 64513
+ address-family ipv4 unicast
+  network 10.0.0.0/26
+ exit-address-family";
+    assert_eq!(text.unwrap().trim_end(), wanted);
+}
