@@ -349,7 +349,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         }
         LeaksNotFreed => sim(Agents, 3_000),
         WithdrawnAssigned => sim(Claims, 2_000),
-        WithdrawnInUse => sim(Claims, 2_000),
+        WithdrawnInUse => sim(Claims, 10_000),
         UnlistedWithdrawalEnds => sim(Withdrawals, 5_000),
         // No address is assigned from a range whose withdrawal is requested, whether the range is already withdrawn or
         // not. So this mutation does harm only if the API server is restored between the report and the record.
