@@ -14,7 +14,6 @@ mod bird;
 pub mod reload;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cadastre_api::RANGES_ANNOUNCED;
@@ -149,10 +148,7 @@ impl Announcement {
     }
 
     /// Writes the file unless it is up to date, and tells the daemon to read it. Not to be called twice at a time.
-    pub(crate) async fn refresh(
-        self: Arc<Self>,
-        allocation: &NodeAllocation,
-    ) -> Result<(), AnnounceError> {
+    pub(crate) async fn refresh(&self, allocation: &NodeAllocation) -> Result<(), AnnounceError> {
         let path = self.path.display();
         let text = self.template.render(&self.node, allocation);
         let text = text.map_err(|error| AnnounceError(format!("{path}: {error}")))?;

@@ -5,10 +5,10 @@ use super::*;
 use crate::files::temp_folder;
 use crate::snapshot::testing::allocation;
 
-fn announcement(path: &Path, template: &str, reload: Reload) -> Arc<Announcement> {
+fn announcement(path: &Path, template: &str, reload: Reload) -> Announcement {
     let template = AnnounceTemplate::new(template).unwrap();
     let (node, path) = ("n1".to_owned(), path.to_owned());
-    Arc::new(Announcement::new(node, path, template, reload))
+    Announcement::new(node, path, template, reload)
 }
 
 #[test]
@@ -72,23 +72,17 @@ async fn the_daemon_is_told_after_a_start_and_after_each_change_until_it_reads()
 
     let it = announcement(&file, text, reload());
     for _ in 0..2 {
-        Arc::clone(&it)
-            .refresh(&allocation(&["10.0.0.0/26"]))
-            .await
-            .unwrap();
+        it.refresh(&allocation(&["10.0.0.0/26"])).await.unwrap();
         assert_eq!(read(), "10.0.0.0/26;");
     }
     // The next process does not know whether the daemon was told.
     let it = announcement(&file, text, reload());
-    Arc::clone(&it)
-        .refresh(&allocation(&["10.0.0.0/26"]))
-        .await
-        .unwrap();
+    it.refresh(&allocation(&["10.0.0.0/26"])).await.unwrap();
     assert_eq!(read(), "10.0.0.0/26;".repeat(2));
 
     fs::write(&broken, "").unwrap();
     for _ in 0..2 {
-        let error = Arc::clone(&it).refresh(&allocation(&[])).await.unwrap_err();
+        let error = it.refresh(&allocation(&[])).await.unwrap_err();
         assert!(
             error
                 .0
@@ -104,10 +98,7 @@ async fn the_daemon_is_told_after_a_start_and_after_each_change_until_it_reads()
     fs::remove_file(&broken).unwrap();
     fs::remove_file(&log).unwrap();
     fs::write(&file, "changed by somebody").unwrap();
-    Arc::clone(&it)
-        .refresh(&allocation(&["10.0.0.64/26"]))
-        .await
-        .unwrap();
+    it.refresh(&allocation(&["10.0.0.64/26"])).await.unwrap();
     assert_eq!(read(), "10.0.0.64/26;");
     assert_eq!(condition(&Ok(())).status, "True");
     fs::remove_dir_all(folder).unwrap();
