@@ -1,8 +1,10 @@
 //! Tests of direct routes: the pods of different nodes reach each other by their own addresses, although nothing else
 //! routes packets between the machines.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use cadastre_api::NodeRoutes;
@@ -58,6 +60,14 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
     pods::delete_many(api, "rmore", 0..4).await;
     nothing_lost(&east, &east_pods[0], &peer).await;
     routes_follow(api, &east, west.name()).await;
+
+    let late = lateness(&east, "rwest", api, async {
+        pods::create_many(api, "rwest", "rlate", 0..4, Some(west.name())).await;
+        pods::running_of(api, "rwest", "rlate", 4).await;
+    })
+    .await;
+    eprintln!("routes: there at most {late:.1?} after their blocks were listed");
+    pods::delete_many(api, "rlate", 0..4).await;
 
     // What somebody deletes comes back.
     for family in ["-4", "-6"] {
@@ -140,6 +150,50 @@ async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr]) {
             "{said}"
         );
     }
+}
+
+/// Watches a pool's blocks and the machine's routes until `change` has ended. Returns the longest time for which a block
+/// was there and its route was not.
+async fn lateness(
+    machine: &Machine,
+    pool: &str,
+    api: &Fixtures,
+    change: impl Future<Output = ()>,
+) -> Duration {
+    let mut change = pin!(change);
+    let mut unrouted: BTreeMap<String, Instant> = BTreeMap::new();
+    let (mut late, mut is_over) = (Duration::ZERO, false);
+    while !is_over || !unrouted.is_empty() {
+        let look = async {
+            let blocks = api.blocks_of(pool).await.unwrap();
+            let seen = Instant::now();
+            (blocks, seen, installed(machine).await.unwrap())
+        };
+        let (blocks, seen, routes) = if is_over {
+            look.await
+        } else {
+            tokio::select! {
+                looked = look => looked,
+                () = &mut change => {
+                    is_over = true;
+                    continue;
+                }
+            }
+        };
+        let is_routed = |block: &str| {
+            let mut to = routes.iter().filter_map(|it| it.split(' ').next());
+            to.any(|it| with_length(it) == block)
+        };
+        unrouted.retain(|block, _| blocks.contains(block));
+        for block in blocks {
+            if !is_routed(&block) {
+                unrouted.entry(block).or_insert(seen);
+            } else if let Some(since) = unrouted.remove(&block) {
+                late = late.max(since.elapsed());
+            }
+        }
+    }
+    late
 }
 
 /// Waits until the machine has exactly the routes that the NodeRoutes of the other node lists.
