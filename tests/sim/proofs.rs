@@ -383,6 +383,10 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),
         WithdrawnAddressAssignedOnRequest => sim(AskingPods, 2_000),
+        NetworkRangeIgnored => unit("node::limits::tests::only_allowed_addresses_pass"),
+        MismatchedPoolServes => {
+            unit("node::limits::tests::a_pool_has_to_reserve_what_the_network_does_not_allow")
+        }
         ClaimOfGonePodKept => sim(AskingPods, 2_000),
         RequestOfAnyNodeBelieved => unit(
             "controller::cluster::address_requests::tests::a_node_can_request_addresses_for_its_own_pods_only",

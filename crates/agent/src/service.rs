@@ -19,7 +19,7 @@ use tokio::sync::{Notify, broadcast, watch};
 use tracing::debug;
 
 use super::events::Events;
-use super::ledger::LedgerClient;
+use super::ledger::{LedgerClient, busy};
 use super::netns;
 use super::probe::{self, Prober};
 use super::shared::{ServiceState, SharedState};
@@ -101,8 +101,11 @@ impl Service {
         }
     }
 
-    async fn add(&self, add: Add, call: &CallTimes) -> Result<OpOutcome, OpError> {
+    async fn add(&self, mut add: Add, call: &CallTimes) -> Result<OpOutcome, OpError> {
         netns::note_roots(iter::once(&*add.netns), &mut self.shared.lock().netns_roots);
+        if add.limits.is_some() {
+            add = self.with_pool_of_network(add).await?;
+        }
         let attachment = add.attachment.clone();
         let mut watches = self.shared.follow();
         let (mut ranges, mut deleted) = (self.held.subscribe(), self.deleted.subscribe());
@@ -136,6 +139,16 @@ impl Service {
                 }
             }
         }
+    }
+
+    /// Returns the ADD with the name of the pool that serves its network, because the agent asks for blocks by the name
+    /// of the pool.
+    async fn with_pool_of_network(&self, mut add: Add) -> Result<Add, OpError> {
+        let asked = add.clone();
+        let found = self.ledger.with(move |it| it.pool_of_network(&asked)).await;
+        add.pools
+            .extend(found.map_err(|error| busy(error.to_string()))??);
+        Ok(add)
     }
 
     /// Probes the addresses that an ADD needs, and records the answers. If another round of probes ends while this ADD

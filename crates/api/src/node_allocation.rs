@@ -253,6 +253,7 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
         min_addresses: pool.min_addresses,
         ipv4: family(Family::V4, pool.ipv4.as_ref(), &pool.name, messages),
         ipv6: family(Family::V6, pool.ipv6.as_ref(), &pool.name, messages),
+        reserved: reserved(pool, messages),
         routes: routes
             .iter()
             .filter_map(|route| {
@@ -274,6 +275,17 @@ fn terms(pool: &NodePool, messages: &mut Vec<String>) -> PoolTerms {
             AddressPrefix::Pool => Prefix::Pool,
         },
     }
+}
+
+fn reserved(pool: &NodePool, messages: &mut Vec<String>) -> Vec<IpRange> {
+    let name = &pool.name;
+    let read = |text: &String| {
+        let range = IpRange::parse(text);
+        range
+            .map_err(|error| messages.push(format!("pools: {name}: reserved: {error}")))
+            .ok()
+    };
+    pool.reserved.iter().filter_map(read).collect()
 }
 
 fn read_dns(dns: &crate::Dns) -> Dns {
@@ -335,6 +347,7 @@ mod tests {
             ],
             "pools": [
                 {"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16"], "gateway": "None"}, "ipv6": {"cidrs": ["fd00::/64"]},
+                 "reserved": ["10.0.9.0/24", "fd00::7-fd00::9"],
                  "warm": {"low": 1, "high": 2}, "cooldownSeconds": 7, "addressPrefix": "Pool", "conflictProbe": "BeforeUse",
                  "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}, {"dst": "fd00::/8"}]},
                 {"name": "m", "assignment": "Manual", "explicitAddresses": "Deny"},
@@ -375,7 +388,7 @@ mod tests {
         );
         assert_eq!(a.ipv4.as_ref().unwrap().gateway, Gateway::None);
         assert_eq!(a.ipv6.as_ref().unwrap().gateway, Gateway::FirstOfBlock);
-        assert_eq!(a.routes.len(), 2);
+        assert_eq!((a.routes.len(), a.reserved.len()), (2, 2));
         let gateway = allocation.pools[4].ipv4.as_ref().unwrap().gateway;
         assert_eq!(
             gateway,
@@ -544,7 +557,7 @@ mod tests {
                 {"cidr": "10.0.1.64/26", "uid": "b4", "pool": "a"},
             ],
             "pools": [{"name": "a", "ipv4": {"cidrs": ["10.0.0.0/16", "x"], "gateway": "fd00::1"},
-                       "routes": [{"dst": "10.0.0.0"}]}],
+                       "reserved": ["10.0.0.5/24"], "routes": [{"dst": "10.0.0.0"}]}],
         }));
         let uids: Vec<&str> = allocation.blocks.iter().map(|b| &*b.uid).collect();
         assert_eq!(uids, ["b2", "b3"]);
@@ -552,6 +565,6 @@ mod tests {
             allocation.blocks[0].reserved,
             [IpRange::from(allocation.blocks[0].cidr)]
         );
-        assert_eq!(messages.len(), 6, "{messages:#?}");
+        assert_eq!(messages.len(), 7, "{messages:#?}");
     }
 }

@@ -263,6 +263,12 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<NodePoolRanges>,
 
+    /// Addresses of the pool that its spec reserves. The node compares them with the range that a network's
+    /// configuration allows. The reserved addresses of the node's blocks are also listed in the blocks.
+    #[schemars(length(max = 128), inner(length(max = 79)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<String>,
+
     /// How the node assigns the pool's addresses to pods.
     #[serde(flatten)]
     pub terms: AddressTerms,

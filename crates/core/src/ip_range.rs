@@ -87,6 +87,28 @@ impl IpRange {
         (self.last.value - self.first.value).saturating_add(1)
     }
 
+    /// Returns the parts of the interval that lie in none of `others`, in ascending order.
+    #[must_use]
+    pub fn without(&self, others: &[Self]) -> Vec<Self> {
+        let of_family = |it: &&Self| it.family() == self.family();
+        let others = others.iter().filter(of_family).copied().collect();
+        let mut parts = Vec::new();
+        let mut from = Some(self.first);
+        for other in Self::merged(others) {
+            let Some(first) = from else { break };
+            if other.first > first {
+                let before = Addr {
+                    value: other.first.value - 1,
+                    ..other.first
+                };
+                parts.extend(Self::new(first, before.min(self.last)));
+            }
+            from = other.last.next().map(|next| next.max(first));
+        }
+        parts.extend(from.and_then(|first| Self::new(first, self.last)));
+        parts
+    }
+
     /// Sorts intervals of one family, and joins those that overlap or are adjacent.
     pub(super) fn merged(mut all: Vec<Self>) -> Vec<Self> {
         all.sort_unstable_by_key(|range| range.first);
@@ -208,6 +230,45 @@ mod tests {
             )
             .len(),
             1
+        );
+    }
+
+    #[test]
+    fn the_rest_of_a_range_is_what_no_other_covers() {
+        let rest = |text: &str, others: &[&str]| -> String {
+            let others: Vec<IpRange> = others
+                .iter()
+                .map(|it| IpRange::parse(it).unwrap())
+                .collect();
+            let rest = IpRange::parse(text).unwrap().without(&others);
+            let rest: Vec<String> = rest.iter().map(IpRange::to_string).collect();
+            rest.join(" ")
+        };
+        let all = "10.0.0.0/28";
+        assert_eq!(rest(all, &[]), "10.0.0.0-10.0.0.15");
+        assert_eq!(
+            rest(all, &["10.0.0.9", "10.0.0.4-10.0.0.7", "10.0.0.5-10.0.0.6"]),
+            "10.0.0.0-10.0.0.3 10.0.0.8 10.0.0.10-10.0.0.15"
+        );
+        assert_eq!(
+            rest(all, &["10.0.0.12-10.0.1.3", "9.0.0.0/8"]),
+            "10.0.0.0-10.0.0.11"
+        );
+        assert_eq!(
+            rest(all, &["9.9.9.9-10.0.0.3", "fd00::/8"]),
+            "10.0.0.4-10.0.0.15"
+        );
+        assert_eq!(rest(all, &["10.0.0.0/8"]), "");
+        assert_eq!(
+            rest("255.255.255.254/31", &["255.255.255.255"]),
+            "255.255.255.254"
+        );
+        assert_eq!(
+            rest(
+                "::/0",
+                &["::/1", "8000::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]
+            ),
+            "8000::"
         );
     }
 

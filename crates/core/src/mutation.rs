@@ -343,6 +343,10 @@ mutations! {
     ReturnTakenBack,
     /// A withdrawn address of a block is assigned to a pod that asks for it.
     WithdrawnAddressAssignedOnRequest,
+    /// A network with a range of its own gets an address that this range does not allow.
+    NetworkRangeIgnored,
+    /// A pool serves a network although it has addresses that the network's range does not allow.
+    MismatchedPoolServes,
     /// A withdrawn range is returned to its node while another node uses it.
     ReturnedInUse,
     /// The return of a range ends before the agent has reported that it has seen the return, because an address of the

@@ -92,6 +92,10 @@ pub struct PoolTerms {
     /// The pool's IPv6 ranges and gateway; `None` if the pool has no IPv6
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<FamilyTerms>,
+    /// Addresses that the IPPool reserves, in all of its ranges. [`Block::reserved`] decides which addresses of a block
+    /// are not assigned
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved: Vec<IpRange>,
     /// Routes that CNI results contain, in addition to the routes of the CNI configuration
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Route>,
@@ -223,6 +227,7 @@ impl PoolTerms {
             min_addresses: 0,
             ipv4: None,
             ipv6: None,
+            reserved: Vec::new(),
             routes: Vec::new(),
             dns: Dns::default(),
             prefix: Prefix::default(),

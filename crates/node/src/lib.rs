@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `ops` | operations and their results: [`Op`], [`OpOutcome`], [`OpError`] |
+//! | `limits` | which addresses the configuration of a network allows, and whether a pool keeps to them |
 //! | `pods` | which pools and addresses a pod may have, by its labels and annotations |
 //! | `ledger` | the assignments, read and written in the tables of a transaction: [`AddressLedger`] |
 //! | `store` | the file that contains the ledger: [`Store`] |
@@ -21,6 +22,7 @@ pub mod client;
 pub mod clock;
 pub mod cni;
 mod ledger;
+mod limits;
 mod ops;
 mod pods;
 mod storage_fault;
@@ -37,6 +39,7 @@ pub use ledger::{
     PendingWithdrawal, PoolCount, PoolProbes, ProbeRound, ProbeTargets, RememberedAttachment,
     Snapshot,
 };
+pub use limits::{AllowedRange, NetworkLimits};
 pub use ops::{
     Add, AddressAssignment, AssignedAddress, Attachment, Check, Gc, Now, Op, OpError, OpErrorKind,
     OpOutcome, PodRef,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::limits::NetworkLimits;
 use cadastre_core::node_allocation::{Dns, Route};
 use cadastre_core::{Addr, Cidr};
 
@@ -82,6 +83,9 @@ pub struct Add {
     /// If `pools` names an IPClaim, the requested addresses must belong to the claim
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
+    /// What the network's configuration allows, if it has a range of its own as configurations of whereabouts have
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Box<NetworkLimits>>,
     /// Name of the interface that connects the network to the link, such as the `master` of macvlan. For pools that
     /// require probes, addresses are probed on this interface. If empty, they are probed on the interface of the node's
     /// default route

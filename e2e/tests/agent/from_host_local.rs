@@ -1,16 +1,14 @@
 //! Starts an agent on a node whose pods already have addresses from host-local.
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use cadastre_e2e::fixtures::GROUP;
-use cadastre_e2e::{daemon, nodes};
+use cadastre_e2e::nodes;
 use cadastre_node::OpErrorKind;
 use serde_json::{Value, json};
 
-use crate::{Machine, patch, publishes, shared};
+use crate::{Machine, call_plugin, patch, publishes, shared};
 
 /// The node's podCIDR. Pods can use 13 of its addresses.
 const RANGE: &str = "10.43.0.0/28";
@@ -83,24 +81,7 @@ fn host_local(machine: &Machine) -> Value {
     })
 }
 
-/// Calls the CNI plugin as a runtime's main plugin does, and returns its output.
+/// Calls the CNI plugin for a container's `eth0`, and returns its output.
 fn call(verb: &str, id: &str, folder: &Path, config: &Value) -> Value {
-    let mut child = Command::new(daemon::plugin().unwrap())
-        .env_clear()
-        .env("CNI_COMMAND", verb)
-        .env("CNI_CONTAINERID", id)
-        .env("CNI_IFNAME", "eth0")
-        .env("CNI_NETNS", folder.join(id))
-        .env("CNI_PATH", folder)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(config.to_string().as_bytes()).unwrap();
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{verb} {id}: {said}");
-    serde_json::from_str(&said).unwrap_or_default()
+    call_plugin(verb, id, "eth0", folder, config).unwrap()
 }

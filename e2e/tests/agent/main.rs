@@ -18,6 +18,7 @@
 //! | `lost_store` | another Node object of the same name, a lost store |
 //! | `leaks` | DELs that never come |
 //! | `from_host_local` | pods with addresses from host-local |
+//! | `whereabouts` | networks whose configuration has whereabouts' fields |
 //! | `bad_clients` | garbage, too much data, silence and other users at the sockets |
 //! | `files` | files for other programs |
 //! | `other_networks` | nodes with another network |
@@ -52,10 +53,13 @@ mod stalls;
 mod status_writes;
 mod unknown_pods;
 mod versions;
+mod whereabouts;
 
 use std::fmt::Debug;
+use std::io::Write as _;
 use std::ops::{Deref, DerefMut};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::Result;
 use cadastre_agent::grpc::{client, v1};
@@ -64,7 +68,9 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::node_agent::{add, attachment, pod_ref};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{ControlPlane, Daemon, Fixtures, NodeAgent, Options, TestCluster, metrics};
+use cadastre_e2e::{
+    ControlPlane, Daemon, Fixtures, NodeAgent, Options, TestCluster, daemon, metrics,
+};
 use cadastre_node::{Add, Op, OpError};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -279,6 +285,37 @@ impl Machine {
             Ok(Some(()))
         })
         .await;
+    }
+}
+
+/// Calls the CNI plugin as a runtime's main plugin does, and returns its output: the result, or the error.
+fn call_plugin(
+    verb: &str,
+    id: &str,
+    interface: &str,
+    folder: &Path,
+    config: &Value,
+) -> Result<Value, Value> {
+    let mut child = Command::new(daemon::plugin().unwrap())
+        .env_clear()
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", id)
+        .env("CNI_IFNAME", interface)
+        .env("CNI_NETNS", folder.join(id))
+        .env("CNI_PATH", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(config.to_string().as_bytes()).unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let said = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    if output.status.success() {
+        Ok(said)
+    } else {
+        Err(said)
     }
 }
 

@@ -179,6 +179,7 @@ fn node_view(name: &PoolName, spec: Option<&IPPoolSpec>) -> NodePool {
             cidrs: ranges.cidrs.clone(),
             gateway: ranges.gateway.clone(),
         }),
+        reserved: spec.reserved.clone(),
         terms: spec.terms.clone(),
     }
 }

@@ -12,7 +12,7 @@
 //! | `config` | the network config on standard input |
 //! | `version`, `error`, `result` | versions, errors and results, as the CNI specification defines them |
 //! | `address` | parses and formats addresses in configs and results |
-//! | `plugin` | addresses from the blocks of the node |
+//! | `plugin` | addresses from the blocks of the node, also for configs of the CNI plugin whereabouts |
 //! | `host_local` | addresses from ranges in the config, as a replacement of the CNI plugin host-local |
 //!
 //! Each call is a process of its own. The process reads the request, runs one command and answers. The process has no
@@ -150,8 +150,9 @@ fn answer(
         }
         return host_local::run(command, env, &config, &version);
     }
-    let known = version::OWN.contains(&version.as_str());
-    let answer = version::check(&version, command, version::OWN)
+    let supported = plugin::versions(&config);
+    let known = supported.contains(&version.as_str());
+    let answer = version::check(&version, command, supported)
         .and_then(|()| plugin::run(command, env, &config, &version, ask));
     answer.map_err(|error| CniError {
         version: known.then_some(version),

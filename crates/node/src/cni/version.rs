@@ -2,12 +2,12 @@
 
 use super::error::{CniError, INCOMPATIBLE_VERSION};
 
-/// The versions that are supported in host-local mode, oldest first.
+/// The versions that are supported in host-local mode and in configs of whereabouts, oldest first.
 pub(super) const ALL: &[&str] = &[
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The versions that are supported outside of host-local mode: those whose results can contain several addresses of a
+/// The versions that are supported in all other configs: those whose results can contain several addresses of a
 /// family.
 pub(super) const OWN: &[&str] = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 

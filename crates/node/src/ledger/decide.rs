@@ -61,14 +61,42 @@ pub(crate) fn choices(
     add: &mut Add,
     search: &mut Search<'_>,
 ) -> Result<Vec<AddressChoice>, Stop> {
+    if let Some(pool) = pool_of_network(kv, add)? {
+        add.pools = vec![pool];
+    }
     let is_known = resolve(kv, add)?;
     if let Some(claim) = claims::named(add) {
         add.addresses = claims::addresses(kv, claim, &add.addresses)?;
     }
-    if add.addresses.is_empty() {
-        return from_pools(kv, add, is_known, search);
+    check_limits(add, add.addresses.iter().copied())?;
+    if !add.addresses.is_empty() {
+        return choose::requested(kv, add, is_known, search);
     }
-    choose::requested(kv, add, is_known, search)
+    let choices = from_pools(kv, add, is_known, search)?;
+    check_limits(add, choices.iter().map(|it| it.given.address))?;
+    Ok(choices)
+}
+
+/// Returns the pool that serves a network with a range of its own. Returns `None` if the network has no such range, or
+/// if the ADD names pools.
+pub(crate) fn pool_of_network(kv: &dyn Kv, add: &Add) -> Result<Option<String>, Stop> {
+    let limits = add.limits.as_ref().filter(|_| add.pools.is_empty());
+    let Some(limits) = limits else {
+        return Ok(None);
+    };
+    let pools = kv.pools()?;
+    let pool = limits.pool(&add.attachment.network, &pools);
+    let pool = pool.map_err(|text| refuse(OpErrorKind::UnknownPool, text))?;
+    Ok(Some(pool.to_owned()))
+}
+
+/// Fails if the ADD's network does not allow one of the addresses.
+fn check_limits(add: &Add, addresses: impl IntoIterator<Item = Addr>) -> Result<(), Stop> {
+    let Some(limits) = &add.limits else {
+        return Ok(());
+    };
+    let checked = limits.check_addresses(&add.attachment.network, addresses);
+    checked.map_err(|text| refuse(OpErrorKind::NotUsable, text))
 }
 
 /// Replaces the pools and addresses of an ADD by those that the pod may have, if the store has a note (`PodNote`) on
@@ -166,6 +194,11 @@ fn from_pools(
                 text: format!("{pool} is not for pods of this namespace, by its namespaceSelector"),
             });
             continue;
+        }
+        // An ADD does not go on with the next pool, because this pool would serve the network only on some nodes.
+        if let Some(limits) = &add.limits {
+            let checked = limits.check_pool(&add.attachment.network, &pool);
+            checked.map_err(|text| refuse(OpErrorKind::UnknownPool, text))?;
         }
         match from_pool(kv, &pool, search) {
             // After the error `Unprobed`, no further pool is tried: this pool has free addresses, and only their probes

@@ -140,6 +140,20 @@ impl<'a> AddressLedger<'a> {
         withdrawals::withdraw_empty(self.kv, stamp)
     }
 
+    /// Returns the pool that serves the network of the ADD, if the network has a range of its own ([`Add::limits`]) and
+    /// the ADD names no pools. The inner error says that no pool, or more than one pool, has addresses that the network
+    /// allows.
+    pub fn pool_of_network(
+        &self,
+        add: &Add,
+    ) -> Result<Result<Option<String>, OpError>, StorageFault> {
+        match decide::pool_of_network(self.kv, add) {
+            Ok(pool) => Ok(Ok(pool)),
+            Err(Stop::Refused(refusal)) => Ok(Err(refusal)),
+            Err(Stop::Fault(fault)) => Err(fault),
+        }
+    }
+
     /// Returns the addresses that have to be probed before the ADD can be served. The result is empty if no probe would
     /// help.
     pub fn to_probe(&self, add: &Add) -> Result<ProbeTargets, StorageFault> {

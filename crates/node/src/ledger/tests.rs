@@ -1,6 +1,7 @@
 //! Tests each rule of the ledger on tables in memory. `tests/node_store` tests the rules together, with random
 //! operations.
 
+mod limits;
 mod probes;
 mod withdrawals;
 

@@ -2,10 +2,12 @@
 //! the store if no agent answers.
 
 mod config;
+mod whereabouts;
 
 use std::time::Duration;
 
 use config::{Paths, RequestedAddresses, wrong};
+use whereabouts::RangedNetwork;
 
 use super::AddressService;
 use super::config::Config;
@@ -13,6 +15,7 @@ use super::error::{CniError, NOT_AVAILABLE};
 use super::netns;
 use super::request::Env;
 use super::result::{CniResult, Route};
+use super::version;
 use crate::{Add, Attachment, Check, Gc, Op, OpError, OpErrorKind, OpOutcome};
 
 /// Maximum duration of an ADD. The limit is longer than the time that the agent waits for a block.
@@ -27,10 +30,21 @@ struct Task {
     paths: Paths,
     op: Op,
     timeout: Duration,
-    /// Whether the config names pools. Only STATUS uses this value
+    /// Whether the config names pools, or has a range that selects a pool. Only STATUS uses this value
     names_pools: bool,
+    /// The fields of whereabouts in the config, which determine the result of ADD
+    network: Option<RangedNetwork>,
     /// Routes of the config, which are added to the routes of the pool
     routes: Vec<Route>,
+}
+
+/// Returns the versions of the CNI protocol that a config may have.
+pub(super) fn versions(config: &Config) -> &'static [&'static str] {
+    if whereabouts::is_meant(config) {
+        version::ALL
+    } else {
+        version::OWN
+    }
 }
 
 /// Runs a CNI command, and returns the text for standard output.
@@ -57,8 +71,13 @@ pub(super) fn run(
     }
     match answer.map_err(|refusal| CniError::refused(refusal, status))? {
         OpOutcome::Assigned(assignment) => {
-            let mut result = CniResult::from(assignment);
-            result.add_routes(task.routes);
+            let result = if let Some(network) = task.network {
+                network.result(&assignment)?
+            } else {
+                let mut result = CniResult::from(assignment);
+                result.add_routes(task.routes);
+                result
+            };
             Ok(result.render(version))
         }
         OpOutcome::Done => Ok(String::new()),
@@ -68,6 +87,7 @@ pub(super) fn run(
 fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
     let paths = Paths::read(config)?;
     let mut names_pools = false;
+    let mut network = None;
     let mut routes = Vec::new();
     let attachment = || Attachment {
         network: config.name.clone(),
@@ -76,6 +96,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
     };
     let op = match command {
         "ADD" => {
+            network = RangedNetwork::read(config).map_err(wrong)?;
             routes = config.get_or_default(&["ipam", "routes"]).map_err(wrong)?;
             let requested = RequestedAddresses::read(config, &env.args)?;
             netns::check(env)?;
@@ -85,6 +106,7 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
                 pod: requested.pod,
                 pools: requested.pools,
                 addresses: requested.addresses,
+                limits: network.as_ref().map(|it| Box::new(it.limits.clone())),
                 parent: config.get_or_default(&["master"]).map_err(wrong)?,
                 ..Add::default()
             })
@@ -107,7 +129,9 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
             })
         }
         _ => {
-            names_pools = !RequestedAddresses::read(config, "")?.pools.is_empty();
+            network = RangedNetwork::read(config).map_err(wrong)?;
+            let names = !RequestedAddresses::read(config, "")?.pools.is_empty();
+            names_pools = names || network.is_some();
             Op::Status
         }
     };
@@ -120,13 +144,14 @@ fn task(command: &str, env: &Env, config: &Config) -> Result<Task, CniError> {
         op,
         timeout,
         names_pools,
+        network,
         routes,
     })
 }
 
 /// Fails if a config asks for addresses of the node's pools although it has ranges of its own.
 pub(super) fn check_no_pools(config: &Config) -> Result<(), CniError> {
-    let mut keys = ["pools", "addresses"].into_iter();
+    let mut keys = ["pools", "addresses", "range", "ipRanges"].into_iter();
     match keys.find(|key| config.has(&["ipam", key])) {
         None => Ok(()),
         Some(key) => Err(wrong(format!(
