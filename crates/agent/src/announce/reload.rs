@@ -200,19 +200,23 @@ mod tests {
         let folder = crate::files::temp_folder();
         let program = folder.join("cad-hup-test");
         fs::copy("/bin/sleep", &program).unwrap();
-        let mut sleep = Command::new(&program)
+        // The test may have been started by nohup, and then its children ignore SIGHUP.
+        let mut sleep = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(&program)
             .arg("600")
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        // The name is that of the test until the process has become the program.
+        // The name is that of `env` until the process has become the program.
         let comm = format!("/proc/{}/comm", sleep.id().unwrap());
         while fs::read_to_string(&comm).unwrap().trim() != "cad-hup-test" {
             tokio::task::yield_now().await;
         }
         let reload = Reload::Process("cad-hup-test".to_owned());
         reload.run().await.unwrap();
-        let status = sleep.wait().await.unwrap();
+        let ended = timeout(Duration::from_secs(60), sleep.wait()).await;
+        let status = ended.expect("SIGHUP ends it").unwrap();
         assert_eq!(
             std::os::unix::process::ExitStatusExt::signal(&status),
             Some(1)
