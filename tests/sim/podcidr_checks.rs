@@ -143,9 +143,7 @@ impl Checks {
     ) -> Option<PoolName> {
         let born = *self.born.get(&a.uid)?;
         let is_known = |pool: &&Pool| {
-            let now = api.pools.get(&pool.name);
-            let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
-            is_live && received.is_newest(pool) && received.has_known_since(&pool.uid, born)
+            is_current(pool, received, api) && received.has_known_since(&pool.uid, born)
         };
         let known = received.pools.objects.values().filter(is_known);
         let mut known = known.filter_map(PoolModel::new).filter(|it| {
@@ -165,15 +163,12 @@ impl Checks {
         received: &Received,
         api: &Api,
     ) -> Option<PoolName> {
-        // A response may have shown the process a newer version of the pool than the watch.
-        let is_so = |pool: &&Pool| {
-            let now = api.pools.get(&pool.name);
-            let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
-            is_live && received.is_newest(pool)
-        };
         let shown = received.pools.objects.values();
         let all: Vec<PoolModel> = shown.clone().filter_map(PoolModel::new).collect();
-        let shown: Vec<PoolModel> = shown.filter(is_so).filter_map(PoolModel::new).collect();
+        let shown: Vec<PoolModel> = shown
+            .filter(|it| is_current(it, received, api))
+            .filter_map(PoolModel::new)
+            .collect();
         let rank = |model: &PoolModel| (model.priority, model.selector.len());
         // The process may have used any version of `dealt`, so the best rank of all versions counts.
         let versions = received.models.iter().filter(|it| it.name == dealt.name);
@@ -282,4 +277,12 @@ impl Checks {
         }
         Ok(())
     }
+}
+
+/// Whether the process has received no newer version of the pool, and the API has none either. A response may have shown
+/// the process a newer version than the watch.
+fn is_current(pool: &Pool, received: &Received, api: &Api) -> bool {
+    let now = api.pools.get(&pool.name);
+    let is_live = now.is_some_and(|it| (&it.uid, &it.spec) == (&pool.uid, &pool.spec));
+    is_live && received.is_newest(pool)
 }

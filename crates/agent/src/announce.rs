@@ -17,10 +17,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cadastre_api::RANGES_ANNOUNCED;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 use tracing::info;
 
+use crate::conditions;
 use crate::files::put;
 use crate::template::{self, TemplateError};
 use cadastre_core::Family;
@@ -152,10 +153,12 @@ impl Announcement {
         let path = self.path.display();
         let text = self.template.render(&self.node, allocation);
         let text = text.map_err(|error| AnnounceError(format!("{path}: {error}")))?;
-        let is_new = put(&self.path, text.as_bytes(), 0o644);
-        if is_new.map_err(|error| AnnounceError(error.to_string()))? {
+        let written = put(&self.path, text.as_bytes(), 0o644);
+        // A write that has failed may have replaced the file all the same.
+        if !matches!(written, Ok(false)) {
             self.is_loaded.store(false, Ordering::Relaxed);
         }
+        written.map_err(|error| AnnounceError(error.to_string()))?;
         if !self.is_loaded.load(Ordering::Relaxed) {
             let loaded = self.reload.run().await;
             loaded.map_err(|error| {
@@ -182,7 +185,7 @@ impl AnnounceError {
     }
 }
 
-/// Returns the condition `RangesAnnounced`; [`merged`](super::conditions::merged) sets its timestamp.
+/// Returns the condition `RangesAnnounced`.
 pub(crate) fn condition(announced: &Result<(), AnnounceError>) -> Condition {
     let (status, reason, message) = match announced {
         Ok(()) => (
@@ -196,14 +199,7 @@ pub(crate) fn condition(announced: &Result<(), AnnounceError>) -> Condition {
             format!("{error}. Until then the node releases no block (docs/bgp.md)"),
         ),
     };
-    Condition {
-        type_: RANGES_ANNOUNCED.to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
-        observed_generation: None,
-    }
+    conditions::condition(RANGES_ANNOUNCED, status, reason, message)
 }
 
 #[cfg(test)]

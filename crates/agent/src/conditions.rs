@@ -2,8 +2,19 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Returns a condition of this type with a status, a reason and a message; [`merged`] sets its timestamp. Returns
-/// `None` if the condition is false and `before` does not contain it, so a condition that was never true is not
+/// Returns a condition; [`merged`] sets its timestamp.
+pub(crate) fn condition(type_: &str, status: &str, reason: &str, message: String) -> Condition {
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    }
+}
+
+/// Returns a condition like [`condition`]. Returns `None` if the condition is false and `before` does not contain it, so a condition that was never true is not
 /// published.
 pub(crate) fn set(
     type_: &str,
@@ -11,14 +22,8 @@ pub(crate) fn set(
     before: &[Condition],
 ) -> Option<Condition> {
     let is_there = || before.iter().any(|it| it.type_ == type_);
-    (is_true || is_there()).then(|| Condition {
-        type_: type_.to_owned(),
-        status: if is_true { "True" } else { "False" }.to_owned(),
-        reason: reason.to_owned(),
-        message,
-        last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
-        observed_generation: None,
-    })
+    let status = if is_true { "True" } else { "False" };
+    (is_true || is_there()).then(|| condition(type_, status, reason, message))
 }
 
 /// Whether the existing conditions (`is`) include all wanted conditions (`wanted`). Timestamps are not compared.

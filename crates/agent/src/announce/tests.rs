@@ -120,3 +120,28 @@ router bgp 64513
  exit-address-family";
     assert_eq!(text.unwrap().trim_end(), wanted);
 }
+
+/// A write can fail after the file has its new name, when the folder is synced.
+#[tokio::test]
+async fn the_daemon_is_told_of_a_file_whose_write_has_failed_in_the_end() {
+    let folder = temp_folder();
+    let (routes, log) = (folder.join("routes"), folder.join("log"));
+    let file = routes.join("bird.conf");
+    let script = folder.join("reload.sh");
+    fs::write(&script, format!("echo told >>{}", log.display())).unwrap();
+    let reload = Reload::Command(vec!["/bin/sh".to_owned(), script.display().to_string()]);
+    let it = announcement(
+        &file,
+        "{% for r in ranges %}{{ r.cidr }};{% endfor %}",
+        reload,
+    );
+    it.refresh(&allocation(&["10.0.0.0/26"])).await.unwrap();
+    fs::remove_dir_all(&routes).unwrap();
+    fs::write(&routes, "in the way").unwrap();
+    it.refresh(&allocation(&[])).await.unwrap_err();
+    fs::remove_file(&routes).unwrap();
+    put(&file, b"", 0o644).unwrap();
+    it.refresh(&allocation(&[])).await.unwrap();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "told\n".repeat(2));
+    fs::remove_dir_all(folder).unwrap();
+}

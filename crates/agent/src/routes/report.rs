@@ -5,7 +5,9 @@
 //! - The text does not depend on how many routes there are, so a change of another node's ranges causes no write.
 
 use cadastre_api::ROUTES_READY;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::conditions;
 
 /// The maximum number of nodes that a message names.
 const MOST_NAMES: usize = 5;
@@ -31,8 +33,8 @@ pub enum RoutesReport {
 }
 
 impl RoutesReport {
-    /// Returns the condition to set; [`merged`](super::super::conditions::merged) sets its timestamp. Returns `None` if
-    /// there should be none, or if an existing condition should stay as it is.
+    /// Returns the condition to set. Returns `None` if there should be none, or if an existing condition should stay as it
+    /// is.
     pub(crate) fn condition(&self) -> Option<Condition> {
         let (status, reason, message) = match self {
             Self::Off | Self::Pending => return None,
@@ -54,14 +56,8 @@ impl RoutesReport {
             Self::NotOnLink(text) => ("False", "NotOnLink", text.as_str()),
             Self::Failed(text) => ("False", "RoutesFailed", text.as_str()),
         };
-        Some(Condition {
-            type_: ROUTES_READY.to_owned(),
-            status: status.to_owned(),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            last_transition_time: Time(jiff::Timestamp::UNIX_EPOCH),
-            observed_generation: None,
-        })
+        let message = message.to_owned();
+        Some(conditions::condition(ROUTES_READY, status, reason, message))
     }
 }
 

@@ -60,16 +60,20 @@ fn a_range_with_an_address_in_use_is_not_allocated() {
     assert_eq!(cidrs, Some(vec![cidr("10.0.0.0/28")]));
 }
 
-#[test]
-fn a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them() {
-    let machine = |uid: &str, ranges: &[&str]| Node {
+/// Returns the Node `a` with this UID, which always runs on the same machine.
+fn machine(uid: &str, ranges: &[&str]) -> Node {
+    Node {
         uid: uid.into(),
         machine: MachineIdentity {
             provider_id: None,
             machine_id: Some("m".into()),
         },
         ..node_with("a", ranges)
-    };
+    }
+}
+
+#[test]
+fn a_machine_gets_its_ranges_back_unless_another_node_holds_some_of_them() {
     let had = "10.0.0.0/28";
     for (theirs, gets) in [("10.1.0.0/28", had), (had, "10.0.0.16/28")] {
         let nodes = vec![machine("new", &[]), node_with("x", &[theirs])];
@@ -212,14 +216,6 @@ fn a_machine_gets_its_ranges_back_only_if_they_are_assigned_to_nobody_else() {
         (("a", "10.0.0.0/27"), None),
         (("a", "10.0.0.32/28"), Some("10.0.0.32/28")),
     ] {
-        let machine = |uid: &str, ranges: &[&str]| Node {
-            uid: uid.into(),
-            machine: MachineIdentity {
-                provider_id: None,
-                machine_id: Some("m".into()),
-            },
-            ..node_with("a", ranges)
-        };
         let cache = assigning("10.0.0.0/24", &[assigned], vec![machine("new", &[])]);
         let mut allocations = rebuilt(&cache);
         let old = machine("old", &[had]);
