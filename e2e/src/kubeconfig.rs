@@ -4,6 +4,7 @@
 //! signature on every request, which would distort benchmarks. The API server reads the token file only when it starts,
 //! so all users have to be in [`Options`](crate::Options).
 
+use std::error::Error;
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::hash::{BuildHasher as _, RandomState};
@@ -12,8 +13,13 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use http::Request;
+use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
+use tower::BoxError;
+use tower::buffer::BufferLayer;
+use tower::retry::{Policy, RetryLayer};
 
 /// A user that can authenticate by a static token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,13 +75,55 @@ pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     })
 }
 
-/// Returns a client without retries, so that a test gets the server's first answer.
+/// Returns a client that passes on the server's first answer, whatever it is. Only a request whose connection was
+/// closed before any answer is sent again (see [`IdleConnection`]).
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?;
     config.default_retry = false;
-    Ok(kube::Client::try_from(config)?)
+    let client = ClientBuilder::try_from(config)?
+        // Retries need a service that can be cloned.
+        .with_layer(&BufferLayer::new(1024))
+        .with_layer(&RetryLayer::new(IdleConnection::default()));
+    Ok(client.build())
+}
+
+/// Sends a request again, once, if the server closed its connection without any answer. Both the API server and the
+/// client close connections that were idle for 90 s, so that the client may use one that the server is closing.
+#[derive(Clone, Default)]
+struct IdleConnection {
+    again: bool,
+}
+
+impl<A> Policy<Request<Body>, A, BoxError> for IdleConnection {
+    type Future = std::future::Ready<()>;
+
+    fn retry(
+        &mut self,
+        _: &mut Request<Body>,
+        result: &mut Result<A, BoxError>,
+    ) -> Option<Self::Future> {
+        let error = result.as_ref().err()?;
+        let mut cause: Option<&(dyn Error + 'static)> = Some(&**error);
+        let mut closed = false;
+        while let Some(it) = cause {
+            closed |= it
+                .downcast_ref()
+                .is_some_and(hyper::Error::is_incomplete_message);
+            cause = it.source();
+        }
+        (closed && !std::mem::replace(&mut self.again, true)).then(|| std::future::ready(()))
+    }
+
+    fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
+        let mut copy = Request::new(request.body().try_clone()?);
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        *copy.extensions_mut() = request.extensions().clone();
+        Some(copy)
+    }
 }
 
 /// Writes a file with mode 0600.
@@ -92,7 +140,48 @@ pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_whose_connection_was_closed_is_sent_again_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let config = json!({
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+            "current-context": "c",
+        });
+        let requests = tokio::spawn(async move {
+            let mut requests = Vec::new();
+            for answers in [true, false, true, false, false] {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                let mut buffer = [0; 4096];
+                let n = connection.read(&mut buffer).await.unwrap();
+                requests.push(String::from_utf8_lossy(&buffer[..n]).into_owned());
+                if answers {
+                    let answer =
+                        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+                    connection.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+            requests
+        });
+        let client = client(config).await.unwrap();
+        let ask = || client.request_text(Request::post("/x").body(b"body".to_vec()).unwrap());
+        assert_eq!(ask().await.unwrap(), "{}");
+        assert_eq!(ask().await.unwrap(), "{}");
+        ask().await.unwrap_err();
+        let requests = requests.await.unwrap();
+        assert!(
+            requests
+                .iter()
+                .all(|it| it.starts_with("POST /x") && it.ends_with("body")),
+            "{requests:?}"
+        );
+    }
 
     #[test]
     fn a_token_file_has_a_line_for_each_user() {
