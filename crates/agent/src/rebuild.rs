@@ -21,12 +21,13 @@
 //! a leak. But an address in use that no source shows would be assigned a second time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::attached::SecondNetworks;
 use super::cri::Sandbox;
-use super::pods::Pods;
+use super::pods::{Pod, Pods};
 use cadastre_api::{AddressEntry, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
@@ -155,13 +156,10 @@ fn is_in(holding: &NodeAllocation, addr: &Addr) -> bool {
 }
 
 /// Returns each pod that asks for second networks, if no source shows which addresses the pod has on these networks.
-/// The pods are named as `namespace/name`.
-pub(crate) fn unknown(pods: &Pods) -> Vec<String> {
+pub(crate) fn unknown(pods: &Pods) -> Vec<Arc<Pod>> {
     let living = pods.iter().filter(|it| !it.finished);
     let unknown = living.filter(|it| it.second_networks == SecondNetworks::Unknown);
-    unknown
-        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
-        .collect()
+    unknown.cloned().collect()
 }
 
 /// Adds an entry of the published list. `boot` is the id of the boot in which the list was written. An attachment with
@@ -218,7 +216,6 @@ mod tests {
     use super::*;
     use crate::addresses::list;
     use crate::attached::Attached;
-    use crate::pods::Pod;
     use crate::pods::testing::pod;
     use crate::snapshot::testing::{addr, allocation, record, snapshot};
     use cadastre_daemon::watch::ObjectEvent;
@@ -411,7 +408,8 @@ mod tests {
                 ..pod(uid, &[], &[])
             }));
         }
-        assert_eq!(unknown(&pods), ["default/pod-u7"]);
+        let unknown = unknown(&pods);
+        assert_eq!((unknown.len(), &*unknown[0].uid), (1, "u7"));
     }
 
     #[test]

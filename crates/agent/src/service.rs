@@ -22,7 +22,7 @@ use super::events::Events;
 use super::ledger::{LedgerClient, busy};
 use super::netns;
 use super::probe::{self, Prober};
-use super::shared::{ServiceState, SharedState};
+use super::shared::{ServiceState, SharedState, WatchState};
 use crate::metrics::{AgentMetrics, Counted};
 use adding::AddStep;
 use cadastre_node::store_thread::CallTimes;
@@ -88,16 +88,16 @@ impl Service {
     }
 
     /// Returns the answer to STATUS. A node without ranges is reported as ready if it may request a block, because the
-    /// node requests a block only when a pod comes. No pod would come to a node that is not ready.
+    /// node requests a block only when a pod comes. No pod would come to a node that is not ready. A node whose store
+    /// waits for addresses on second networks is reported as ready, too, because all pods of a node that is not ready
+    /// for so long are evicted.
     async fn status(&self, call: CallTimes) -> Result<OpOutcome, OpError> {
-        match self.ledger.ask(Op::Status, call).await {
-            Err(refusal)
-                if refusal.why == OpErrorKind::NoBlock
-                    && self.shared.follow().borrow().may_ask() =>
-            {
-                Ok(OpOutcome::Done)
-            }
-            other => other,
+        let answer = self.ledger.ask(Op::Status, call).await;
+        let watches = self.shared.follow();
+        let watched = watches.borrow();
+        match &answer {
+            Err(refusal) if is_ready_all_the_same(refusal.why, &watched) => Ok(OpOutcome::Done),
+            _ => answer,
         }
     }
 
@@ -213,6 +213,15 @@ pub fn is_news(changes: bool, result: &Result<OpOutcome, OpError>) -> bool {
     }
 }
 
+/// Whether STATUS succeeds although the store answers with this kind of error. See [`Service::status`] for the reasons.
+fn is_ready_all_the_same(why: OpErrorKind, watched: &WatchState) -> bool {
+    match why {
+        OpErrorKind::NoBlock => watched.may_ask(),
+        OpErrorKind::Busy => watched.waits_for_second_networks,
+        _ => false,
+    }
+}
+
 /// Waits for `news`, but not beyond `until` (a time since boot). Returns whether `news` came in time.
 async fn comes<T>(news: impl Future<Output = T>, until: Duration) -> bool {
     let left = until.saturating_sub(clock::since_boot());
@@ -251,5 +260,19 @@ pub fn label(why: OpErrorKind) -> &'static str {
         OpErrorKind::Mismatch => "mismatch",
         OpErrorKind::Busy => "busy",
         OpErrorKind::Store => "store",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_stays_ready_while_its_lost_store_waits_for_second_networks() {
+        let mut watched = WatchState::default();
+        assert!(!is_ready_all_the_same(OpErrorKind::Busy, &watched));
+        watched.waits_for_second_networks = true;
+        assert!(is_ready_all_the_same(OpErrorKind::Busy, &watched));
+        assert!(!is_ready_all_the_same(OpErrorKind::Store, &watched));
     }
 }

@@ -54,6 +54,9 @@ pub struct WatchState {
     pub allocating_pools: BTreeSet<String>,
     /// The namespaces of the pods of this node
     pub namespaces: Namespaces,
+    /// Whether a lost store is not replaced yet because pods may have addresses on second networks that no source
+    /// shows. This takes minutes
+    pub waits_for_second_networks: bool,
 }
 
 /// What the servers record for the main loop while they handle requests.

@@ -168,13 +168,16 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's. Multus names the cluster network by
-/// its file or by its name.
+/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's. Multus is a plugin of a list or a
+/// configuration by itself, and names the cluster network by its file or by its name.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
-    let Some(over) = conf["clusterNetwork"].as_str() else {
-        return false;
-    };
-    over == network || Path::new(over).file_name() == Some(OsStr::new(own))
+    let plugins = conf["plugins"].as_array().into_iter().flatten();
+    let named = plugins
+        .chain([conf])
+        .filter_map(|it| it["clusterNetwork"].as_str());
+    let is_own =
+        |over: &str| over == network || Path::new(over).file_name() == Some(OsStr::new(own));
+    named.into_iter().any(is_own)
 }
 
 /// Joins the first few names and shortens each of them, because there may be many names and long names.
@@ -266,6 +269,17 @@ mod tests {
             &*shim("/host/etc/cni/net.d/10-kindnet.conflist"),
         )];
         assert_eq!(owner(&files, true, false), behind("00-multus.conf"));
+        for (over, expected) in [
+            (
+                "/etc/cni/net.d/05-cadastre.conflist",
+                PodNetworkOwner::First,
+            ),
+            ("kindnet", left("00-multus.conflist")),
+        ] {
+            let list = format!(r#"{{"name": "m", "plugins": [{}]}}"#, shim(over));
+            let files = [("00-multus.conflist", &*list)];
+            assert_eq!(owner(&files, false, false), expected, "{over}");
+        }
         let delegates =
             |conf: &str| format!(r#"{{"name": "m", "type": "multus", "delegates": [{conf}]}}"#);
         let ours = r#"{"plugins": [{"type": "ptp", "ipam": {"type": "cadastre-ipam"}}]}"#;

@@ -1,5 +1,6 @@
 //! Opens the store. If the store is lost, decides when to create a new one, and with which content.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,12 +8,14 @@ use tracing::{error, info, warn};
 
 use super::cycle::{InFlight, Next, Phase};
 use super::{
-    AgentEffect, AgentMachine, CountedEvent, Observed, STORE_PAUSE, StoreFound, StoreQuestion,
+    AgentEffect, AgentMachine, CountedEvent, Observed, PendingOffer, STORE_PAUSE, StoreFound,
+    StoreQuestion,
 };
 use crate::cri::Sandbox;
+use crate::pods::Pod;
 use crate::rebuild;
 use crate::shared::WatchState;
-use cadastre_api::NodeAddressesSpec;
+use cadastre_api::{NodeAddressesSpec, UnknownPods};
 use cadastre_core::inert::some;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
@@ -35,8 +38,17 @@ pub(super) struct Opening {
     is_lost: bool,
     /// The text of the event about a damaged store. The text is kept until the event can be emitted
     damage: Option<String>,
-    /// Since when the creation of a store waits for the addresses that pods have on second networks
-    waiting_since: Option<Duration>,
+    /// What was known when the creation of a store was first possible
+    possible: Option<Possible>,
+}
+
+/// The moment from which on the creation of a store can wait for addresses on second networks.
+#[derive(Debug)]
+struct Possible {
+    /// The moment, as a time since boot
+    since: Duration,
+    /// The UIDs of the pods that had no known addresses on second networks at that moment
+    unknown: BTreeSet<String>,
 }
 
 /// The next step after the store was closed.
@@ -135,7 +147,9 @@ impl AgentMachine {
             ));
             return Next::Idle;
         }
-        if self.waits_for_second_networks(now, effects) {
+        let waits = self.waits_for_second_networks(now, effects);
+        self.show_wait(waits);
+        if waits {
             return Next::Idle;
         }
         if let Some(text) = self.opening.damage.take() {
@@ -210,7 +224,8 @@ impl AgentMachine {
     fn opened(&mut self, now: Duration) -> Next {
         self.is_open = true;
         self.opening.is_lost = false;
-        self.opening.waiting_since = None;
+        self.opening.possible = None;
+        self.show_wait(false);
         self.notes.forget();
         self.log_store_problem(String::new());
         self.ranges_changed = true;
@@ -218,23 +233,44 @@ impl AgentMachine {
         Next::Go(Phase::Free)
     }
 
+    /// Tells the servers whether the creation of a store waits for addresses on second networks.
+    fn show_wait(&mut self, waits: bool) {
+        if self.watched.waits_for_second_networks != waits {
+            let watched = self.watched_mut(PendingOffer::Changed);
+            watched.waits_for_second_networks = waits;
+        }
+    }
+
     /// Returns whether the creation of a store must wait, because pods may have addresses on second networks that no
     /// source shows. The wait ends after [`SETUP_LIMIT`]. After this time, each sandbox that was being set up when the
     /// store was lost is ready or has failed. No new sandbox gets an address during the wait, because no ADD is
-    /// handled. If no agent has published a status in this boot, no store was lost, and there is no wait.
+    /// handled. So pods that come during the wait have no addresses, unless a pod may get addresses before the agent
+    /// sees the pod (`unknownPods: Serve`). If no agent has published a status in this boot, no store was lost, and
+    /// there is no wait.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
-        let published = self.subnet().and_then(|it| it.status.agent.as_ref());
+        let subnet = self.subnet();
+        let published = subnet.and_then(|it| it.status.agent.as_ref());
         if published.is_none_or(|it| it.boot_id != now.boot) {
             return false;
         }
-        let unknown = rebuild::unknown(&self.watched.pods);
+        let pools = subnet
+            .and_then(|it| it.spec.as_ref().ok())
+            .map(|it| &it.pools);
+        let mut pools = pools.into_iter().flatten();
+        let serves_unknown = pools.any(|it| it.terms.unknown_pods == UnknownPods::Serve);
+        let mut unknown = rebuild::unknown(&self.watched.pods);
+        let possible = self.opening.possible.get_or_insert_with(|| Possible {
+            since: now.since_boot,
+            unknown: unknown.iter().map(|it| it.uid.clone()).collect(),
+        });
+        unknown.retain(|it| serves_unknown || possible.unknown.contains(&it.uid));
         if unknown.is_empty() {
             return false;
         }
-        let at = now.since_boot;
-        let until = *self.opening.waiting_since.get_or_insert(at) + SETUP_LIMIT;
-        let waits = at < until;
-        let pods = some(&unknown, NAMED);
+        let waits = now.since_boot < possible.since + SETUP_LIMIT;
+        let name = |pod: &Arc<Pod>| format!("{}/{}", pod.namespace, pod.name);
+        let names: Vec<String> = unknown.iter().map(name).collect();
+        let pods = some(&names, NAMED);
         if waits {
             self.log_store_problem(format!(
                 "there is no store yet, and none is made before it is known which addresses these pods have on second networks, or for {} s: {pods} (annotation k8s.v1.cni.cncf.io/network-status)",

@@ -10,12 +10,14 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use crate::attached::SecondNetworks;
 use crate::conflicts::tests::conflict;
 use crate::cri::Sandbox;
+use crate::pods::Pod;
 use crate::pods::testing::pod;
 use crate::snapshot::testing::record;
 use bench::{Bench, asked, blocks, pod_cidrs, target_versions};
-use cadastre_api::NodeAddressesSpec;
+use cadastre_api::{AgentInfo, NodeAddressesSpec};
 use cadastre_core::Addr;
 use cadastre_daemon::watch::ObjectEvent::{Applied, Deleted, Listed, Restarted};
 use cadastre_daemon::watch::WatchStep::{self, Change};
@@ -403,6 +405,83 @@ fn o10_a_new_store_has_the_objects_as_they_were_when_the_runtime_was_asked() {
     assert_eq!(in_use, all.into());
     let effects = bench.run_to("hold");
     assert_eq!(asked(&effects), ["look", "hold"]);
+}
+
+/// A machine whose store is lost in a boot in which an agent has published a status. The pod `u1` asks for second
+/// networks, and reports none.
+fn lost_with_second_networks() -> Bench {
+    let mut bench = Bench::blank();
+    bench.show_all(blocks(&[A]));
+    let mut seen = bench::subnet(2, blocks(&[A]));
+    seen.status.agent = Some(AgentInfo {
+        boot_id: "boot".to_owned(),
+        ..AgentInfo::default()
+    });
+    bench.on(AgentEvent::Subnet(Change(Applied(seen))));
+    bench.on(AgentEvent::Pod(Change(Applied(attaching("u1")))));
+    bench.run_to("open");
+    bench.answer(StoreAnswer::Opened(StoreFound::Nothing));
+    bench
+}
+
+fn attaching(uid: &str) -> Pod {
+    Pod {
+        second_networks: SecondNetworks::Unknown,
+        ..pod(uid, &[], &[])
+    }
+}
+
+#[test]
+fn o10_a_new_store_waits_for_the_second_networks_of_pods_that_were_there_when_it_was_lost() {
+    let offered = |effects: &[AgentEffect]| {
+        let mut waits = effects.iter().filter_map(|it| match it {
+            AgentEffect::Offer { watched, .. } => Some(watched.waits_for_second_networks),
+            _ => None,
+        });
+        waits.next_back()
+    };
+    let mut bench = lost_with_second_networks();
+    let effects = bench.run();
+    assert!(!asked(&effects).contains(&"make"), "{effects:#?}");
+    assert_eq!(offered(&effects), Some(true), "{effects:#?}");
+    // No ADD is handled, so this pod cannot report its addresses before there is a store.
+    bench.on(AgentEvent::Pod(Change(Applied(attaching("u2")))));
+    bench.pass(3 * SECOND);
+    assert!(!asked(&bench.run()).contains(&"make"));
+    let mut reports = attaching("u1");
+    reports.second_networks = SecondNetworks::Known(Vec::new());
+    bench.on(AgentEvent::Pod(Change(Applied(reports))));
+    bench.pass(3 * SECOND);
+    let effects = bench.run();
+    assert_eq!(asked(&effects)[..2], ["sandboxes", "make"]);
+    assert_eq!(offered(&effects), Some(false), "{effects:#?}");
+}
+
+#[test]
+fn o10_a_new_store_waits_for_pods_that_come_later_only_if_unknown_pods_are_served() {
+    for (terms, waits) in [("Wait", false), ("Serve", true)] {
+        let mut bench = lost_with_second_networks();
+        let mut spec = blocks(&[A]);
+        spec["pools"] = json!([{"name": "p", "unknownPods": terms}]);
+        let mut seen = bench::subnet(3, spec);
+        seen.status.agent = Some(AgentInfo {
+            boot_id: "boot".to_owned(),
+            ..AgentInfo::default()
+        });
+        bench.on(AgentEvent::Subnet(Change(Applied(seen))));
+        bench.run();
+        bench.on(AgentEvent::Pod(Change(Applied(attaching("u2")))));
+        bench.on(AgentEvent::Pod(Change(Deleted(attaching("u1")))));
+        bench.pass(3 * SECOND);
+        let made = asked(&bench.run()).contains(&"make");
+        assert_eq!(made, !waits, "{terms}");
+        bench.pass(300 * SECOND);
+        bench.run();
+        assert!(
+            bench.machine.is_open,
+            "{terms}: not longer than a setup lasts"
+        );
+    }
 }
 
 #[test]
