@@ -170,7 +170,7 @@ tools: setup ## build helm 4 and 3, and the code generators for gRPC clients, if
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets tools
 
-nodes: setup ## build kubelet, containerd and CNI plugins if missing (about 4 minutes, once)
+nodes: setup ## build kubelet, containerd, CNI plugins and Multus if missing (about 5 minutes, once)
 	$(call say,nodes)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets nodes

@@ -6,9 +6,9 @@
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3` and `e2e/prometheus`; their `go.sum` files pin every source.
-//! On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], four minutes for
-//! [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
+//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus` and `e2e/prometheus`; their `go.sum` files pin
+//! every source. On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], five
+//! minutes for [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
 //! name. So an interrupted build leaves no file under the program's name.
@@ -31,6 +31,8 @@ pub const KUBERNETES: &str = "v1.36.3";
 pub const CONTAINERD: &str = "v2.3.7";
 /// The release of the reference CNI plugins.
 pub const CNI_PLUGINS: &str = "v1.9.1";
+/// The release of Multus, which attaches pods to second networks.
+pub const MULTUS: &str = "v4.3.0";
 /// The release of CoreDNS, the DNS server of Kubernetes.
 pub const COREDNS: &str = "v1.15.0";
 /// The Prometheus release 3.15.0, written as the version of its Go module.
@@ -44,6 +46,9 @@ pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
 
+/// The Go module of Multus.
+const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
+
 /// Programs that a [`ControlPlane`](crate::ControlPlane) runs.
 pub const CONTROL_PLANE: [Program; 5] = [
     Program::Etcd,
@@ -54,18 +59,20 @@ pub const CONTROL_PLANE: [Program; 5] = [
 ];
 
 /// Programs that nodes with real kubelets need in addition to [`CONTROL_PLANE`].
-pub const NODES: [Program; 11] = [
+pub const NODES: [Program; 13] = [
     Program::Kubelet,
     Program::Containerd,
     Program::ContainerdShim,
     Program::Ctr,
     Program::Bridge,
+    Program::Ipvlan,
     Program::Loopback,
     Program::Macvlan,
     Program::Portmap,
     Program::Ptp,
     Program::HostLocal,
     Program::Cnitool,
+    Program::Multus,
 ];
 
 /// Programs that make Services work on nodes: addresses and DNS names.
@@ -102,6 +109,8 @@ pub enum Program {
     Ctr,
     /// `bridge`, a CNI plugin that connects pods to a bridge of the node
     Bridge,
+    /// `ipvlan`, a CNI plugin that connects pods to the network of the node's interface, by its MAC address
+    Ipvlan,
     /// `loopback`, a CNI plugin that sets up a pod's interface `lo`
     Loopback,
     /// `macvlan`, a CNI plugin that connects pods to the network of the node's interface
@@ -114,6 +123,8 @@ pub enum Program {
     HostLocal,
     /// `cnitool`, which calls plugins as a runtime does
     Cnitool,
+    /// `multus`, a CNI plugin that calls the plugins of several networks for one pod
+    Multus,
     /// `coredns`, which answers for the names of Services; it has only a few of CoreDNS's plugins
     CoreDns,
     /// `prometheus`, the server
@@ -136,6 +147,7 @@ enum Source {
     ControlPlane,
     Containerd,
     CniPlugins,
+    Multus,
     CoreDns,
     Prometheus,
     Helm,
@@ -150,6 +162,7 @@ impl Source {
             Self::ControlPlane => "control-plane",
             Self::Containerd => "containerd",
             Self::CniPlugins => "cni-plugins",
+            Self::Multus => "multus",
             Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Helm => "helm",
@@ -163,6 +176,7 @@ impl Source {
             Self::ControlPlane => KUBERNETES,
             Self::Containerd => CONTAINERD,
             Self::CniPlugins => CNI_PLUGINS,
+            Self::Multus => MULTUS,
             Self::CoreDns => COREDNS,
             Self::Prometheus => PROMETHEUS,
             Self::Helm => HELM,
@@ -178,7 +192,7 @@ impl Source {
         match self {
             Self::ControlPlane | Self::Prometheus => 90,
             Self::Containerd => 45,
-            Self::CoreDns => 60,
+            Self::CoreDns | Self::Multus => 60,
             Self::CniPlugins | Self::GrpcGo => 5,
             Self::Helm | Self::Helm3 => 150,
         }
@@ -200,12 +214,14 @@ impl Program {
             Self::ContainerdShim => "containerd-shim-runc-v2",
             Self::Ctr => "ctr",
             Self::Bridge => "bridge",
+            Self::Ipvlan => "ipvlan",
             Self::Loopback => "loopback",
             Self::Macvlan => "macvlan",
             Self::Portmap => "portmap",
             Self::Ptp => "ptp",
             Self::HostLocal => "host-local",
             Self::Cnitool => "cnitool",
+            Self::Multus => "multus",
             Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Promtool => "promtool",
@@ -226,12 +242,14 @@ impl Program {
             | Self::Kubectl => Source::ControlPlane,
             Self::Containerd | Self::ContainerdShim | Self::Ctr => Source::Containerd,
             Self::Bridge
+            | Self::Ipvlan
             | Self::Loopback
             | Self::Macvlan
             | Self::Portmap
             | Self::Ptp
             | Self::HostLocal
             | Self::Cnitool => Source::CniPlugins,
+            Self::Multus => Source::Multus,
             Self::CoreDns => Source::CoreDns,
             Self::Prometheus | Self::Promtool => Source::Prometheus,
             Self::Helm => Source::Helm,
@@ -245,12 +263,13 @@ impl Program {
         let name = self.name();
         match self {
             Self::Etcd => "go.etcd.io/etcd/server/v3".to_owned(),
-            Self::Bridge | Self::Loopback | Self::Macvlan | Self::Ptp => {
+            Self::Bridge | Self::Ipvlan | Self::Loopback | Self::Macvlan | Self::Ptp => {
                 format!("{CNI}/plugins/plugins/main/{name}")
             }
             Self::Portmap => format!("{CNI}/plugins/plugins/meta/{name}"),
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
+            Self::Multus => format!("{MULTUS_MODULE}/cmd/{name}"),
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
@@ -286,6 +305,7 @@ impl Program {
                 format!(" -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}")
             }
             Source::CniPlugins => format!(" -X {CNI}.BuildVersion={CNI_PLUGINS}"),
+            Source::Multus => format!(" -X {MULTUS_MODULE}/pkg/multus.version={MULTUS}"),
             Source::Prometheus => {
                 format!(" -X github.com/prometheus/common/version.Version={PROMETHEUS}")
             }
@@ -421,19 +441,38 @@ fn present(program: Program, cache: &Path) -> Option<PathBuf> {
 /// Returns the path of the CRD of the kind IPAMClaim. Downloads it into the cache if it is missing. The Go module in
 /// `e2e/ipamclaims` contains the CRD, and its `go.sum` pins the content.
 pub fn ipam_claim_crd() -> Result<PathBuf> {
-    const MODULE: &str = "github.com/k8snetworkplumbingwg/ipamclaims";
-    const FILE: &str = "artifacts/k8s.cni.cncf.io_ipamclaims.yaml";
+    let module = "github.com/k8snetworkplumbingwg/ipamclaims";
+    let file = "artifacts/k8s.cni.cncf.io_ipamclaims.yaml";
+    file_of_module("ipamclaims", IPAM_CLAIMS, module, file, "crd.yaml")
+}
+
+/// Returns the path of the manifest with which users install Multus. It contains the CRD of the kind
+/// NetworkAttachmentDefinition and the permissions of Multus. Downloads the manifest into the cache if it is missing.
+pub fn multus_manifest() -> Result<PathBuf> {
+    let file = "deployments/multus-daemonset.yml";
+    file_of_module("multus", MULTUS, MULTUS_MODULE, file, "install.yaml")
+}
+
+/// Returns the path in the cache of a file that a Go module contains. `folder` is the folder in `e2e` whose `go.sum`
+/// pins the module.
+fn file_of_module(
+    folder: &str,
+    release: &str,
+    module: &str,
+    file: &str,
+    name: &str,
+) -> Result<PathBuf> {
     let cache = cache()?;
-    let folder = cache.join("ipamclaims").join(IPAM_CLAIMS);
-    let path = folder.join("crd.yaml");
+    let own = cache.join(folder).join(release);
+    let path = own.join(name);
     if path.is_file() {
         return Ok(path);
     }
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
     let _lock = lock(&cache)?;
     let go = |args: &[&str]| {
         let mut go = process::command(Path::new("go"));
-        go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("ipamclaims"))
+        go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
             .env("GOFLAGS", "-mod=readonly")
             .args(args);
         let output = go.output().context("go cannot be run")?;
@@ -441,11 +480,11 @@ pub fn ipam_claim_crd() -> Result<PathBuf> {
         anyhow::ensure!(output.status.success(), "go {}: {error}", args.join(" "));
         Ok(String::from_utf8(output.stdout)?)
     };
-    go(&["mod", "download", MODULE])?;
-    let module = go(&["list", "-m", "-f", "{{.Dir}}", MODULE])?;
-    let crd = fs::read(Path::new(module.trim()).join(FILE))?;
-    let partial = folder.join(".crd.partial");
-    fs::write(&partial, crd)?;
+    go(&["mod", "download", module])?;
+    let source = go(&["list", "-m", "-f", "{{.Dir}}", module])?;
+    let content = fs::read(Path::new(source.trim()).join(file))?;
+    let partial = own.join(format!(".{name}.partial"));
+    fs::write(&partial, content)?;
     fs::rename(&partial, &path)?;
     Ok(path)
 }

@@ -17,7 +17,13 @@ fn main() -> Result<()> {
             assets::ensure(&assets::CONTROL_PLANE)?;
             assets::ipam_claim_crd().map(|_| ())
         }
-        Some("nodes") => for_nodes(&assets::NODES),
+        Some("nodes") => {
+            for_nodes(&assets::NODES)?;
+            if node::available().is_ok() {
+                assets::multus_manifest()?;
+            }
+            Ok(())
+        }
         Some("services") => for_nodes(&assets::SERVICES),
         Some("tools") => {
             assets::ensure(&assets::TOOLS)?;

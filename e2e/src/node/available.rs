@@ -83,6 +83,13 @@ pub fn macvlan() -> Result<(), String> {
     try_out("macvlan interfaces", "--net", script)
 }
 
+/// Returns an error if the kernel cannot create ipvlan interfaces.
+pub fn ipvlan() -> Result<(), String> {
+    let script =
+        "ip link add br0 type bridge && ip link add link br0 name ipvlan0 type ipvlan mode l2";
+    try_out("ipvlan interfaces", "--net", script)
+}
+
 /// Returns an error if kube-proxy cannot run: if iptables is missing, or does not work in network namespaces.
 pub fn kube_proxy() -> Result<(), String> {
     missing(&[IPTABLES], |program| find(program).is_some())?;

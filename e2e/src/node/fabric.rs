@@ -1,7 +1,9 @@
 //! The network between the machines: a bridge in a network namespace of its own, which also routes between machines.
 //!
 //! Machine N has the addresses 172.31.0.N and fd00:31::N. The fabric has 172.31.0.254 and fd00:31::254, and the routes
-//! that a test sets. The API server listens on the host's loopback, which no machine can reach. So a relay listens in
+//! that a test sets. Machines can have a second interface, on a second bridge that has no router and no addresses.
+//!
+//! The API server listens on the host's loopback, which no machine can reach. So a relay listens in
 //! the fabric's namespace and forwards connections. This works because a socket stays in the namespace in which it was
 //! created, whatever namespace its process is in.
 
@@ -32,6 +34,8 @@ ip address add 172.31.0.254/24 dev br0
 ip address add fd00:31::254/64 dev br0 nodad
 ip address add 10.96.0.1/32 dev lo
 ip link set br0 up
+ip link add br1 type bridge
+ip link set br1 up
 echo 1 > /proc/sys/net/ipv4/ip_forward
 echo 1 > /proc/sys/net/ipv6/conf/all/forwarding
 ";
@@ -60,15 +64,7 @@ impl Fabric {
 
     /// Connects `machine` to the bridge: creates its `eth0` with its addresses, and default routes via the fabric.
     pub(super) async fn plug(&self, number: u8, machine: &Holder) -> Result<()> {
-        let (port, pid) = (port(number), machine.pid().to_string());
-        // Deletes the interface of an earlier boot, which may still exist for a moment after a power cut.
-        let _ = self.run(&["ip", "link", "delete", &port]).await;
-        self.run(&[
-            "ip", "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &pid,
-        ])
-        .await?;
-        self.run(&["ip", "link", "set", &port, "master", "br0", "up"])
-            .await?;
+        self.wire(&port(number), "br0", "eth0", machine).await?;
         let [v4, v6] = Self::addresses(number);
         // The MAC address is the same after each boot, so that the neighbours' ARP and NDP entries for this machine
         // stay valid.
@@ -82,6 +78,28 @@ impl Fabric {
             ip route add default via fd00:31::254";
         let card = format!("02:00:ac:1f:00:{number:02x}");
         machine.run(&["sh", "-c", script, &v4, &v6, &card]).await?;
+        Ok(())
+    }
+
+    /// Connects `machine` to the second bridge by its `eth1`, without addresses.
+    pub(super) async fn plug_second(&self, number: u8, machine: &Holder) -> Result<()> {
+        let port = format!("second{number}");
+        self.wire(&port, "br1", "eth1", machine).await?;
+        machine.run(&["ip", "link", "set", "eth1", "up"]).await?;
+        Ok(())
+    }
+
+    /// Connects the interface `name` of `machine` to a bridge, by a port of the bridge.
+    async fn wire(&self, port: &str, bridge: &str, name: &str, machine: &Holder) -> Result<()> {
+        let pid = machine.pid().to_string();
+        // Deletes the interface of an earlier boot, which may still exist for a moment after a power cut.
+        let _ = self.run(&["ip", "link", "delete", port]).await;
+        self.run(&[
+            "ip", "link", "add", port, "type", "veth", "peer", "name", name, "netns", &pid,
+        ])
+        .await?;
+        self.run(&["ip", "link", "set", port, "master", bridge, "up"])
+            .await?;
         Ok(())
     }
 

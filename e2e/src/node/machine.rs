@@ -67,6 +67,8 @@ pub struct MachineOptions {
     pub labels: Vec<(String, String)>,
     /// The CNI plugins, their configuration and the agent
     pub side: NodeSide,
+    /// Whether the machine has a second interface, `eth1`, for second networks of pods
+    pub second_link: bool,
 }
 
 /// A machine of a [`Site`](super::Site), powered off when dropped.
@@ -147,6 +149,9 @@ impl Machine {
         let args = [self.name.as_str()];
         let holder = Holder::start(&self.name, BOOT, &self.folder, &args).await?;
         self.core.fabric.plug(self.number, &holder).await?;
+        if self.options.second_link {
+            self.core.fabric.plug_second(self.number, &holder).await?;
+        }
         self.power = Some(Power {
             agent: None,
             kubelet: None,
@@ -371,7 +376,7 @@ impl Machine {
         ] {
             fs::copy(assets::find(plugin)?, plugins.join(plugin.name()))?;
         }
-        for plugin in [Program::Macvlan, Program::Ptp] {
+        for plugin in [Program::Ipvlan, Program::Macvlan, Program::Ptp] {
             let name = plugin.name();
             fs::copy(
                 assets::find(plugin)?,

@@ -119,6 +119,11 @@ impl Site {
         Router::start(&self.core.fabric, number, &folder).await
     }
 
+    /// Returns the path of a kubeconfig for programs that run inside machines as `user`.
+    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        self.core.kubeconfig(user)
+    }
+
     /// The network between machines, to set routes and to disconnect machines.
     pub fn fabric(&self) -> &Fabric {
         &self.core.fabric

@@ -45,7 +45,7 @@ pub mod pods;
 mod router;
 mod shipped;
 
-pub use available::{available, kube_proxy, macvlan};
+pub use available::{available, ipvlan, kube_proxy, macvlan};
 pub use config::DNS;
 pub use fabric::{API, Fabric};
 pub use guest::Guest;

@@ -152,7 +152,7 @@ async fn sandboxes(api: &Fixtures, node: &str) -> anyhow::Result<Vec<String>> {
 
 /// Changes a pod, so that the kubelet at once tries again to start the pod. Otherwise the kubelet would wait for 10 to
 /// 15 s after each failure.
-async fn try_again(api: &Fixtures, pod: &str, number: usize) {
+pub(crate) async fn try_again(api: &Fixtures, pod: &str, number: usize) {
     let note = json!({"metadata": {"annotations": {"try": number.to_string()}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(note));
     api.pods.patch(pod, &params, &patch).await.unwrap();

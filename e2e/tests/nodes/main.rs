@@ -4,7 +4,8 @@
 //! pools and pods of its own group. The start of a kubelet or of a pod takes seconds of processor time. So if one
 //! subject can use the machines and pods of another, the same test covers both subjects, one after the other. If nodes
 //! cannot run on this host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the
-//! kernel does not have macvlan, and the test of BGP if BIRD is not installed.
+//! kernel does not have macvlan, and the test of BGP if BIRD is not installed. The test of Multus uses the plugin
+//! bridge in place of a plugin that the kernel does not support, and prints this.
 //!
 //! | file | subject |
 //! |---|---|
@@ -16,7 +17,9 @@
 //! | `masquerade` | the source address that a pod's peers see |
 //! | `bgp` | ranges that BIRD announces |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
+//! | `multus` | second networks, with the real Multus |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that start, get addresses, and end |
+//! | `pages` | helpers: objects that the documentation shows |
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
 
@@ -28,6 +31,8 @@ mod deletions;
 mod harness;
 mod machines;
 mod masquerade;
+mod multus;
+mod pages;
 mod pods;
 mod routes;
 mod shortage;
@@ -42,7 +47,7 @@ use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::kubeconfig::User;
 use cadastre_e2e::node::{self, Machine, MachineOptions, NodeSide, Site, SiteOptions};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Daemon, Fixtures};
+use cadastre_e2e::{Daemon, Fixtures, daemon};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Runtime;
 
@@ -52,7 +57,7 @@ const LIMIT: Duration = Duration::from_secs(400);
 /// The user of the agents' ServiceAccount, with the permissions in config/rbac and no others.
 const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
-/// The only test for which the kernel must have macvlan.
+/// The only test that cannot run at all if the kernel does not have macvlan.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
 
 /// The only test for which the routing daemon BIRD must be installed.
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
         deletions::a_chain_that_lacks_a_plugin_then_never_or_three_times,
         shortage::exhaustion_passes_and_blocks_of_a_node_that_is_gone_serve_another_one,
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
+        multus::pods_on_second_networks_have_addresses_of_the_pools_that_the_networks_name,
         bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse,
         routes::pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
@@ -145,7 +151,9 @@ struct Stage {
 impl Stage {
     async fn start() -> Self {
         let mut options = SiteOptions::default();
-        options.control_plane.users.push(User::new(AGENT, &[]));
+        for user in [AGENT, multus::USER] {
+            options.control_plane.users.push(User::new(user, &[]));
+        }
         let site = Site::start(options).await.unwrap();
         let roles = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
         let apply = site.cluster().kubectl(&["apply", "-f", roles]).await;
@@ -164,7 +172,21 @@ impl Stage {
     /// Starts a machine whose Node has the label of the group.
     async fn machine(&self, group: &str, side: NodeSide) -> Machine {
         let labels = vec![("group".to_owned(), group.to_owned())];
-        let options = MachineOptions { labels, side };
+        let options = MachineOptions {
+            labels,
+            side,
+            second_link: false,
+        };
         self.site.machine(options).await.unwrap()
+    }
+
+    /// Runs `kubectl cadastre` as the administrator, and returns its standard output.
+    async fn kubectl_cadastre(&self, args: &[&str]) -> String {
+        let kubeconfig = self.site.cluster().kubeconfig(ADMIN).unwrap();
+        let mut command = tokio::process::Command::new(daemon::kubectl_plugin().unwrap());
+        let output = command.args(args).env("KUBECONFIG", kubeconfig).output();
+        let output = output.await.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 }

@@ -70,8 +70,12 @@ pub async fn machines(site: &Site) -> Result<(Vec<Machine>, Table)> {
     let mut machines = Vec::new();
     for _ in 0..MACHINES {
         let labels = vec![("group".to_owned(), POOL.to_owned())];
-        let side = side.clone();
-        machines.push(site.machine(MachineOptions { labels, side }).await?);
+        let options = MachineOptions {
+            labels,
+            side: side.clone(),
+            second_link: false,
+        };
+        machines.push(site.machine(options).await?);
     }
     for machine in &machines {
         for n in 0..PODS {
