@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::daemon::{self, AdminPort, Guard};
-use cadastre_api::{AllocationMode, LEASE_NAME};
+use cadastre_api::{AllocationMode, FrrNeighbor, LEASE_NAME, frr};
 use cadastre_controller::cluster::leader_metrics::LeaderMetrics;
 use cadastre_controller::cluster::lease;
 use cadastre_controller::cluster::lease::Leadership;
@@ -18,7 +18,7 @@ use cadastre_controller::cluster::lease_task::{Election, WriteGate};
 use cadastre_controller::cluster::readiness::LeaderReadiness;
 use cadastre_controller::cluster::writer::Writer;
 use cadastre_controller::telemetry::ControllerMetrics;
-use cadastre_controller::{ControllerSettings, run};
+use cadastre_controller::{ControllerSettings, FrrSettings, run};
 use cadastre_core::Cidr;
 use cadastre_daemon::client;
 use cadastre_daemon::client::Options;
@@ -87,6 +87,21 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_PUBLISH_ROUTES")]
     publish_routes: bool,
 
+    /// Write the ranges of each node to an FRRConfiguration of frr-k8s in this namespace, so that its BGP daemon announces
+    /// them. Needs an AS number: --frr-asn, or the annotation cadastre.dev/asn of a Node. The FRRConfiguration of a node
+    /// without one is deleted
+    #[arg(long, env = "CADASTRE_FRR_NAMESPACE", value_parser = parse_namespace)]
+    frr_namespace: Option<String>,
+
+    /// AS number of nodes without the annotation cadastre.dev/asn
+    #[arg(long, env = "CADASTRE_FRR_ASN", value_parser = frr::parse_asn, requires = "frr_namespace")]
+    frr_asn: Option<u32>,
+
+    /// Neighbor to which nodes announce their ranges, as JSON like an entry of `neighbors` in an FRRConfiguration; repeat
+    /// it. The field `nodeLabels` limits it to nodes with these labels. Without `toAdvertise` it gets all ranges
+    #[arg(long, env = "CADASTRE_FRR_NEIGHBOR", requires = "frr_namespace")]
+    frr_neighbor: Vec<FrrNeighbor>,
+
     /// At most this many objects in a page of a list; 0 lists everything in one request
     #[arg(long, env = "CADASTRE_LIST_PAGE", default_value_t = 1000)]
     list_page: u32,
@@ -135,6 +150,15 @@ enum DefaultPool {
 
 fn parse_cidr(text: &str) -> Result<Cidr, String> {
     Cidr::parse_strict(text).map_err(|error| error.to_string())
+}
+
+/// Reads the name of a namespace, which becomes a part of URLs.
+fn parse_namespace(text: &str) -> Result<String, String> {
+    let is_of_name = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
+    if text.is_empty() || text.len() > 63 || !text.bytes().all(is_of_name) {
+        return Err("not the name of a namespace".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 pub(super) fn exec(args: Args) -> anyhow::Result<()> {
@@ -229,9 +253,16 @@ async fn serve(
     };
     let mut election = tokio::spawn(election.run(clock, released));
 
+    let frr_namespace = args.frr_namespace.clone().unwrap_or_default();
+    let frr = args.frr_namespace.map(|namespace| FrrSettings {
+        namespace,
+        asn: args.frr_asn,
+        neighbors: args.frr_neighbor,
+    });
     let parts = run::ControllerParts {
         client: client.clone(),
-        writer: Writer::new(client, WriteGate::new(leadership.clone(), clock)),
+        writer: Writer::new(client, WriteGate::new(leadership.clone(), clock))
+            .with_frr_namespace(frr_namespace),
         clock,
         leadership,
         want,
@@ -251,6 +282,7 @@ async fn serve(
         leak_grace: Duration::from_secs(args.leak_grace.into()),
         evicts_unserved: args.evict_unserved_pods,
         publishes_routes: args.publish_routes,
+        frr,
         ..ControllerSettings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

@@ -43,6 +43,8 @@ pub const HELM: &str = "v4.3.1";
 pub const HELM3: &str = "v3.22.0";
 /// The release of the module that defines the kind IPAMClaim.
 pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
+/// The release of frr-k8s whose kind FRRConfiguration is tested.
+pub const FRR_K8S: &str = "v0.0.26";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
 
@@ -438,41 +440,64 @@ fn present(program: Program, cache: &Path) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns the path of the CRD of the kind IPAMClaim. Downloads it into the cache if it is missing. The Go module in
-/// `e2e/ipamclaims` contains the CRD, and its `go.sum` pins the content.
+/// A file that another project publishes in a Go module. The module in `e2e/FOLDER` requires that module, and its
+/// `go.sum` pins the content.
+struct ModuleFile {
+    folder: &'static str,
+    release: &'static str,
+    module: &'static str,
+    file: &'static str,
+    /// The name in the cache
+    name: &'static str,
+}
+
+/// Returns the path of the CRD of the kind IPAMClaim. Downloads it into the cache if it is missing.
 pub fn ipam_claim_crd() -> Result<PathBuf> {
-    let module = "github.com/k8snetworkplumbingwg/ipamclaims";
-    let file = "artifacts/k8s.cni.cncf.io_ipamclaims.yaml";
-    file_of_module("ipamclaims", IPAM_CLAIMS, module, file, "crd.yaml")
+    file_of_module(&ModuleFile {
+        folder: "ipamclaims",
+        release: IPAM_CLAIMS,
+        module: "github.com/k8snetworkplumbingwg/ipamclaims",
+        file: "artifacts/k8s.cni.cncf.io_ipamclaims.yaml",
+        name: "crd.yaml",
+    })
+}
+
+/// Returns the path of the CRD of the kind FRRConfiguration. Downloads it into the cache if it is missing.
+pub fn frr_crd() -> Result<PathBuf> {
+    file_of_module(&ModuleFile {
+        folder: "frr-k8s",
+        release: FRR_K8S,
+        module: "github.com/metallb/frr-k8s",
+        file: "config/crd/bases/frrk8s.metallb.io_frrconfigurations.yaml",
+        name: "crd.yaml",
+    })
 }
 
 /// Returns the path of the manifest with which users install Multus. It contains the CRD of the kind
 /// NetworkAttachmentDefinition and the permissions of Multus. Downloads the manifest into the cache if it is missing.
 pub fn multus_manifest() -> Result<PathBuf> {
-    let file = "deployments/multus-daemonset.yml";
-    file_of_module("multus", MULTUS, MULTUS_MODULE, file, "install.yaml")
+    file_of_module(&ModuleFile {
+        folder: "multus",
+        release: MULTUS,
+        module: MULTUS_MODULE,
+        file: "deployments/multus-daemonset.yml",
+        name: "install.yaml",
+    })
 }
 
-/// Returns the path in the cache of a file that a Go module contains. `folder` is the folder in `e2e` whose `go.sum`
-/// pins the module.
-fn file_of_module(
-    folder: &str,
-    release: &str,
-    module: &str,
-    file: &str,
-    name: &str,
-) -> Result<PathBuf> {
+/// Returns the path in the cache of a file that a Go module contains.
+fn file_of_module(of: &ModuleFile) -> Result<PathBuf> {
     let cache = cache()?;
-    let own = cache.join(folder).join(release);
-    let path = own.join(name);
+    let folder = cache.join(of.folder).join(of.release);
+    let path = folder.join(of.name);
     if path.is_file() {
         return Ok(path);
     }
-    fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let _lock = lock(&cache)?;
     let go = |args: &[&str]| {
         let mut go = process::command(Path::new("go"));
-        go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+        go.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(of.folder))
             .env("GOFLAGS", "-mod=readonly")
             .args(args);
         let output = go.output().context("go cannot be run")?;
@@ -480,10 +505,10 @@ fn file_of_module(
         anyhow::ensure!(output.status.success(), "go {}: {error}", args.join(" "));
         Ok(String::from_utf8(output.stdout)?)
     };
-    go(&["mod", "download", module])?;
-    let source = go(&["list", "-m", "-f", "{{.Dir}}", module])?;
-    let content = fs::read(Path::new(source.trim()).join(file))?;
-    let partial = own.join(format!(".{name}.partial"));
+    go(&["mod", "download", of.module])?;
+    let module = go(&["list", "-m", "-f", "{{.Dir}}", of.module])?;
+    let content = fs::read(Path::new(module.trim()).join(of.file))?;
+    let partial = folder.join(format!(".{}.partial", of.name));
     fs::write(&partial, content)?;
     fs::rename(&partial, &path)?;
     Ok(path)

@@ -15,8 +15,8 @@ use cadastre_controller::cluster::agent_report;
 use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall, LeaseRecord};
 use cadastre_controller::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_controller::cluster::objects::{
-    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, Node, NodeTaint, OnlyPod, Pod, Pool, Routes,
-    ServiceRange, Subnet, SubnetCondition,
+    AgentReport, Block, Claim, ClaimSpec, ClaimStatus, FrrConfiguration, Node, NodeTaint, OnlyPod,
+    Pod, Pool, Routes, ServiceRange, Subnet, SubnetCondition,
 };
 use cadastre_controller::cluster::request::{
     ApiRequest, ClaimOwnerKind, ExhaustedChange, KnownObject, NewClaim, NodeTouch,
@@ -80,6 +80,7 @@ pub enum Commit {
     Pool(Option<Arc<Pool>>, Option<Arc<Pool>>),
     Subnet(Option<Arc<Subnet>>, Option<Arc<Subnet>>),
     Routes(Option<Arc<Routes>>, Option<Arc<Routes>>),
+    FrrConfiguration(Option<Arc<FrrConfiguration>>, Option<Arc<FrrConfiguration>>),
     Block(Option<Arc<Block>>, Option<Arc<Block>>),
     Claim(Option<Arc<Claim>>, Option<Arc<Claim>>),
     ServiceRange(Option<Arc<ServiceRange>>, Option<Arc<ServiceRange>>),
@@ -97,6 +98,7 @@ pub struct Api {
     pub pools: Kind<Pool>,
     pub subnets: Kind<Subnet>,
     pub routes: Kind<Routes>,
+    pub frr_configurations: Kind<FrrConfiguration>,
     pub blocks: Kind<Block>,
     pub claims: Kind<Claim>,
     pub ipam_claims: IpamClaims,
@@ -149,6 +151,7 @@ impl Api {
         self.pools.version = version;
         self.subnets.version = version;
         self.routes.version = version;
+        self.frr_configurations.version = version;
         self.blocks.version = version;
         self.claims.version = version;
         self.services.version = version;
@@ -293,6 +296,29 @@ impl Api {
                 }
                 RequestOutcome::Gone
             }
+            ApiRequest::Read(Of::FrrConfiguration, name) => {
+                RequestOutcome::FrrConfiguration(read(&self.frr_configurations, name)?)
+            }
+            ApiRequest::Create(name, ObjectSpec::FrrConfiguration(spec)) => {
+                RequestOutcome::FrrConfiguration(self.create(name, |uid| FrrConfiguration {
+                    name: (**name).into(),
+                    uid,
+                    version: 0,
+                    is_ours: true,
+                    spec: spec.clone(),
+                })?)
+            }
+            ApiRequest::Replace(as_read, ObjectSpec::FrrConfiguration(spec)) => {
+                let set = |object: &mut FrrConfiguration| object.spec = spec.clone();
+                RequestOutcome::FrrConfiguration(self.update(as_read, set)?)
+            }
+            ApiRequest::Delete(Of::FrrConfiguration, as_read) => {
+                if self.frr_configurations.get(&*as_read.name).is_some() {
+                    let object = as_it_was_read(&self.frr_configurations, as_read)?;
+                    self.remove::<FrrConfiguration>(&object.name);
+                }
+                RequestOutcome::Gone
+            }
             ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => {
                 RequestOutcome::Subnet(self.create(name, |uid| Subnet {
                     name: (**name).into(),
@@ -382,7 +408,7 @@ impl Api {
                 let set = |pool: &mut Pool| pool.status = Some(status.clone());
                 RequestOutcome::Pool(self.update(as_read, set)?)
             }
-            ApiRequest::List(Of::Pod | Of::Routes)
+            ApiRequest::List(Of::Pod | Of::Routes | Of::FrrConfiguration)
             | ApiRequest::Read(Of::Pod, _)
             | ApiRequest::Replace(_, ObjectSpec::Pool(_) | ObjectSpec::Claim(_))
             | ApiRequest::Delete(Of::Node | Of::Pool | Of::Pod, _)

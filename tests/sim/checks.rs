@@ -262,6 +262,7 @@ impl Checks {
             }
             Commit::Claim(..)
             | Commit::Routes(..)
+            | Commit::FrrConfiguration(..)
             | Commit::ServiceRange(..)
             | Commit::Pod(..)
             | Commit::Addresses(..) => {}
@@ -356,6 +357,7 @@ fn describe(commit: &Commit) -> String {
         Commit::Pool(a, b) => of("pool", a.as_ref(), b.as_ref()),
         Commit::Subnet(a, b) => of("subnet", a.as_ref(), b.as_ref()),
         Commit::Routes(a, b) => of("routes", a.as_ref(), b.as_ref()),
+        Commit::FrrConfiguration(a, b) => of("frr", a.as_ref(), b.as_ref()),
         Commit::Block(a, b) => of("block", a.as_ref(), b.as_ref()),
         Commit::ServiceRange(a, b) => of("service range", a.as_ref(), b.as_ref()),
         Commit::Claim(a, b) => of("claim", a.as_ref(), b.as_ref()),

@@ -1,6 +1,6 @@
 //! Short descriptions of requests, answers and watch events for traces.
 
-use cadastre_api::{AllocatedRange, NodeSubnetSpec};
+use cadastre_api::{AllocatedRange, NodeSubnetSpec, frr};
 use cadastre_controller::cluster::objects::{
     Block, BlockSpec, Node, Object, Pool, Subnet, SubnetCondition, Text,
 };
@@ -8,6 +8,7 @@ use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, ObjectSpec, 
 use cadastre_controller::{ControllerEvent, EventRecord, Regarding};
 use cadastre_core::Cidr;
 use cadastre_daemon::watch::ObjectEvent;
+use serde_json::Value;
 use std::fmt::Write as _;
 
 pub fn ranges(cidrs: &[Cidr]) -> String {
@@ -161,10 +162,15 @@ pub fn of_request(request: &ApiRequest) -> String {
     }
 }
 
+fn prefixes(spec: &Value) -> String {
+    frr::prefixes(spec).collect::<Vec<_>>().join(",")
+}
+
 fn of_spec(spec: &ObjectSpec) -> String {
     match spec {
         ObjectSpec::Subnet(spec) => subnet_spec(spec),
         ObjectSpec::Routes(spec) => spec.destinations.join(","),
+        ObjectSpec::FrrConfiguration(spec) => prefixes(spec),
         ObjectSpec::Block(spec) => block_spec(spec),
         ObjectSpec::Pool(spec) => format!("{spec:?}"),
         ObjectSpec::Claim(new) => format!("{:?}", new.spec),
@@ -176,6 +182,7 @@ pub fn of_outcome(outcome: &RequestOutcome) -> String {
         RequestOutcome::Node(n) => node(n),
         RequestOutcome::Subnet(it) => subnet(it),
         RequestOutcome::Routes(it) => it.spec.destinations.join(","),
+        RequestOutcome::FrrConfiguration(it) => prefixes(&it.spec),
         RequestOutcome::Block(it) => block(it),
         RequestOutcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
         RequestOutcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
@@ -216,6 +223,7 @@ pub fn describe(event: &ControllerEvent) -> (Option<Text>, String) {
         ControllerEvent::Routes(change) => {
             of("routes", change, |it| it.spec.destinations.join(","))
         }
+        ControllerEvent::FrrConfigurations(change) => of("frr", change, |it| prefixes(&it.spec)),
         ControllerEvent::Blocks(change) => {
             let (_, text) = of("block", change, block);
             let spec = match change {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cadastre_controller::cluster::objects::{
-    Block, Claim, Node, Object, Pod, Pool, Routes, ServiceRange, Subnet,
+    Block, Claim, FrrConfiguration, Node, Object, Pod, Pool, Routes, ServiceRange, Subnet,
 };
 use cadastre_daemon::watch::ObjectEvent;
 
@@ -35,7 +35,7 @@ macro_rules! stored {
         }
     )*};
 }
-stored!(Node: nodes, Pool: pools, Subnet: subnets, Routes: routes, Block: blocks, Claim: claims, ServiceRange: services, Pod: pods);
+stored!(Node: nodes, Pool: pools, Subnet: subnets, Routes: routes, FrrConfiguration: frr_configurations, Block: blocks, Claim: claims, ServiceRange: services, Pod: pods);
 
 /// One change in the history.
 #[derive(Clone)]

@@ -135,13 +135,18 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
         ApiRequest::SetTaints(change) => (Subject::NodeMarks, &change.name),
         ApiRequest::Evict(pod) => (Subject::NodeMarks, &pod.name),
         ApiRequest::SetExhausted(change) => (Subject::NodeMarks, &change.name),
-        ApiRequest::Create(name, ObjectSpec::Subnet(_) | ObjectSpec::Routes(_)) => {
-            (Subject::Subnets, name)
-        }
-        ApiRequest::Replace(it, ObjectSpec::Subnet(_) | ObjectSpec::Routes(_))
-        | ApiRequest::Delete(ObjectKind::Subnet | ObjectKind::Routes, it) => {
-            (Subject::Subnets, &it.name)
-        }
+        ApiRequest::Create(
+            name,
+            ObjectSpec::Subnet(_) | ObjectSpec::Routes(_) | ObjectSpec::FrrConfiguration(_),
+        ) => (Subject::Subnets, name),
+        ApiRequest::Replace(
+            it,
+            ObjectSpec::Subnet(_) | ObjectSpec::Routes(_) | ObjectSpec::FrrConfiguration(_),
+        )
+        | ApiRequest::Delete(
+            ObjectKind::Subnet | ObjectKind::Routes | ObjectKind::FrrConfiguration,
+            it,
+        ) => (Subject::Subnets, &it.name),
         ApiRequest::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
         ApiRequest::ListPodsOf { node } => (Subject::Pods, node),
         _ => return false,

@@ -87,6 +87,15 @@ impl Plan {
         self.slice.is_multiple_of(3)
     }
 
+    /// Whether controllers write FRRConfigurations. This, too, follows from other draws.
+    pub fn writes_frr_configurations(&self) -> bool {
+        match self.names % 5 {
+            4 => self.slice == 21,
+            2 => self.slice != 21 && self.pools == 5,
+            _ => false,
+        }
+    }
+
     /// Whether agents write a file for a routing daemon. This, too, follows from the slice.
     pub fn announces(&self) -> bool {
         self.slice == 22
@@ -107,7 +116,9 @@ impl Plan {
     /// The kinds that controllers watch.
     pub fn watched(&self) -> Vec<Watched> {
         let routes = self.publishes_routes().then_some(Watched::Routes);
-        Watched::ALL.into_iter().chain(routes).collect()
+        let frr = self.writes_frr_configurations();
+        let frr = frr.then_some(Watched::FrrConfigurations);
+        Watched::ALL.into_iter().chain(routes).chain(frr).collect()
     }
 }
 

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseContent, LeaseSettings};
 use cadastre_controller::cluster::objects::{
-    Block, Claim, Node, Pod, Pool, Routes, ServiceRange, Subnet,
+    Block, Claim, FrrConfiguration, Node, Pod, Pool, Routes, ServiceRange, Subnet,
 };
 use cadastre_controller::cluster::request::RequestId;
-use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
+use cadastre_controller::{
+    Controller, ControllerEvent, ControllerSettings, FrrSettings, Now, OutgoingRequest,
+};
 
 use jiff::Timestamp;
 
@@ -17,6 +19,9 @@ use super::clock::{Clocks, Time};
 use super::object_log::{AnyFeed, Feed};
 use super::plan::Plan;
 use super::received::Received;
+
+/// The AS number of all nodes.
+const ASN: u32 = 64_512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watched {
@@ -28,6 +33,7 @@ pub enum Watched {
     Pods,
     Claims,
     Routes,
+    FrrConfigurations,
 }
 
 impl Watched {
@@ -77,7 +83,7 @@ pub struct Run {
     pub vacant: Duration,
     pub feeds: Feeds,
     /// How deliveries of each watch are scheduled, in the order of [`Watched::ALL`].
-    pub deliveries: [Deliveries; 8],
+    pub deliveries: [Deliveries; 9],
     pub received: Received,
     /// Requests in flight or about to be sent, and when the controller decided on each.
     pub in_flight: BTreeMap<RequestId, (OutgoingRequest, Time)>,
@@ -110,6 +116,7 @@ pub struct Feeds {
     pods: Feed<Pod>,
     claims: Feed<Claim>,
     routes: Feed<Routes>,
+    frr_configurations: Feed<FrrConfiguration>,
 }
 
 impl Feeds {
@@ -123,6 +130,7 @@ impl Feeds {
             Watched::Pods => &mut self.pods,
             Watched::Claims => &mut self.claims,
             Watched::Routes => &mut self.routes,
+            Watched::FrrConfigurations => &mut self.frr_configurations,
         }
     }
 }
@@ -152,6 +160,10 @@ impl Run {
                 leak_grace: Duration::from_secs(30),
                 evicts_unserved: true,
                 publishes_routes: plan.publishes_routes(),
+                frr: plan.writes_frr_configurations().then(|| FrrSettings {
+                    asn: Some(ASN),
+                    ..FrrSettings::default()
+                }),
                 ..ControllerSettings::default()
             }),
             elector: Elector::new(lease),
@@ -164,7 +176,7 @@ impl Run {
             agents_heard: false,
             vacant: Duration::ZERO,
             feeds: Feeds::default(),
-            deliveries: <[Deliveries; 8]>::default(),
+            deliveries: <[Deliveries; 9]>::default(),
             received: Received::default(),
             in_flight: BTreeMap::new(),
             awaiting_lease: Vec::new(),
@@ -227,6 +239,9 @@ impl Run {
             Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
             Watched::Claims => ControllerEvent::Claims(feeds.claims.next(api, mono)?),
             Watched::Routes => ControllerEvent::Routes(feeds.routes.next(api, mono)?),
+            Watched::FrrConfigurations => {
+                ControllerEvent::FrrConfigurations(feeds.frr_configurations.next(api, mono)?)
+            }
         };
         self.controller.on(event.clone(), now);
         Some(event)

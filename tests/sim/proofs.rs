@@ -284,6 +284,7 @@ pub fn proof(mutation: Mutation) -> Proof {
 
         ExhaustionNotLifted => exhaustion(Lending, 1_000),
         RoutesNotWithdrawn | RoutedBlockFreed => sim(AsDrawn, 3_000),
+        FrrNotWithdrawn | FrrBlockFreed => sim(AsDrawn, 5_000),
         MinimumCountsAsPods => unit(
             "controller::demand::tests::a_node_that_lacks_its_minimum_takes_no_block_of_others",
         ),

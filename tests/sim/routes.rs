@@ -1,8 +1,9 @@
-//! Checks of NodeRoutes: that a block is not deleted while a route leads to its node, and that at the end the routes are
-//! exactly the ranges of the nodes.
+//! Checks of NodeRoutes and FRRConfigurations: that a block is not deleted while a route leads to its node or frr-k8s
+//! announces it, and that at the end the routes and prefixes are exactly the ranges of the nodes.
 
 use std::collections::BTreeSet;
 
+use cadastre_api::frr;
 use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::{Block, Subnet};
 use cadastre_core::Cidr;
@@ -33,20 +34,31 @@ impl Sim {
     /// prevent.
     pub fn check_unrouted(&mut self, block: &Block) -> Verdict {
         let Ok(spec) = &block.spec else { return Ok(()) };
-        let Some(routes) = self.api.routes.get(&spec.owner.name) else {
-            return Ok(());
-        };
-        let cidr = spec.cidr.to_string();
-        let unlisted = self
-            .checks
-            .unlisted
-            .get(&(spec.owner.name.clone(), spec.cidr));
-        let is_late = unlisted.is_some_and(|at| routes.version > *at);
-        if !routes.spec.destinations.contains(&cidr) || is_late {
-            return Ok(());
+        let (name, cidr) = (&spec.owner.name, spec.cidr.to_string());
+        let unlisted = self.checks.unlisted.get(&(name.clone(), spec.cidr));
+        for (rule, ranges, version) in self.routes_of(name) {
+            let is_late = unlisted.is_some_and(|at| version > *at);
+            if ranges.contains(&*cidr) && !is_late {
+                let text = format!("block {cidr} is deleted, but {name} is routed");
+                return wrong(rule, text, [name.clone()]);
+            }
         }
-        let text = format!("block {cidr} is deleted, but {} is routed", routes.name);
-        wrong("routes", text, [routes.name.clone()])
+        Ok(())
+    }
+
+    /// Returns the ranges that the NodeRoutes and the FRRConfiguration of a node list, with the names of the rules about
+    /// these kinds, and the versions of the objects.
+    fn routes_of(&self, name: &NodeName) -> [(&'static str, BTreeSet<&str>, u64); 2] {
+        let routes = self.api.routes.get(name);
+        let destinations = routes.iter().flat_map(|it| &it.spec.destinations);
+        let destinations = destinations.map(String::as_str).collect();
+        let frr = self.api.frr_configurations.get(name);
+        let prefixes = frr.iter().flat_map(|it| frr::prefixes(&it.spec)).collect();
+        let version = |it: Option<u64>| it.unwrap_or_default();
+        [
+            ("routes", destinations, version(routes.map(|it| it.version))),
+            ("frr", prefixes, version(frr.map(|it| it.version))),
+        ]
     }
 
     /// Returns the ranges that the NodeSubnet lists for the Node of this name.
@@ -65,19 +77,22 @@ impl Sim {
     }
 
     pub fn check_routes_end(&self) -> Verdict {
-        if !self.plan.publishes_routes() {
-            return Ok(());
-        }
-        let names = self.api.nodes.live.keys();
-        let names: BTreeSet<_> = names.chain(self.api.routes.live.keys()).collect();
-        for name in names {
+        let api = &self.api;
+        let names = api.nodes.live.keys().chain(api.routes.live.keys());
+        let names = names.chain(api.frr_configurations.live.keys());
+        let (routes, frr) = (
+            self.plan.publishes_routes(),
+            self.plan.writes_frr_configurations(),
+        );
+        for name in names.collect::<BTreeSet<_>>() {
             let wanted = self.listed_ranges(name);
-            let routes = self.api.routes.get(name);
-            let found = routes.map_or(&[][..], |it| &it.spec.destinations);
-            let found: BTreeSet<&str> = found.iter().map(|it| &**it).collect();
-            if wanted != found {
-                let text = format!("{name} has {wanted:?}, but routes lead to {found:?}");
-                return wrong("routes", text, [name.clone()]);
+            for (is_written, (rule, found, _)) in
+                [routes, frr].into_iter().zip(self.routes_of(name))
+            {
+                if is_written && wanted != found {
+                    let text = format!("{name} has {wanted:?}, but {rule} lead to {found:?}");
+                    return wrong(rule, text, [name.clone()]);
+                }
             }
         }
         Ok(())

@@ -611,6 +611,7 @@ impl Sim {
                 Commit::Pod(..) => Watched::Pods,
                 Commit::Claim(..) => Watched::Claims,
                 Commit::Routes(..) => Watched::Routes,
+                Commit::FrrConfiguration(..) => Watched::FrrConfigurations,
                 Commit::Addresses(..) => continue,
             };
             if !kinds.contains(&kind) {

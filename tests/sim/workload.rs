@@ -223,6 +223,7 @@ impl Sim {
             version: 0,
             labels: self.some_labels(),
             term: None,
+            asn: None,
             annotated: self.rng.chance(5_000),
             deleting: false,
             pod_cidrs,

@@ -69,7 +69,7 @@ pub(crate) async fn run(
     let (out, events) = mpsc::channel(BACKLOG);
     let watch = follow(source, out, known::read, |step| match step {
         WatchStep::Change(change) => Some(change),
-        WatchStep::Trouble | WatchStep::Recovered => None,
+        WatchStep::Trouble | WatchStep::Recovered | WatchStep::Absent => None,
     });
     let keeper = RouteKeeper {
         own,

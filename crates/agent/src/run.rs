@@ -165,6 +165,7 @@ where
         kind,
         api: Api::all(parts.client.clone()),
         fields: Some(fields.to_owned()),
+        labels: None,
         page: Some(PAGE),
         pauses: Pauses::new(PAUSE.0, PAUSE.1, random()),
         doubtful: true,

@@ -10,6 +10,7 @@
 //! | [`subnet`] | NodeSubnet: the ranges of one node, its agent's report, ranges in quarantine |
 //! | [`addresses`] | NodeAddresses: which addresses of a node are in use, and by which pods |
 //! | [`routes`] | NodeRoutes: which addresses are reached through a node |
+//! | [`frr`] | FRRConfigurations of frr-k8s, which announce the ranges of a node by BGP |
 //! | [`requests`] | annotations by which users request the release of addresses and blocks |
 //! | [`terms`] | settings for the assignment of a pool's addresses to pods |
 //! | [`choice`] | which pools serve a node or pod, and why |
@@ -30,6 +31,7 @@ pub mod choice;
 pub mod claim;
 mod columns;
 pub mod crd;
+pub mod frr;
 pub mod ipam_claim;
 pub mod names;
 pub mod node_allocation;
@@ -66,13 +68,14 @@ pub use block::{
     listed_uid, object_uid,
 };
 pub use claim::{IPClaim, IPClaimSpec, IPClaimStatus};
+pub use frr::{FRRConfiguration, FRRConfigurationSpec, FrrNeighbor, FrrRouter};
 pub use ipam_claim::{IPAMClaimIps, IPAMClaimLite, InterfaceClaim};
 pub use names::{
-    ADDRESSES_ANNOTATION, AGENT_MANAGER, CLAIM_ANNOTATION, CLAIM_FINALIZER, DRAIN_ANNOTATION,
-    EXHAUSTED_CONDITION, EXHAUSTED_TAINT, FIELD_MANAGER, FINALIZER, GAP_ANNOTATION, GROUP,
-    INTENTS_ANNOTATION, LEASE_NAME, MIGRATION_READY_ANNOTATION, POOLS_ANNOTATION,
-    RELEASE_ANNOTATION, STICKY_ANNOTATION, STICKY_TTL_ANNOTATION, TERM_ANNOTATION,
-    UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
+    ADDRESSES_ANNOTATION, AGENT_MANAGER, ASN_ANNOTATION, CLAIM_ANNOTATION, CLAIM_FINALIZER,
+    DRAIN_ANNOTATION, EXHAUSTED_CONDITION, EXHAUSTED_TAINT, FIELD_MANAGER, FINALIZER,
+    GAP_ANNOTATION, GROUP, INTENTS_ANNOTATION, LEASE_NAME, MIGRATION_READY_ANNOTATION,
+    POOLS_ANNOTATION, RELEASE_ANNOTATION, STICKY_ANNOTATION, STICKY_TTL_ANNOTATION,
+    TERM_ANNOTATION, UNSETTLED_ANNOTATION, VERSION, WITHDRAW_ANNOTATION,
 };
 pub use pool::{
     AddressStatus, AllocationMode, AssignmentMode, BlockSizing, Borrowing, ExhaustedNodeTaint,
@@ -93,8 +96,8 @@ pub use terms::{
     WarmMinimum,
 };
 pub use watched::{
-    IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION, NodeAddressLite, NodeAddressesLite,
-    NodeCapacityLite, NodeConditionLite, NodeInfoLite, NodeLite, NodeLiteSpec, NodeLiteStatus,
-    NodeRoutesLite, NodeSubnetLite, PodIpLite, PodLite, PodLiteSpec, PodLiteStatus, TaintLite,
-    TolerationLite,
+    FRRConfigurationLite, IPAMBlockLite, IPClaimLite, IPPoolLite, MIRROR_ANNOTATION,
+    NodeAddressLite, NodeAddressesLite, NodeCapacityLite, NodeConditionLite, NodeInfoLite,
+    NodeLite, NodeLiteSpec, NodeLiteStatus, NodeRoutesLite, NodeSubnetLite, PodIpLite, PodLite,
+    PodLiteSpec, PodLiteStatus, TaintLite, TolerationLite,
 };

@@ -18,6 +18,11 @@ pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 /// on the condition that the annotation still has the value that the leader read. So if a new leader changes the
 /// annotation, the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
+
+/// Annotation of a Node. Its value is the AS number of the node in its FRRConfiguration (see [`frr`](super::frr)). Nodes
+/// without it have the number of the controller's flag.
+pub const ASN_ANNOTATION: &str = "cadastre.dev/asn";
+
 /// Key of the taint of a Node that has no free address for another pod.
 pub const EXHAUSTED_TAINT: &str = "cadastre.dev/addresses-exhausted";
 /// Type of the condition of a Node that has no free address for another pod.

@@ -20,6 +20,7 @@ use serde_json::Value;
 use super::addresses::NodeAddresses;
 use super::block::IPAMBlock;
 use super::claim::IPClaim;
+use super::frr::FRRConfiguration;
 use super::pool::IPPool;
 use super::routes::NodeRoutes;
 use super::subnet::NodeSubnet;
@@ -208,6 +209,8 @@ unparsed! {
     NodeAddressesLite of NodeAddresses;
     /// A NodeRoutes whose spec is not parsed yet.
     NodeRoutesLite of NodeRoutes;
+    /// An FRRConfiguration of frr-k8s whose spec is not parsed yet.
+    FRRConfigurationLite of FRRConfiguration;
     /// An IPAMBlock whose spec is not parsed yet.
     IPAMBlockLite of IPAMBlock;
     /// An IPClaim whose spec and status are not parsed yet.

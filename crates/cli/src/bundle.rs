@@ -20,6 +20,7 @@ use super::inventory::Inventory;
 use super::lists::WantedKinds;
 use super::reach::ApiReach;
 use super::{ExitVerdict, Flags, check};
+use cadastre_api::frr::{FRR_API_VERSION, MANAGED_BY};
 use cadastre_api::{AGENT_MANAGER, FIELD_MANAGER, GROUP, VERSION};
 use cadastre_core::inert;
 
@@ -97,11 +98,15 @@ impl Bundle<'_> {
         let of = |path: &str| path.to_owned();
         let crds = of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions");
         let all = |_: &Value| true;
-        let lists: [ListFile; 14] = [
+        let (label, value) = MANAGED_BY;
+        let frr =
+            format!("/apis/{FRR_API_VERSION}/frrconfigurations?labelSelector={label}%3D{value}");
+        let lists: [ListFile; 15] = [
             ("ippools.json", own("ippools"), cleaned, all),
             ("nodesubnets.json", own("nodesubnets"), cleaned, all),
             ("nodeaddresses.json", own("nodeaddresses"), cleaned, all),
             ("noderoutes.json", own("noderoutes"), cleaned, all),
+            ("frrconfigurations.json", frr, without_neighbors, all),
             ("ipamblocks.json", own("ipamblocks"), cleaned, all),
             ("ipclaims.json", own("ipclaims"), cleaned, all),
             ("nodes.json", of("/api/v1/nodes"), node, all),
@@ -247,6 +252,18 @@ fn cleaned(item: &Value) -> Value {
         meta.remove("managedFields");
         if let Some(annotations) = meta.get_mut("annotations").and_then(Value::as_object_mut) {
             annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        }
+    }
+    item
+}
+
+/// Returns an FRRConfiguration without the neighbors, which may contain passwords.
+fn without_neighbors(item: &Value) -> Value {
+    let mut item = cleaned(item);
+    let routers = item.pointer_mut("/spec/bgp/routers");
+    for router in routers.and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(router) = router.as_object_mut() {
+            router.remove("neighbors");
         }
     }
     item

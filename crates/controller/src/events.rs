@@ -5,6 +5,7 @@ use tracing::{info, warn};
 
 use super::{EventRecord, Regarding};
 use crate::cluster::request::ObjectKind;
+use cadastre_api::frr::FRR_API_VERSION;
 use cadastre_daemon::events::EventNote;
 
 /// Writes a report to the log, as a warning or as information.
@@ -49,6 +50,7 @@ pub fn note(report: EventRecord) -> EventNote {
         | ObjectKind::Block
         | ObjectKind::Pool
         | ObjectKind::Claim => "cadastre.dev/v1alpha1",
+        ObjectKind::FrrConfiguration => FRR_API_VERSION,
     };
     EventNote {
         about: ObjectReference {

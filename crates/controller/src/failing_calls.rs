@@ -58,10 +58,10 @@ pub enum ObjectCall {
     SetPoolFinalizers(PoolName),
     /// Write of a pool's status
     SetPoolStatus(PoolName),
-    /// Creation, replacement or deletion of the NodeRoutes of a node
-    WriteRoutes(NodeName),
-    /// Read of the NodeRoutes of a node
-    ReadRoutes(NodeName),
+    /// Creation, replacement or deletion of the object of this kind that lists the ranges of a node
+    WriteRoutes(ObjectKind, NodeName),
+    /// Read of such an object
+    ReadRoutes(ObjectKind, NodeName),
     /// Read of a pool after a write that conflicted or is indeterminate
     ReadPool(PoolName),
     /// Write of a claim's status or finalizers, or its deletion
@@ -92,8 +92,8 @@ impl ObjectCall {
             Purpose::Taints { name } => ObjectCall::SetTaints(name.clone()),
             Purpose::Evict { pod_uid, .. } => ObjectCall::EvictPod(pod_uid.clone()),
             Purpose::Exhausted { name } => ObjectCall::SetExhausted(name.clone()),
-            Purpose::Routes { name } if wrote => ObjectCall::WriteRoutes(name.clone()),
-            Purpose::Routes { name } => ObjectCall::ReadRoutes(name.clone()),
+            Purpose::Routes { kind, name } if wrote => ObjectCall::WriteRoutes(*kind, name.clone()),
+            Purpose::Routes { kind, name } => ObjectCall::ReadRoutes(*kind, name.clone()),
             Purpose::Block { cidr, .. } if wrote => ObjectCall::WriteBlock(*cidr),
             Purpose::Block { cidr, .. } => ObjectCall::ReadBlock(*cidr),
             Purpose::PoolFinalizers { name } => ObjectCall::SetPoolFinalizers(name.clone()),
@@ -118,7 +118,7 @@ impl ObjectCall {
             ObjectCall::ReadNode(_)
                 | ObjectCall::ListPods(_)
                 | ObjectCall::ReadSubnet(_)
-                | ObjectCall::ReadRoutes(_)
+                | ObjectCall::ReadRoutes(..)
                 | ObjectCall::ReadBlock(_)
                 | ObjectCall::ReadPool(_)
                 | ObjectCall::ReadClaim(_)
@@ -137,7 +137,7 @@ impl ObjectCall {
             ObjectCall::WriteSubnet(_)
             | ObjectCall::ReadSubnet(_)
             | ObjectCall::SetSubnetConditions(_) => ObjectKind::Subnet,
-            ObjectCall::WriteRoutes(_) | ObjectCall::ReadRoutes(_) => ObjectKind::Routes,
+            ObjectCall::WriteRoutes(kind, _) | ObjectCall::ReadRoutes(kind, _) => *kind,
             ObjectCall::WriteBlock(_) | ObjectCall::ReadBlock(_) => ObjectKind::Block,
             ObjectCall::SetPoolFinalizers(_)
             | ObjectCall::SetPoolStatus(_)
@@ -211,6 +211,10 @@ impl FailingCalls {
                 (false, "the server is busy".to_owned())
             }
             RequestOutcome::Rejected(Rejection::NotSent) => (false, String::new()),
+            _ if !kept && call.kind() == ObjectKind::FrrConfiguration => (
+                false,
+                "it does not keep what is written: does this version of frr-k8s know all fields of the neighbors in the controller's settings?".to_owned(),
+            ),
             _ if !kept => (
                 false,
                 format!(

@@ -52,6 +52,7 @@ pub(crate) fn node(name: &str) -> Node {
         version: 1,
         labels: [].into(),
         term: None,
+        asn: None,
         annotated: false,
         deleting: false,
         pod_cidrs: [].into(),

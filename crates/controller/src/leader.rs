@@ -33,6 +33,7 @@ use cadastre_core::mutation::Mutation;
 pub(super) use changes::SubnetDiff;
 use changes::{report_overlaps, report_unreadable};
 use loops::Loops;
+pub(crate) use loops::RouteLoopOf;
 
 /// Which kinds of requests may be sent now, given how many are in flight.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +125,7 @@ impl Leader {
             self.loops.pod_claims.queue.add(name.clone());
             self.loops.ipam_claims.queue.add(name.clone());
         }
-        self.loops.routes.requeue_all(cache);
+        self.loops.requeue_routes(cache);
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
         }
@@ -135,7 +136,7 @@ impl Leader {
             self.loops.subnets.queue.add(node.name.clone());
         }
         self.loops.exhaustion.requeue_all(cache);
-        self.loops.routes.requeue_all(cache);
+        self.loops.requeue_routes(cache);
         self.return_blocks(cache, now);
         for entry in self.allocations.blocks.iter() {
             self.loops.blocks.add(entry);

@@ -98,4 +98,4 @@ pub use machine::{Controller, ControllerEvent};
 pub use now::Now;
 pub use purpose::Purpose;
 pub use report::{EventRecord, Regarding};
-pub use settings::ControllerSettings;
+pub use settings::{ControllerSettings, FrrSettings};

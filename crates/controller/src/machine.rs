@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::deleted_nodes::DeletedNodes;
-use super::leader::{Leader, SendBudget, SubnetDiff};
+use super::leader::{Leader, RouteLoopOf, SendBudget, SubnetDiff};
 use super::report::EventRecord;
 use super::settings::ControllerSettings;
 use super::view::ControllerView;
@@ -28,7 +28,7 @@ use crate::cluster::lease::{Leadership, LeaseContent};
 use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use crate::cluster::objects::{
-    Block, Claim, Node, Object, Pod, Pool, Routes, ServiceRange, Subnet,
+    Block, Claim, FrrConfiguration, Node, Object, Pod, Pool, Routes, ServiceRange, Subnet,
 };
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
@@ -48,6 +48,10 @@ pub enum ControllerEvent {
     Subnets(ObjectEvent<Subnet>),
     /// A watch event of NodeRoutes
     Routes(ObjectEvent<Routes>),
+    /// A watch event of the FRRConfigurations that the controller has written
+    FrrConfigurations(ObjectEvent<FrrConfiguration>),
+    /// The API server does not have the kind FRRConfiguration, because frr-k8s is not installed
+    NoFrrConfigurations,
     /// A watch event of IPAMBlocks; only such an event confirms a new block
     Blocks(ObjectEvent<Block>),
     /// A watch event of IPClaims, for example that a user has created a claim
@@ -96,6 +100,7 @@ cached! {
     Node: nodes, node_changed;
     Subnet: subnets, subnet_changed;
     Routes: routes, routes_changed;
+    FrrConfiguration: frr_configurations, routes_changed;
     Block: blocks, block_changed;
     Pool: pools, pool_changed;
     Claim: claims, claim_changed;
@@ -120,8 +125,11 @@ impl Controller {
     /// Creates a controller that does not lead and whose cache is empty.
     pub fn new(settings: ControllerSettings) -> Self {
         Controller {
+            cache: ClusterCache {
+                awaits_frr_configurations: settings.frr.is_some(),
+                ..ClusterCache::default()
+            },
             settings,
-            cache: ClusterCache::default(),
             departed: DeletedNodes::default(),
             leader: None,
             pending: BTreeMap::new(),
@@ -139,11 +147,15 @@ impl Controller {
         match event {
             ControllerEvent::Nodes(change) => self.watched(change, now),
             ControllerEvent::Subnets(change) => self.watched(change, now),
-            ControllerEvent::Routes(change) => {
-                let was_listed = self.cache.routes.is_listed();
-                self.watched(change, now);
-                if !was_listed && let Some(leader) = &mut self.leader {
-                    leader.routes_listed(&self.cache);
+            ControllerEvent::Routes(change) => self.routes_watched(change, now),
+            ControllerEvent::FrrConfigurations(change) => {
+                self.routes_watched(change, now);
+                self.cache.awaits_frr_configurations &= !self.cache.frr_configurations.is_listed();
+            }
+            ControllerEvent::NoFrrConfigurations => {
+                self.cache.awaits_frr_configurations = false;
+                for delta in self.cache.frr_configurations.clear() {
+                    self.routes_changed(&delta, now);
                 }
             }
             ControllerEvent::Blocks(change) => self.watched(change, now),
@@ -360,7 +372,20 @@ impl Controller {
         leader.subnet_changed(&subnet.name, changed, &self.cache, &mut self.reports, now);
     }
 
-    fn routes_changed(&mut self, delta: &ObjectUpdate<Routes>, _: Now) {
+    /// Applies a watch event of objects that list the ranges of nodes. When all of them are known, all nodes are queued.
+    fn routes_watched<K: RouteLoopOf + CachedKind>(&mut self, change: ObjectEvent<K>, now: Now) {
+        let was_listed = K::table(&mut self.cache).is_listed();
+        self.watched(change, now);
+        let is_listed = K::table(&mut self.cache).is_listed();
+        if !was_listed
+            && is_listed
+            && let Some(leader) = &mut self.leader
+        {
+            K::route_loop(&mut leader.loops).requeue_all(&self.cache);
+        }
+    }
+
+    fn routes_changed<K: RouteLoopOf>(&mut self, delta: &ObjectUpdate<K>, _: Now) {
         if let Some(leader) = &mut self.leader {
             leader.routes_changed(delta);
         }

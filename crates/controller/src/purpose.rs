@@ -54,8 +54,8 @@ pub enum Purpose {
     /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate. `urgent` is true if the
     /// node waits for the write
     Subnet { name: NodeName, urgent: bool },
-    /// A write or a read of the NodeRoutes of a node
-    Routes { name: NodeName },
+    /// A write or a read of the object of this kind that lists the ranges of a node: its NodeRoutes or FRRConfiguration
+    Routes { kind: ObjectKind, name: NodeName },
     /// The list of a deleted node's pods. It is the last check before the node's podCIDRs become free
     Quarantine { name: NodeName, uid: ObjectUid },
     /// A request about a block's object: the write of `step`, or a read if there is no step. Two blocks can have the
@@ -111,6 +111,10 @@ impl Purpose {
             Purpose::Taints { .. } | Purpose::Exhausted { .. } | Purpose::Evict { .. } => {
                 "exhaustion"
             }
+            Purpose::Routes {
+                kind: ObjectKind::FrrConfiguration,
+                ..
+            } => "frr_configuration",
             Purpose::Routes { .. } => "routes",
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",

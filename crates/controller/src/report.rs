@@ -154,5 +154,7 @@ pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
 pub(crate) const NO_POOL_FOR_CLAIM: &str = "NoPoolForClaim";
 /// Event reason: the addresses that a pod asks for are not available now.
 pub(crate) const ADDRESS_UNAVAILABLE: &str = "AddressUnavailable";
+/// Event reason: the FRRConfiguration of a node is not written, or not as the node's annotation asks for.
+pub(crate) const FRR_CONFIGURATION: &str = "FRRConfigurationNotWritten";
 /// Event reason: an agent uses a block that the API server had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

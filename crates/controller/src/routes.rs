@@ -1,46 +1,116 @@
-//! The loop of routes. It writes to the NodeRoutes of each node which ranges are reached through the node, so that the
-//! other nodes, or other routers, can route packets there.
+//! The loop of routes. It writes to an object of each node which ranges are reached through the node, so that the other
+//! nodes, or other routers, can route packets there. There are two kinds of such objects, and one loop for each kind:
 //!
-//! The loop is level-triggered: it computes the routes from the NodeSubnet of the node, and from the addresses of the
-//! Node. A route exists before the node's agent can assign an address of the range, or very soon after. If the
-//! controller does not publish routes, the loop deletes the NodeRoutes that exist.
+//! | kind | for whom | file |
+//! |---|---|---|
+//! | NodeRoutes | agents, and programs of the administrator | [`node_routes`] |
+//! | FRRConfiguration | frr-k8s, which announces the ranges by BGP | [`frr`] |
+//!
+//! The loop is level-triggered: it computes the object from the NodeSubnet of the node and from the Node. A route exists
+//! before the node's agent can assign an address of the range, or very soon after. If the controller does not write
+//! objects of the kind, the loop deletes those that exist.
 //!
 //! # Guarantees
-//! - While the NodeRoutes of a node lists a block, the IPAMBlock is not deleted ([`is_routed`]). So the range is not
-//!   allocated to another node, unless a write whose answer was lost lists the block again.
+//! - While the NodeRoutes or the FRRConfiguration of a node lists a block, the IPAMBlock is not deleted ([`is_routed`]).
+//!   So the range is not allocated to another node, unless a write whose answer was lost lists the block again.
 //! - Nothing is written while the routes of a node stay the same.
-//! - If the API server keeps rejecting the NodeRoutes of a node, only the blocks that it lists are affected: they
-//!   cannot be released. The event `WriteRejected` of the Node reports this.
+//! - If the API server keeps rejecting the object of a node, only the blocks that it lists are affected: they cannot be
+//!   released. The event `WriteRejected` of the Node reports this.
+//! - An object of the same name that somebody else has created is never changed or deleted. An event reports it.
 
+mod frr;
+mod node_routes;
 #[cfg(test)]
 mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
-use crate::allocations::AllocationState;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::{ClusterCache, spec_for};
 use crate::cluster::names::NodeName;
-use crate::cluster::objects::{Node, Text};
-use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
-use cadastre_api::{NodeRoutesSpec, NodeSubnetSpec};
+use crate::cluster::object_cache::ObjectCache;
+use crate::cluster::objects::{FrrConfiguration, Node, Object, Routes, Text};
+use crate::cluster::request::{
+    ApiRequest, KnownObject, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
+};
+use crate::report::{EventRecord, FRR_CONFIGURATION};
+use cadastre_api::NodeSubnetSpec;
+use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
-use cadastre_core::{Addr, Cidr, Family};
 
-/// The queue of the loop, and its requests in flight.
-#[derive(Debug, Default)]
-pub(crate) struct RouteLoop {
-    /// Names of nodes whose NodeRoutes may have to change
-    pub(crate) queue: Queue<NodeName>,
-    requests: InFlight<NodeName>,
-    /// Whether nodes get NodeRoutes. If not, existing ones are deleted
-    publishes: bool,
+/// An object of somebody else that has the name of a node's object is read again at this interval. No watch shows its
+/// end.
+const FOREIGN_PAUSE: Duration = Duration::from_secs(60);
+
+/// A kind of object that lists the ranges of a node.
+pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
+    /// The settings of the administrator for all objects of the kind.
+    type Settings: Default;
+    const KIND: ObjectKind;
+    /// The mutation with which objects of the kind are never changed or deleted.
+    const NOT_WITHDRAWN: Mutation;
+    /// The mutation with which blocks are deleted although an object of the kind lists them.
+    const FREED: Mutation;
+
+    fn cached(cache: &ClusterCache) -> &ObjectCache<Self>;
+
+    /// Returns the ranges that the object lists.
+    fn ranges(&self) -> BTreeSet<Cidr>;
+
+    /// Returns the object that the node should have. It has at least one range.
+    fn wanted(node: &Node, ranges: &[Cidr], settings: &Self::Settings, cx: &Context) -> Wanted;
+
+    /// Returns whether the object is as it was written by a request with this spec.
+    fn is_as(&self, spec: &ObjectSpec) -> bool;
+
+    /// If a read has shown that the object with the name of the node's object is somebody else's, returns the report.
+    fn foreign(_: &RequestOutcome) -> Option<String> {
+        None
+    }
 }
 
-impl Loop for RouteLoop {
+/// The object that a node should have.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    /// The spec of the object; `None` if the node should have none
+    spec: Option<ObjectSpec>,
+    /// Why the node has no object, or not the one that its annotation asks for
+    problem: Option<String>,
+}
+
+/// The queue of the loop, and its requests in flight.
+#[derive(Debug)]
+pub(crate) struct RouteLoop<K: RouteKind> {
+    /// Names of nodes whose objects may have to change
+    pub(crate) queue: Queue<NodeName>,
+    /// The value is what the request writes, if it is a write of a spec
+    requests: InFlight<NodeName, Option<ObjectSpec>>,
+    settings: K::Settings,
+    /// Nodes whose objects have a name that an object of somebody else has, and the monotonic time of the next look
+    foreign: BTreeMap<NodeName, Duration>,
+    /// Nodes with a problem that an event has reported
+    problems: BTreeMap<NodeName, String>,
+}
+
+impl<K: RouteKind> Default for RouteLoop<K> {
+    fn default() -> Self {
+        RouteLoop {
+            queue: Queue::default(),
+            requests: InFlight::default(),
+            settings: K::Settings::default(),
+            foreign: BTreeMap::new(),
+            problems: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: RouteKind> Loop for RouteLoop<K> {
     fn load(&self) -> Load {
         self.queue.load()
     }
@@ -49,79 +119,143 @@ impl Loop for RouteLoop {
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
-    fn answered(&mut self, answer: &RequestAnswer, _: &mut Context) -> AffectedLoops {
-        if let Purpose::Routes { name } = answer.purpose {
+    fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
+        if let Purpose::Routes { name, .. } = answer.purpose {
             self.requests.answered(name, answer);
+            self.note_foreign(name, answer.outcome, cx);
             self.queue.add(name.clone());
         }
         AffectedLoops::default()
     }
 }
 
-impl RouteLoop {
-    pub(crate) fn new(publishes: bool) -> Self {
+impl<K: RouteKind> RouteLoop<K> {
+    pub(crate) fn new(settings: K::Settings) -> Self {
         RouteLoop {
-            publishes,
+            settings,
             ..RouteLoop::default()
         }
     }
 
-    /// Queues all nodes, because a term has begun or all NodeRoutes have been listed.
+    /// Queues all nodes, because a term has begun or all objects of the kind have been listed.
     pub(crate) fn requeue_all(&mut self, cache: &ClusterCache) {
         let nodes = cache.nodes.iter().map(|it| &it.name);
-        for name in nodes.chain(cache.routes.iter().map(|it| &it.name)) {
+        for name in nodes.chain(K::cached(cache).iter().map(|it| it.name())) {
             self.queue.add(name.clone());
         }
     }
 
+    /// Returns whether the object in the answer to a write has everything that was written.
+    pub(crate) fn is_kept(&self, object: &K) -> bool {
+        let written = self.requests.written(object.name());
+        let written = written.and_then(Option::as_ref);
+        written.is_none_or(|spec| object.is_as(spec))
+    }
+
     fn look(&mut self, name: &NodeName, cx: &mut Context) -> KeyDecision {
-        // The API server may not have the kind yet, because an administrator must update the CRDs.
-        if self.requests.is_sent(name) || !cx.cache.routes.is_listed() {
+        // The API server may not have the kind yet, because an administrator must update the CRDs or install frr-k8s.
+        if self.requests.is_sent(name) || !K::cached(cx.cache).is_listed() {
             return KeyDecision::Done;
         }
-        let is_to_read = self.requests.is_to_read(name);
-        let text = || Text::from(name.clone());
-        let (call, request) = if is_to_read {
-            let request = ApiRequest::Read(ObjectKind::Routes, text());
-            (ObjectCall::ReadRoutes(name.clone()), request)
+        let request = if self.requests.is_to_read(name) {
+            ApiRequest::Read(K::KIND, Text::from(name.clone()))
         } else {
-            let node = cx.cache.nodes.get(name).filter(|_| self.publishes);
-            let wanted = node.and_then(|node| {
-                let spec = spec_for(cx.cache, name, &node.uid)?;
-                Some(routes(node, spec, cx.allocations))
-            });
-            let wanted = wanted.filter(|it| !it.destinations.is_empty());
-            let request = match (cx.cache.routes.get(name), wanted) {
-                (None, None) => return KeyDecision::Done,
-                (Some(found), Some(wanted)) if found.spec == wanted => return KeyDecision::Done,
-                (Some(_), _) if Mutation::RoutesNotWithdrawn.is_on() => return KeyDecision::Done,
-                (None, Some(wanted)) => ApiRequest::Create(text(), ObjectSpec::Routes(wanted)),
-                (Some(found), Some(wanted)) => {
-                    ApiRequest::Replace(KnownObject::of(&**found), ObjectSpec::Routes(wanted))
-                }
-                (Some(found), None) => {
-                    ApiRequest::Delete(ObjectKind::Routes, KnownObject::of(&**found))
-                }
-            };
-            (ObjectCall::WriteRoutes(name.clone()), request)
+            match self.step(name, cx) {
+                Ok(Some(request)) => request,
+                Ok(None) => return KeyDecision::Done,
+                Err(at) => return KeyDecision::Later(at),
+            }
+        };
+        let call = if request.is_write() {
+            ObjectCall::WriteRoutes(K::KIND, name.clone())
+        } else {
+            ObjectCall::ReadRoutes(K::KIND, name.clone())
         };
         if let Some(at) = cx.paused(&call) {
             return KeyDecision::Later(at);
         }
-        self.requests.send(name.clone(), ());
-        KeyDecision::Send(request, Purpose::Routes { name: name.clone() })
+        let written = match &request {
+            ApiRequest::Create(_, spec) | ApiRequest::Replace(_, spec) => Some(spec.clone()),
+            _ => None,
+        };
+        self.requests.send(name.clone(), written);
+        let (kind, name) = (K::KIND, name.clone());
+        KeyDecision::Send(request, Purpose::Routes { kind, name })
+    }
+
+    /// Returns the request that the object of a node needs. The error is the monotonic time at which the loop looks
+    /// again.
+    fn step(&mut self, name: &NodeName, cx: &mut Context) -> Result<Option<ApiRequest>, Duration> {
+        let wanted = self.wanted(name, cx);
+        let found = K::cached(cx.cache).get(name);
+        Ok(match (found, wanted) {
+            (None, None) => None,
+            (Some(found), Some(spec)) if found.is_as(&spec) => None,
+            (Some(_), _) if K::NOT_WITHDRAWN.is_on() => None,
+            (None, Some(spec)) => match self.foreign.get(name) {
+                Some(until) if *until > cx.now.mono => return Err(*until),
+                Some(_) => Some(ApiRequest::Read(K::KIND, Text::from(name.clone()))),
+                None => Some(ApiRequest::Create(Text::from(name.clone()), spec)),
+            },
+            (Some(found), Some(spec)) => Some(ApiRequest::Replace(KnownObject::of(&**found), spec)),
+            (Some(found), None) => Some(ApiRequest::Delete(K::KIND, KnownObject::of(&**found))),
+        })
+    }
+
+    /// Returns the spec that the object of a node should have. Reports a problem with it once.
+    fn wanted(&mut self, name: &NodeName, cx: &mut Context) -> Option<ObjectSpec> {
+        let node = cx.cache.nodes.get(name);
+        let ranges = node.and_then(|node| Some((node, spec_for(cx.cache, name, &node.uid)?)));
+        let ranges = ranges.map(|(node, spec)| (node, destinations(spec)));
+        let Some((node, ranges)) = ranges.filter(|(_, ranges)| !ranges.is_empty()) else {
+            self.problems.remove(name);
+            self.foreign.remove(name);
+            return None;
+        };
+        let Wanted { spec, problem } = K::wanted(node, &ranges, &self.settings, cx);
+        match problem {
+            None => _ = self.problems.remove(name),
+            Some(problem) if self.problems.get(name) == Some(&problem) => {}
+            Some(problem) => {
+                report(node, problem.clone(), cx.reports);
+                self.problems.insert(name.clone(), problem);
+            }
+        }
+        spec
+    }
+
+    /// Records whether somebody else has an object of the name of the node's object, and reports such an object once.
+    fn note_foreign(&mut self, name: &NodeName, outcome: &RequestOutcome, cx: &mut Context) {
+        let is_known = !matches!(
+            outcome,
+            RequestOutcome::Indeterminate(_)
+                | RequestOutcome::Rejected(
+                    Rejection::Guard(_)
+                        | Rejection::Rejected(_)
+                        | Rejection::Busy(_)
+                        | Rejection::NotSent
+                )
+        );
+        match K::foreign(outcome) {
+            Some(text) => {
+                let until = cx.now.mono + FOREIGN_PAUSE;
+                let before = self.foreign.insert(name.clone(), until);
+                if let Some(node) = cx.cache.nodes.get(name).filter(|_| before.is_none()) {
+                    report(node, text, cx.reports);
+                }
+            }
+            None if is_known => _ = self.foreign.remove(name),
+            None => {}
+        }
     }
 }
 
-/// Returns the routes that a node should have. Its ranges come from its NodeSubnet.
-///
-/// Agents add no route that covers the address of a node. So an address in a pool is left out: otherwise a kubelet could
-/// report an address in the block of another node, and nobody would have a route to that block.
-fn routes(node: &Node, spec: &NodeSubnetSpec, allocations: &AllocationState) -> NodeRoutesSpec {
-    let is_of_pool = |addr: Addr| allocations.pools.is_any_over(&Cidr::host(addr));
-    let all = node.addresses.iter().filter(|it| !is_of_pool(**it));
-    let first = |family| all.clone().find(|it| it.family == family);
-    let via = Family::ALL.into_iter().filter_map(first);
+fn report(node: &Node, problem: String, reports: &mut Vec<EventRecord>) {
+    reports.push(EventRecord::warning(node, FRR_CONFIGURATION, problem));
+}
+
+/// Returns the ranges that are reached through a node, sorted. They come from its NodeSubnet.
+fn destinations(spec: &NodeSubnetSpec) -> Vec<Cidr> {
     let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
     let pod_cidrs = pod_cidrs.map(|it| &it.cidr);
     // A standby of a migrating virtual machine does not get its packets.
@@ -133,17 +267,23 @@ fn routes(node: &Node, spec: &NodeSubnetSpec, allocations: &AllocationState) -> 
         .collect();
     destinations.sort_unstable();
     destinations.dedup();
-    NodeRoutesSpec {
-        via: via.map(ToString::to_string).collect(),
-        destinations: destinations.iter().map(ToString::to_string).collect(),
-    }
+    destinations
 }
 
-/// Returns whether the NodeRoutes of the node lists the range. As long as it does, the range must not become free.
+/// Returns the ranges of a list that are CIDRs.
+fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeSet<Cidr> {
+    texts.filter_map(|it| Cidr::parse_strict(it).ok()).collect()
+}
+
+/// Returns whether the NodeRoutes or the FRRConfiguration of the node lists the range. As long as one does, the range
+/// must not become free. Until the FRRConfigurations are known, each of them may list the range.
 pub(crate) fn is_routed(node: &NodeName, range: &Cidr, cache: &ClusterCache) -> bool {
-    let found = cache.routes.get(node);
-    found.is_some_and(|it| {
-        let mut listed = it.spec.destinations.iter();
-        listed.any(|it| Cidr::parse_strict(it).is_ok_and(|it| it == *range))
-    }) && !Mutation::RoutedBlockFreed.is_on()
+    lists::<Routes>(node, range, cache)
+        || lists::<FrrConfiguration>(node, range, cache)
+        || cache.awaits_frr_configurations
+}
+
+fn lists<K: RouteKind>(node: &NodeName, range: &Cidr, cache: &ClusterCache) -> bool {
+    let found = K::cached(cache).get(node);
+    found.is_some_and(|it| it.ranges().contains(range)) && !K::FREED.is_on()
 }

@@ -17,15 +17,17 @@ use tracing::{debug, error, info, warn};
 use super::{Controller, ControllerEvent, ControllerSettings, Now};
 use crate::cluster::convert;
 use crate::cluster::lease::{Leadership, LeaseContent};
+use crate::cluster::objects::FrrConfiguration;
 use crate::cluster::readiness::{ControllerProgress, LeaderReadiness};
 use crate::cluster::request::{OutgoingRequest, Rejection, RequestId, RequestOutcome};
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;
-use cadastre_api::FIELD_MANAGER;
+use cadastre_api::frr::MANAGED_BY;
+use cadastre_api::{FIELD_MANAGER, FRRConfigurationLite};
 use cadastre_daemon::clock::Clock;
 use cadastre_daemon::events::{self, EventNote};
 use cadastre_daemon::watch::{
-    ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
+    FRR_CONFIGURATIONS, ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
 };
 
 /// Maximum number of watch events that wait for the controller. If so many events wait, the watches wait, too.
@@ -80,6 +82,7 @@ pub async fn run(
         REPORT_BACKLOG,
         move || metrics.event_dropped(),
     );
+    let frr_namespace = settings.frr.as_ref().map(|it| it.namespace.clone());
     let mut shell = Shell {
         controller: Controller::new(settings),
         parts,
@@ -100,14 +103,19 @@ pub async fn run(
         _ = stop.wait_for(|stop| *stop) => {}
     }
     shell.leadership();
-    let mut watches = watch_all(&shell.parts, watched);
-    let settled = shell.run(events, grace).await;
+    let mut watches = watch_all(&shell.parts, frr_namespace.as_deref(), watched);
+    let settled = Box::pin(shell.run(events, grace)).await;
     watches.abort_all();
     settled
 }
 
-/// Starts a watch of each kind of object. The watches end when the returned set is dropped.
-fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> JoinSet<()> {
+/// Starts a watch of each kind of object. The watches end when the returned set is dropped. FRRConfigurations are watched
+/// only if they have a namespace.
+fn watch_all(
+    parts: &ControllerParts,
+    frr_namespace: Option<&str>,
+    out: mpsc::Sender<ControllerEvent>,
+) -> JoinSet<()> {
     let tasks = JoinSet::new();
     let mut watches = Watches { parts, out, tasks };
     watches.start("nodes", convert::node, ControllerEvent::Nodes);
@@ -119,6 +127,9 @@ fn watch_all(parts: &ControllerParts, out: mpsc::Sender<ControllerEvent>) -> Joi
     watches.start("noderoutes", convert::routes, ControllerEvent::Routes);
     watches.start("ipamblocks", convert::block, ControllerEvent::Blocks);
     watches.start("ipclaims", convert::claim, ControllerEvent::Claims);
+    if let Some(namespace) = frr_namespace {
+        watches.start_frr_configurations(namespace);
+    }
     watches.tasks
 }
 
@@ -145,28 +156,53 @@ impl Watches<'_> {
             + Sync
             + 'static,
     {
+        let source = self.source(kind, Api::<K>::all(self.parts.client.clone()));
+        let wrap = move |step| match step {
+            WatchStep::Change(change) => Some(event(change)),
+            WatchStep::Trouble | WatchStep::Recovered | WatchStep::Absent => None,
+        };
+        self.tasks
+            .spawn(follow(source, self.out.clone(), read, wrap));
+    }
+
+    /// Starts the watch of the FRRConfigurations that the controller has written.
+    fn start_frr_configurations(&mut self, namespace: &str) {
+        let api = Api::<FRRConfigurationLite>::namespaced(self.parts.client.clone(), namespace);
+        let (label, value) = MANAGED_BY;
+        let source = WatchSource {
+            labels: Some(format!("{label}={value}")),
+            ..self.source(FRR_CONFIGURATIONS, api)
+        };
+        let wrap = |step: WatchStep<FrrConfiguration>| match step {
+            // Somebody has given the label to an object of their own.
+            WatchStep::Change(ObjectEvent::Applied(it)) if !it.is_ours => None,
+            WatchStep::Change(change) => Some(ControllerEvent::FrrConfigurations(change)),
+            WatchStep::Absent => Some(ControllerEvent::NoFrrConfigurations),
+            WatchStep::Trouble | WatchStep::Recovered => None,
+        };
+        let read = convert::frr_configuration;
+        self.tasks
+            .spawn(follow(source, self.out.clone(), read, wrap));
+    }
+
+    fn source<K>(&self, kind: &'static str, api: Api<K>) -> WatchSource<K> {
         // The seed depends on the kind and the process ID, so that watches do not retry at the same time.
         let seed = kind
             .bytes()
             .fold(u64::from(std::process::id()), |seed, byte| {
                 seed.rotate_left(8) ^ u64::from(byte)
             });
-        let source = WatchSource {
+        WatchSource {
             kind,
-            api: Api::<K>::all(self.parts.client.clone()),
+            api,
             fields: None,
+            labels: None,
             page: self.parts.page,
             pauses: Pauses::new(PAUSE.0, PAUSE.1, seed),
             doubtful: false,
             patience: SilenceTimeouts::default(),
             heard: self.parts.readiness.last_heard(),
-        };
-        let wrap = move |step| match step {
-            WatchStep::Change(change) => Some(event(change)),
-            WatchStep::Trouble | WatchStep::Recovered => None,
-        };
-        self.tasks
-            .spawn(follow(source, self.out.clone(), read, wrap));
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadastre_api::AllocationMode;
+use cadastre_api::{AllocationMode, FrrNeighbor};
 use cadastre_core::Cidr;
 
 /// Settings of the controller. None of them changes while the process runs.
@@ -26,6 +26,19 @@ pub struct ControllerSettings {
     pub evicts_unserved: bool,
     /// Whether the controller writes NodeRoutes
     pub publishes_routes: bool,
+    /// What the controller writes to FRRConfigurations. If `None`, it does not touch them
+    pub frr: Option<FrrSettings>,
+}
+
+/// What the controller writes to FRRConfigurations, besides the ranges.
+#[derive(Clone, Debug, Default)]
+pub struct FrrSettings {
+    /// The namespace of the objects
+    pub namespace: String,
+    /// The AS number of nodes without the annotation `cadastre.dev/asn`. Without both, a node gets no FRRConfiguration
+    pub asn: Option<u32>,
+    /// The neighbors to which nodes announce their ranges
+    pub neighbors: Vec<FrrNeighbor>,
 }
 
 impl Default for ControllerSettings {
@@ -40,6 +53,7 @@ impl Default for ControllerSettings {
             leak_grace: Duration::from_secs(300),
             evicts_unserved: false,
             publishes_routes: false,
+            frr: None,
         }
     }
 }

@@ -221,6 +221,10 @@ mutations! {
     RoutesNotWithdrawn,
     /// A block is deleted although the NodeRoutes of its node still lists it.
     RoutedBlockFreed,
+    /// The FRRConfiguration of a node is never changed or deleted.
+    FrrNotWithdrawn,
+    /// A block is deleted although the FRRConfiguration of its node still lists it.
+    FrrBlockFreed,
     /// A node that lacks only addresses for pods that it does not run yet counts as one whose pods wait.
     MinimumCountsAsPods,
     /// Other taints of a node are lost when the node is marked as exhausted.

@@ -39,9 +39,12 @@ pub use event::ObjectEvent;
 pub use heard::LastHeard;
 pub use pauses::Pauses;
 
-/// A kind that older API servers do not have. If such an API server answers 404, the answer is normal, and shows that
-/// the API server responds.
-const OPTIONAL: &str = "servicecidrs";
+/// Kinds that an API server may lack: older API servers have no ServiceCIDRs, and a cluster may lack frr-k8s. If the API
+/// server answers 404 for one of them, the answer is normal, and shows that the API server responds.
+const OPTIONAL: [&str; 2] = ["servicecidrs", FRR_CONFIGURATIONS];
+
+/// The plural of the kind FRRConfiguration, which frr-k8s defines.
+pub const FRR_CONFIGURATIONS: &str = "frrconfigurations";
 
 /// The kind of the Lease of leader election. The watch of the Lease only saves requests, so a process also works
 /// without the watch.
@@ -56,8 +59,10 @@ pub struct WatchSource<K> {
     pub kind: &'static str,
     /// The client for the kind, in one namespace or in all
     pub api: Api<K>,
-    /// Field selector; if absent, all objects are watched
+    /// Field selector; if absent, objects with any fields are watched
     pub fields: Option<String>,
+    /// Label selector; if absent, objects with any labels are watched
+    pub labels: Option<String>,
     /// Maximum number of objects in a page of a list; if absent, a list is one page
     pub page: Option<u32>,
     /// How long to pause after an error
@@ -99,6 +104,8 @@ pub enum WatchStep<T> {
     Trouble,
     /// The watch works again
     Recovered,
+    /// The API server does not have the kind (any more), so there are no objects of it. The list is tried again
+    Absent,
 }
 
 /// Lists and watches a source until the receiver of `out` is dropped. `read` extracts from an object the fields that
@@ -193,6 +200,7 @@ where
         self.change(ObjectEvent::Restarted { asked }).await?;
         let params = ListParams {
             field_selector: self.source.fields.clone(),
+            label_selector: self.source.labels.clone(),
             limit: self.source.page,
             ..ListParams::default()
         };
@@ -208,7 +216,12 @@ where
                     self.change(ObjectEvent::Applied(object)).await?;
                 }
                 Ok(None) => break,
-                Err(error) => return Ok(Ended::failed(Next::List, self.list_failure(&error))),
+                Err(error) => {
+                    if is_missing(&error) {
+                        self.step(WatchStep::Absent).await?;
+                    }
+                    return Ok(Ended::failed(Next::List, self.list_failure(&error)));
+                }
             }
         }
         self.came().await?;
@@ -227,7 +240,7 @@ where
         let ListError::Api(kube::Error::Api(status)) = error else {
             return format!("list of {kind} failed: {error}; trying again");
         };
-        if status.code == 404 && kind == OPTIONAL {
+        if status.code == 404 && OPTIONAL.contains(&kind) {
             self.source.heard.heard(kind);
         }
         rejection(kind, status)
@@ -238,6 +251,7 @@ where
         let kind = self.source.kind;
         let params = WatchParams {
             field_selector: self.source.fields.clone(),
+            label_selector: self.source.labels.clone(),
             bookmarks: true,
             ..WatchParams::default()
         };
@@ -371,6 +385,11 @@ fn list_or_watch(relist: bool, version: String) -> Next {
     }
 }
 
+/// Whether the API server does not have the kind.
+fn is_missing(error: &ListError) -> bool {
+    matches!(error, ListError::Api(kube::Error::Api(status)) if status.code == 404)
+}
+
 /// Whether the API server no longer has the version at which the list or watch should continue.
 fn is_expired(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410)
@@ -387,11 +406,18 @@ fn watch_failure(kind: &str, error: &kube::Error) -> String {
 /// Describes why the API server rejected a list or a watch, and what to do about it.
 fn rejection(kind: &str, status: &Status) -> String {
     match status.code {
-        404 if kind != OPTIONAL => format!(
+        404 if kind == FRR_CONFIGURATIONS => format!(
+            "{kind} are not known to the API server: install frr-k8s; nothing else is affected, and they are written once it is there"
+        ),
+        404 if !OPTIONAL.contains(&kind) => format!(
             "{kind} are not known to the API server: apply the CRDs (cadastre crd | kubectl apply --server-side -f -); waiting for them"
         ),
         403 if kind == LEASES => format!(
             "not allowed to list and watch the Lease: {}: apply the Role of this version; until then it is asked for several times a second",
+            status.message
+        ),
+        403 if kind == FRR_CONFIGURATIONS => format!(
+            "not allowed to list and watch {kind}: {}: check the Role in their namespace; until then no block is freed, because they may announce it",
             status.message
         ),
         403 => format!(

@@ -29,6 +29,7 @@ async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
         kind: "nodes",
         api: Api::all(client::connect(&reach, metrics).await.unwrap()),
         fields: None,
+        labels: None,
         page: Some(2),
         pauses: Pauses::new(Duration::from_millis(10), Duration::from_millis(100), 1),
         doubtful: false,

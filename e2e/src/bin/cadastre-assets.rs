@@ -1,5 +1,5 @@
 //! Builds missing programs. The argument selects which programs:
-//! - none: the programs of the control plane, and the CRD of IPAMClaims (`make control-plane`)
+//! - none: the programs of the control plane, and the CRDs of IPAMClaims and FRRConfigurations (`make control-plane`)
 //! - `nodes`: the programs that real nodes need in addition, if nodes can run on this host (`make nodes`)
 //! - `services`: kube-proxy and CoreDNS, if nodes can run on this host (`make services`)
 //! - `tools`: helm, and the tools that build clients in Python and Go (`make tools`)
@@ -15,7 +15,8 @@ fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         None => {
             assets::ensure(&assets::CONTROL_PLANE)?;
-            assets::ipam_claim_crd().map(|_| ())
+            assets::ipam_claim_crd()?;
+            assets::frr_crd().map(|_| ())
         }
         Some("nodes") => {
             for_nodes(&assets::NODES)?;

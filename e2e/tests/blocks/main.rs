@@ -20,6 +20,7 @@
 //! | `requests` | requests that people make by annotations |
 //! | `manual_edits` | objects that users edit or delete by hand |
 //! | `agent_statuses` | statuses that make no sense |
+//! | `frr` | FRRConfigurations, which announce the ranges of nodes |
 //! | `crash` | a controller that is killed while it works |
 
 #![allow(clippy::unwrap_used)] // allowed in helpers as in tests
@@ -33,6 +34,7 @@ mod deleted_nodes;
 mod demand;
 mod exhaustion;
 mod first;
+mod frr;
 mod leaks;
 mod lending;
 mod manual_edits;

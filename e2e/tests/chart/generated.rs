@@ -79,6 +79,14 @@ async fn config_is_what_the_chart_renders() {
 }
 
 #[tokio::test]
+async fn config_has_the_role_for_frr_configurations() {
+    let flags = ["--set", "frr.namespace=frr-k8s-system"];
+    let all = documents(&template(&flags).await.unwrap());
+    let of_frr = all.iter().filter(|it| it.source == "rbac/frr.yaml");
+    assert_generated("config/rbac/frr.yaml", &joined(of_frr));
+}
+
+#[tokio::test]
 async fn kustomize_gives_the_same_and_no_crds() {
     use cadastre_e2e::assets::{Program, find};
     for folder in ["default", "pod-cidrs", "secondary"] {

@@ -4,7 +4,7 @@ use crate::template;
 
 #[tokio::test]
 async fn wrong_values_are_refused_with_their_path() {
-    let cases: [(&str, &[&str]); 28] = [
+    let cases: [(&str, &[&str]); 31] = [
         ("mode=bridge", &["mode", "blocks", "podCIDRs"]),
         ("modes=blocks", &["modes"]),
         ("image.repository=", &["image", "repository"]),
@@ -54,6 +54,15 @@ async fn wrong_values_are_refused_with_their_path() {
         (
             "metrics.auth=true metrics.tlsSecret=a metrics.podMonitor=true",
             &["PodMonitor", "metrics.serviceMonitor"],
+        ),
+        ("frr.namespace=A", &["frr", "namespace"]),
+        (
+            "frr.namespace=frr frr.asn=4294967296",
+            &["/frr/asn", "maximum"],
+        ),
+        (
+            "frr.namespace=frr frr.neighbors[0].asn=1",
+            &["frr", "neighbors"],
         ),
         ("metrics.tlsSecret=A_b", &["tlsSecret"]),
         (

@@ -137,6 +137,34 @@ async fn controllers_publish_routes_and_agents_install_them_by_default_and_on_re
 }
 
 #[tokio::test]
+async fn frr_configurations_have_flags_and_a_role_in_their_namespace_only_on_request() {
+    let none = with(&[]).await;
+    assert!(!none.contains("frr"), "nothing about frr-k8s");
+    let text = with(&[
+        "frr.namespace=metallb-system",
+        "frr.asn=4200000001",
+        "frr.neighbors[0].address=192.0.2.1",
+        "frr.neighbors[0].asn=4200000000",
+        "frr.neighbors[0].nodeLabels.rack=a",
+    ])
+    .await;
+    for what in [
+        "- --frr-namespace=metallb-system\n",
+        "- --frr-asn=4200000001\n",
+        r#"- "--frr-neighbor={\"address\":\"192.0.2.1\",\"asn\":4200000000,\"nodeLabels\":{\"rack\":\"a\"}}""#,
+        "name: cadastre-frr\n  namespace: metallb-system\n",
+        "resources: [frrconfigurations]\n    verbs: [get, list, watch, create, patch, delete]\n",
+    ] {
+        assert!(text.contains(what), "{what}");
+    }
+    let text = with(&["frr.namespace=frr-k8s-system"]).await;
+    assert!(!text.contains("--frr-asn"), "no number");
+    let refused = template(&["--set", "frr.asn=64512"]).await.unwrap_err();
+    let refused = format!("{refused:#}");
+    assert!(refused.contains("frr.namespace"), "{refused}");
+}
+
+#[tokio::test]
 async fn metrics_with_tls_and_tokens_render_flags_secrets_and_roles() {
     let tls = ["metrics.tlsSecret=admin", "metrics.serviceMonitor=true"];
     let auth = [&tls[..], &["metrics.auth=true"]].concat();

@@ -33,6 +33,13 @@ fn a_flag_that_cannot_be_read_ends_it_with_2_and_says_what_is_expected() {
         ("--log-format xml", "json"),
         ("--kube-api-qps fast", "invalid digit"),
         ("--metrics-auth", "--admin-tls-cert"),
+        ("--frr-asn 64512", "--frr-namespace"),
+        ("--frr-asn 0 --frr-namespace a", "from 1 to 4294967295"),
+        ("--frr-namespace a/b", "not the name of a namespace"),
+        (
+            "--frr-neighbor {\"asn\":1} --frr-namespace a",
+            "either an address or an interface",
+        ),
         ("--admin-tls-key /tmp/key", "--admin-tls-cert"),
     ] {
         let (code, text) = run(&format!("controller {flags}"));

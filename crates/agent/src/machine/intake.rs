@@ -104,7 +104,7 @@ impl AgentMachine {
 /// step. After the start of a list (`Restarted`), the result is `before`, because the API server has not answered yet.
 fn is_established<T>(step: &WatchStep<T>, before: bool) -> bool {
     match step {
-        WatchStep::Trouble => false,
+        WatchStep::Trouble | WatchStep::Absent => false,
         WatchStep::Change(ObjectEvent::Restarted { .. }) => before,
         WatchStep::Change(_) | WatchStep::Recovered => true,
     }

@@ -12,7 +12,8 @@ use super::intents::SeenVersions;
 use super::names::{NodeName, ObjectUid};
 use super::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use super::objects::{
-    AddressRequest, AgentReport, Block, Claim, Node, Object, Pool, Routes, ServiceRange, Subnet,
+    AddressRequest, AgentReport, Block, Claim, FrrConfiguration, Node, Object, Pool, Routes,
+    ServiceRange, Subnet,
 };
 use super::pods::PodIndex;
 use super::request::{KnownObject, ObjectKind};
@@ -29,6 +30,10 @@ pub struct ClusterCache {
     pub subnets: ObjectCache<Subnet>,
     /// NodeRoutes: the routes of each node. Nothing is allocated by them, so the controller does not wait for their list
     pub routes: ObjectCache<Routes>,
+    /// FRRConfigurations: what frr-k8s announces for each node. Only those of the controller are watched
+    pub frr_configurations: ObjectCache<FrrConfiguration>,
+    /// Whether the FRRConfigurations are watched, and it is not known yet which there are
+    pub awaits_frr_configurations: bool,
     /// IPAMBlocks: range, pool and owner of each block
     pub blocks: ObjectCache<Block>,
     /// IPClaims: spec, and the addresses in the status
@@ -79,6 +84,7 @@ impl ClusterCache {
             ObjectKind::Node => about(&self.nodes, name),
             ObjectKind::Subnet => about(&self.subnets, name),
             ObjectKind::Routes => about(&self.routes, name),
+            ObjectKind::FrrConfiguration => about(&self.frr_configurations, name),
             ObjectKind::Block => about(&self.blocks, name),
             ObjectKind::Pool => about(&self.pools, name),
             ObjectKind::Claim => about(&self.claims, name),

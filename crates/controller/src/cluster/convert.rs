@@ -5,25 +5,26 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::agent_report;
 use super::names::{NodeName, ObjectUid, PoolName};
 use super::objects::{
-    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, IpamClaim,
-    MachineIdentity, Node, NodeTaint, OnlyPod, Owner, Parent, Pod, PodClaim, Pool, Routes,
-    ServiceRange, Sticky, Subnet, Text, VirtualMachine,
+    AskedAddresses, Block, BlockSpec, Claim, ClaimSource, ClaimSpec, ClaimStatus, FrrConfiguration,
+    IpamClaim, MachineIdentity, Node, NodeTaint, OnlyPod, Owner, Parent, Pod, PodClaim, Pool,
+    Routes, ServiceRange, Sticky, Subnet, Text, VirtualMachine,
 };
 use super::request::NewClaim;
+use cadastre_api::frr::{FRR_API_VERSION, FRR_KIND, FRR_PREFIX, MANAGED_BY};
 use cadastre_api::ipam_claim;
 use cadastre_api::pod_claim::{self, ClaimOfPod, is_object_name};
 use cadastre_api::{
-    AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER, EXHAUSTED_CONDITION,
-    EXHAUSTED_TAINT, IPAMBlock, IPAMBlockLite, IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite,
-    IPClaimSpec, IPClaimStatus, IPPoolLite, LeakCandidate, MIGRATION_READY_ANNOTATION,
-    MIRROR_ANNOTATION, NodeAddressLite, NodeLite, NodePool, NodeRoutesLite, NodeSubnetLite,
-    NodeSubnetSpec, OwnerKind, POOLS_ANNOTATION, PodLite, PodLiteSpec, QuarantinedNode, Requests,
-    TERM_ANNOTATION, sticky,
+    ASN_ANNOTATION, AllocatedBlock, AllocatedRange, BlockOwner, CLAIM_FINALIZER,
+    EXHAUSTED_CONDITION, EXHAUSTED_TAINT, FRRConfigurationLite, IPAMBlock, IPAMBlockLite,
+    IPAMBlockSpec, IPAMClaimLite, IPClaim, IPClaimLite, IPClaimSpec, IPClaimStatus, IPPoolLite,
+    LeakCandidate, MIGRATION_READY_ANNOTATION, MIRROR_ANNOTATION, NodeAddressLite, NodeLite,
+    NodePool, NodeRoutesLite, NodeSubnetLite, NodeSubnetSpec, OwnerKind, POOLS_ANNOTATION, PodLite,
+    PodLiteSpec, QuarantinedNode, Requests, TERM_ANNOTATION, sticky,
 };
 use cadastre_core::{Addr, Cidr};
 
@@ -33,6 +34,8 @@ const MOST_NODE_ADDRESSES: usize = 16;
 /// A node keeps addresses for at most this many pods, whatever its kubelet says. Otherwise one kubelet could get all
 /// addresses of a pool with `warm.minimum: MaxPods`.
 const MOST_PODS: u16 = 1_024;
+/// Of the annotation with a node's AS number, this many characters are kept. They are more than an AS number has.
+const LONGEST_ASN: usize = 32;
 /// Maximum length of a machine's identity, in bytes. A longer identity is ignored, because identities are copied into
 /// other objects.
 const LONGEST_MACHINE_ID: usize = 256;
@@ -69,6 +72,7 @@ pub fn node(node: NodeLite) -> Node {
         term: annotations
             .get(TERM_ANNOTATION)
             .map(|term| term.as_str().into()),
+        asn: annotations.get(ASN_ANNOTATION).map(|it| asn_text(it)),
         annotated: !annotations.is_empty(),
         deleting: meta.deletion_timestamp.is_some(),
         pod_cidrs: pod_cidrs.into(),
@@ -104,6 +108,11 @@ pub fn node(node: NodeLite) -> Node {
             .map(|it| it.message.unwrap_or_default().into()),
         max_pods: max_pods(status.capacity.and_then(|it| it.pods).as_deref()),
     }
+}
+
+/// Returns the beginning of the annotation, which is longer than any AS number.
+fn asn_text(text: &str) -> Text {
+    text.chars().take(LONGEST_ASN).collect::<String>().into()
 }
 
 /// Returns how many pods a node may run, at most [`MOST_PODS`]. Returns 0 for a quantity that is no plain number, which
@@ -353,6 +362,33 @@ pub fn routes(routes: NodeRoutesLite) -> Routes {
     }
 }
 
+/// Converts an FRRConfiguration.
+pub fn frr_configuration(object: FRRConfigurationLite) -> FrrConfiguration {
+    let meta = object.metadata;
+    let name = meta.name.unwrap_or_default();
+    let node = name.strip_prefix(FRR_PREFIX);
+    let (label, value) = MANAGED_BY;
+    let labels = meta.labels.unwrap_or_default();
+    let has_label = labels.get(label).is_some_and(|it| it == value);
+    FrrConfiguration {
+        is_ours: has_label && node.is_some(),
+        name: node.unwrap_or(&name).into(),
+        uid: meta.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        spec: object.spec,
+    }
+}
+
+/// Builds the FRRConfiguration that a create request sends.
+pub(crate) fn frr_object(node: &str, spec: &Value) -> Value {
+    let (label, value) = MANAGED_BY;
+    json!({
+        "apiVersion": FRR_API_VERSION, "kind": FRR_KIND,
+        "metadata": {"name": format!("{FRR_PREFIX}{node}"), "labels": {label: value}},
+        "spec": spec,
+    })
+}
+
 /// Converts an IPAMBlock. If the spec is invalid, the result contains the error instead.
 pub fn block(block: IPAMBlockLite) -> Block {
     let meta = block.metadata;
@@ -555,6 +591,44 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_frr_configuration_belongs_to_the_controller_by_its_label_and_its_name() {
+        let read = |name: &str, labels: Value| {
+            let object = json!({
+                "metadata": {"name": name, "labels": labels, "uid": "u", "resourceVersion": "7"},
+                "spec": {"bgp": {}},
+            });
+            frr_configuration(serde_json::from_value(object).unwrap())
+        };
+        let own = || json!({"app.kubernetes.io/managed-by": "cadastre"});
+        let found = read("cadastre-n1.example", own());
+        assert_eq!((&*found.name, found.is_ours), ("n1.example", true));
+        assert_eq!((found.version, found.spec), (7, json!({"bgp": {}})));
+        let helm = json!({"app.kubernetes.io/managed-by": "Helm"});
+        for (name, labels) in [
+            ("cadastre-n1", helm),
+            ("cadastre-n1", json!({})),
+            ("n1", own()),
+        ] {
+            assert!(!read(name, labels.clone()).is_ours, "{name} {labels}");
+        }
+        let written = frr_object("n1", &json!({"bgp": {}}));
+        let read = frr_configuration(serde_json::from_value(written).unwrap());
+        assert!(read.is_ours && &*read.name == "n1");
+    }
+
+    #[test]
+    fn an_as_number_is_kept_as_text() {
+        let node_of = |annotations: Value| {
+            node(serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap())
+        };
+        let asn = node_of(json!({"cadastre.dev/asn": "64512"})).asn;
+        assert_eq!(asn.as_deref(), Some("64512"));
+        assert_eq!(node_of(json!({"a": "b"})).asn, None);
+        let long = node_of(json!({"cadastre.dev/asn": "1".repeat(1_000)})).asn;
+        assert_eq!(long.map(|it| it.len()), Some(LONGEST_ASN));
+    }
 
     #[test]
     fn a_mirror_pod_names_its_node() {

@@ -174,6 +174,13 @@ impl<T: Object> ObjectCache<T> {
         self.objects.is_empty()
     }
 
+    /// Removes all objects, because the API server does not have the kind. The first list is not complete any more.
+    pub(crate) fn clear(&mut self) -> Vec<ObjectUpdate<T>> {
+        self.listed = None;
+        let names: Vec<T::Name> = self.objects.keys().cloned().collect();
+        names.iter().filter_map(|name| self.remove(name)).collect()
+    }
+
     /// Applies a watch event and returns its effects.
     pub fn change(&mut self, change: ObjectEvent<T>) -> Vec<ObjectUpdate<T>> {
         match change {

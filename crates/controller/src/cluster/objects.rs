@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use serde_json::Value;
 
 use super::names::{ClaimName, NodeName, ObjectUid, PoolName, TermId};
 use cadastre_api::{
@@ -41,7 +42,7 @@ macro_rules! object {
         }
     )*};
 }
-object!(Node: NodeName, Subnet: NodeName, Routes: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
+object!(Node: NodeName, Subnet: NodeName, Routes: NodeName, FrrConfiguration: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
 
 /// A NodeRoutes.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +55,21 @@ pub struct Routes {
     pub version: u64,
     /// `spec`; empty if it is invalid
     pub spec: NodeRoutesSpec,
+}
+
+/// An FRRConfiguration of frr-k8s.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FrrConfiguration {
+    /// The name of the node, which follows the prefix in `metadata.name`
+    pub name: NodeName,
+    /// `metadata.uid`
+    pub uid: ObjectUid,
+    /// `metadata.resourceVersion`
+    pub version: u64,
+    /// Whether the object has the label, and the prefix in its name, of the objects that the controller writes
+    pub is_ours: bool,
+    /// `spec`, as it is stored
+    pub spec: Value,
 }
 
 /// The fields of a Node that decisions need.
@@ -70,6 +86,8 @@ pub struct Node {
     /// The annotation `cadastre.dev/term`. The leader's JSON Patches test this annotation, so that the API server
     /// rejects writes of earlier leaders
     pub term: Option<TermId>,
+    /// The annotation `cadastre.dev/asn`: the AS number of the node, as text
+    pub asn: Option<Text>,
     /// Whether the node has any annotation. If it has none, a JSON Patch cannot test the annotation `cadastre.dev/term`
     pub annotated: bool,
     /// Whether `metadata.deletionTimestamp` is set

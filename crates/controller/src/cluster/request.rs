@@ -5,11 +5,14 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::names::{ClaimName, NodeName, ObjectUid, TermId};
 use super::objects::{
-    Block, BlockSpec, Claim, IpamClaim, Node, NodeTaint, Object, Pod, Pool, Routes, Subnet,
-    SubnetCondition, Text,
+    Block, BlockSpec, Claim, FrrConfiguration, IpamClaim, Node, NodeTaint, Object, Pod, Pool,
+    Routes, Subnet, SubnetCondition, Text,
 };
+use cadastre_api::frr::FRR_KIND;
 use cadastre_api::ipam_claim::{IPAM_CLAIM_API_VERSION, IPAM_CLAIM_KIND};
 use cadastre_api::{
     IPAMClaimIps, IPClaimSpec, IPClaimStatus, IPPoolSpec, IPPoolStatus, NodeRoutesSpec,
@@ -28,6 +31,7 @@ pub enum ObjectKind {
     Node,
     Subnet,
     Routes,
+    FrrConfiguration,
     Block,
     Pool,
     Claim,
@@ -36,10 +40,11 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds that the controller writes.
-    pub const ALL: [ObjectKind; 6] = [
+    pub const ALL: [ObjectKind; 7] = [
         ObjectKind::Node,
         ObjectKind::Subnet,
         ObjectKind::Routes,
+        ObjectKind::FrrConfiguration,
         ObjectKind::Block,
         ObjectKind::Pool,
         ObjectKind::Claim,
@@ -51,6 +56,7 @@ impl ObjectKind {
             ObjectKind::Node => "Node",
             ObjectKind::Subnet => "NodeSubnet",
             ObjectKind::Routes => "NodeRoutes",
+            ObjectKind::FrrConfiguration => FRR_KIND,
             ObjectKind::Block => "IPAMBlock",
             ObjectKind::Pool => "IPPool",
             ObjectKind::Claim => "IPClaim",
@@ -120,6 +126,8 @@ pub enum ApiRequest {
 pub enum ObjectSpec {
     Subnet(NodeSubnetSpec),
     Routes(NodeRoutesSpec),
+    /// The spec of an FRRConfiguration as JSON, because a part of it comes from the settings
+    FrrConfiguration(Value),
     Block(BlockSpec),
     Pool(Box<IPPoolSpec>),
     Claim(Box<NewClaim>),
@@ -176,6 +184,7 @@ impl ObjectSpec {
         match self {
             ObjectSpec::Subnet(_) => ObjectKind::Subnet,
             ObjectSpec::Routes(_) => ObjectKind::Routes,
+            ObjectSpec::FrrConfiguration(_) => ObjectKind::FrrConfiguration,
             ObjectSpec::Block(_) => ObjectKind::Block,
             ObjectSpec::Pool(_) => ObjectKind::Pool,
             ObjectSpec::Claim(_) => ObjectKind::Claim,
@@ -336,6 +345,8 @@ pub enum RequestOutcome {
     Subnet(Subnet),
     /// The NodeRoutes after the request.
     Routes(Routes),
+    /// The FRRConfiguration after the request.
+    FrrConfiguration(FrrConfiguration),
     /// The pool after the request.
     Pool(Pool),
     /// All nodes, as the answer to a list.

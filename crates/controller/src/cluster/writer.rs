@@ -28,6 +28,7 @@ use super::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, OutgoingRequest, Rejection, RequestOutcome,
 };
 use crate::bootstrap::KUBEADM;
+use cadastre_api::frr::{FRR_API_VERSION, FRR_PREFIX};
 use cadastre_api::ipam_claim::IPAM_CLAIM_API_VERSION;
 use cadastre_api::{
     FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeRoutes, NodeSubnet, PodLite, VERSION,
@@ -35,6 +36,7 @@ use cadastre_api::{
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
+use cadastre_daemon::watch::FRR_CONFIGURATIONS;
 
 /// Timeout of every request that does not list all objects of one kind.
 const ONE: Duration = Duration::from_secs(10);
@@ -50,12 +52,27 @@ const PAGE: u32 = 500;
 pub struct Writer {
     client: Client,
     gate: WriteGate,
+    /// The namespace of FRRConfigurations; empty if the controller writes none
+    frr_namespace: String,
 }
 
 impl Writer {
     /// Creates a writer that asks `gate` before each write. The client must not retry by itself.
     pub fn new(client: Client, gate: WriteGate) -> Self {
-        Writer { client, gate }
+        Writer {
+            client,
+            gate,
+            frr_namespace: String::new(),
+        }
+    }
+
+    /// Sets the namespace of FRRConfigurations.
+    #[must_use]
+    pub fn with_frr_namespace(self, frr_namespace: String) -> Self {
+        Writer {
+            frr_namespace,
+            ..self
+        }
     }
 
     /// Sends one request and returns its outcome. A write waits first until the gate lets it pass.
@@ -90,7 +107,7 @@ impl Writer {
         match request {
             ApiRequest::List(kind) => self.list(kind).await,
             ApiRequest::Read(kind, name) => {
-                self.object(kind, RequestMethod::Get, &path(kind, &name))
+                self.object(kind, RequestMethod::Get, &self.path(kind, &name))
                     .await
             }
             ApiRequest::ListPodsOf { node } => {
@@ -123,7 +140,7 @@ impl Writer {
             ApiRequest::Create(name, spec) => {
                 let kind = spec.kind();
                 let object = object(&name, spec).map_err(Error::SerdeError)?;
-                let path = collection_of(kind, &name);
+                let path = self.collection_of(kind, &name);
                 self.object(kind, RequestMethod::Post(object), &path).await
             }
             ApiRequest::Replace(known, spec) => {
@@ -144,7 +161,7 @@ impl Writer {
                     "uid": &*known.uid, "resourceVersion": known.version.to_string(),
                 }});
                 let request =
-                    RequestMethod::Delete(precondition).request(&path(kind, &known.name))?;
+                    RequestMethod::Delete(precondition).request(&self.path(kind, &known.name))?;
                 if kind == ObjectKind::Claim {
                     // A claim with a finalizer still exists after the deletion was requested. In this case, the answer
                     // contains the claim, with its deletion time.
@@ -184,7 +201,7 @@ impl Writer {
             ApiRequest::SetExhausted(change) => {
                 let now = jiff::Timestamp::now().to_string();
                 let patch = RequestMethod::StrategicMergePatch(exhausted_patch(&change, &now));
-                let path = path(ObjectKind::Node, &change.name) + "/status";
+                let path = self.path(ObjectKind::Node, &change.name) + "/status";
                 self.object(ObjectKind::Node, patch, &path).await
             }
             ApiRequest::SetSubnetConditions(known, conditions) => {
@@ -199,7 +216,7 @@ impl Writer {
             }
             ApiRequest::SetClaimStatus(known, status) => {
                 let patch = replaced_status(&known, &status);
-                let path = path(ObjectKind::Claim, &known.name) + "/status";
+                let path = self.path(ObjectKind::Claim, &known.name) + "/status";
                 self.object(ObjectKind::Claim, RequestMethod::JsonPatch(patch), &path)
                     .await
             }
@@ -217,8 +234,12 @@ impl Writer {
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
             ObjectKind::Claim => listed(self.all(convert::claim).await, RequestOutcome::Claims),
-            // No loop asks for this list: the watch delivers all NodeRoutes.
+            // No loop asks for these lists: the watches deliver all objects.
             ObjectKind::Routes => listed(self.all(convert::routes).await, |_| RequestOutcome::Gone),
+            ObjectKind::FrrConfiguration => {
+                let all = self.all(convert::frr_configuration).await;
+                listed(all, |_| RequestOutcome::Gone)
+            }
             ObjectKind::Pod => listed(self.all(convert::pod).await, RequestOutcome::Pods),
         }
     }
@@ -230,6 +251,31 @@ impl Writer {
         lists::all(&Api::all(self.client.clone()), PAGE, SILENCE, read).await
     }
 
+    /// Returns the path of the collection in which an object is created. The name of a claim contains its namespace.
+    fn collection_of(&self, kind: ObjectKind, name: &str) -> String {
+        match (kind, name.split_once('/')) {
+            (ObjectKind::Claim, Some((namespace, _))) => {
+                format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/ipclaims")
+            }
+            (ObjectKind::FrrConfiguration, _) => format!(
+                "/apis/{FRR_API_VERSION}/namespaces/{}/{FRR_CONFIGURATIONS}",
+                self.frr_namespace
+            ),
+            _ => collection(kind),
+        }
+    }
+
+    /// Returns the path of an object. The name of a claim contains its namespace, and that of an FRRConfiguration is the
+    /// name of its node.
+    fn path(&self, kind: ObjectKind, name: &str) -> String {
+        let collection = self.collection_of(kind, name);
+        let own_name = name.split_once('/').map_or(name, |(_, name)| name);
+        match kind {
+            ObjectKind::FrrConfiguration => format!("{collection}/{FRR_PREFIX}{own_name}"),
+            _ => format!("{collection}/{own_name}"),
+        }
+    }
+
     /// Sends a JSON Patch, whose operations include the guards.
     async fn patch(
         &self,
@@ -237,8 +283,12 @@ impl Writer {
         name: &str,
         patch: Value,
     ) -> Result<RequestOutcome, Error> {
-        self.object(kind, RequestMethod::JsonPatch(patch), &path(kind, name))
-            .await
+        self.object(
+            kind,
+            RequestMethod::JsonPatch(patch),
+            &self.path(kind, name),
+        )
+        .await
     }
 
     /// Sends a merge patch that takes effect only on the version in `known`.
@@ -249,7 +299,7 @@ impl Writer {
         part: &str,
         patch: Value,
     ) -> Result<RequestOutcome, Error> {
-        let path = path(kind, &known.name) + part;
+        let path = self.path(kind, &known.name) + part;
         self.object(kind, RequestMethod::MergePatch(onto(known, patch)), &path)
             .await
     }
@@ -269,6 +319,10 @@ impl Writer {
             }
             ObjectKind::Routes => {
                 RequestOutcome::Routes(convert::routes(client.request(request).await?))
+            }
+            ObjectKind::FrrConfiguration => {
+                let object = client.request(request).await?;
+                RequestOutcome::FrrConfiguration(convert::frr_configuration(object))
             }
             ObjectKind::Block => {
                 RequestOutcome::Block(convert::block(client.request(request).await?))
@@ -319,34 +373,21 @@ impl RequestMethod {
     }
 }
 
+/// Returns the path of the collection of all objects of a kind of Cadastre or of Kubernetes.
 fn collection(kind: ObjectKind) -> String {
     let plural = match kind {
         ObjectKind::Node => return "/api/v1/nodes".to_owned(),
         ObjectKind::Pod => return "/api/v1/pods".to_owned(),
         ObjectKind::Subnet => "nodesubnets",
         ObjectKind::Routes => "noderoutes",
+        ObjectKind::FrrConfiguration => {
+            return format!("/apis/{FRR_API_VERSION}/{FRR_CONFIGURATIONS}");
+        }
         ObjectKind::Block => "ipamblocks",
         ObjectKind::Pool => "ippools",
         ObjectKind::Claim => "ipclaims",
     };
     format!("/apis/{GROUP}/{VERSION}/{plural}")
-}
-
-/// Returns the path of the collection in which an object is created. The name of a claim contains its namespace.
-fn collection_of(kind: ObjectKind, name: &str) -> String {
-    match name.split_once('/') {
-        Some((namespace, _)) if kind == ObjectKind::Claim => {
-            format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/ipclaims")
-        }
-        _ => collection(kind),
-    }
-}
-
-/// Returns the path of an object. The name of a claim contains its namespace.
-fn path(kind: ObjectKind, name: &str) -> String {
-    let collection = collection_of(kind, name);
-    let own_name = name.split_once('/').map_or(name, |(_, name)| name);
-    format!("{collection}/{own_name}")
 }
 
 /// Returns the path of an IPAMClaim. `name` is `namespace/name`.
@@ -360,6 +401,7 @@ fn object(name: &str, spec: ObjectSpec) -> serde_json::Result<Value> {
     match spec {
         ObjectSpec::Subnet(spec) => serde_json::to_value(NodeSubnet::new(name, spec)),
         ObjectSpec::Routes(spec) => serde_json::to_value(NodeRoutes::new(name, spec)),
+        ObjectSpec::FrrConfiguration(spec) => Ok(convert::frr_object(name, &spec)),
         ObjectSpec::Block(spec) => serde_json::to_value(convert::block_object(name, &spec)),
         ObjectSpec::Pool(spec) => serde_json::to_value(IPPool::new(name, *spec)),
         ObjectSpec::Claim(new) => serde_json::to_value(convert::claim_object(name, *new)),

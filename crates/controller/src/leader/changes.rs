@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::Leader;
+use super::{Leader, RouteLoopOf};
 use crate::Now;
 use crate::allocations::SyncOutcome;
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::object_cache::ObjectUpdate;
-use crate::cluster::objects::{Block, Claim, MachineIdentity, Node, Owner, Routes};
+use crate::cluster::objects::{Block, Claim, MachineIdentity, Node, Owner};
 use crate::cluster::request::ObjectKind;
 use crate::quarantine::Quarantine;
 use crate::report::{
@@ -62,7 +62,7 @@ impl Leader {
         }
         self.look_at_claims_in_blocks_of(name, cache);
         self.loops.exhaustion.queue.add(name.clone());
-        self.loops.routes.queue.add(name.clone());
+        self.loops.queue_routes(name);
         self.loops.demand.subnet_changed();
         if changed.reported || changed.requested {
             self.loops.demand.add_name(name, cache, &self.allocations);
@@ -70,25 +70,16 @@ impl Leader {
         }
     }
 
-    /// Queues the node whose NodeRoutes has changed, and the blocks that it does not list any more.
-    pub(crate) fn routes_changed(&mut self, delta: &ObjectUpdate<Routes>) {
+    /// Queues the node whose NodeRoutes or FRRConfiguration has changed, and the blocks that it does not list any more.
+    pub(crate) fn routes_changed<K: RouteLoopOf>(&mut self, delta: &ObjectUpdate<K>) {
         let (before, after) = (delta.before.as_deref(), delta.after.as_deref());
-        if let Some(routes) = after.or(before) {
-            self.loops.routes.queue.add(routes.name.clone());
+        if let Some(object) = after.or(before) {
+            let queue = &mut K::route_loop(&mut self.loops).queue;
+            queue.add(object.name().clone());
         }
-        let listed = |routes: Option<&Routes>| -> BTreeSet<Cidr> {
-            let texts = routes.into_iter().flat_map(|it| &it.spec.destinations);
-            texts.filter_map(|it| Cidr::parse_strict(it).ok()).collect()
-        };
-        let gone = &listed(before) - &listed(after);
+        let ranges = |it: Option<&K>| it.map(K::ranges).unwrap_or_default();
+        let gone = &ranges(before) - &ranges(after);
         self.look_at_blocks(gone.into_iter().collect());
-    }
-
-    /// Queues all nodes, because their NodeRoutes are known now.
-    pub(crate) fn routes_listed(&mut self, cache: &ClusterCache) {
-        if cache.routes.is_listed() {
-            self.loops.routes.requeue_all(cache);
-        }
     }
 
     /// Queues the claims whose addresses lie in blocks of the node, because the node may have withdrawn or released
@@ -278,7 +269,7 @@ impl Leader {
         self.reevaluate_for(before, after);
         let Some(node) = after else { return };
         self.loops.exhaustion.queue.add(node.name.clone());
-        self.loops.routes.queue.add(node.name.clone());
+        self.loops.queue_routes(&node.name);
         let before = before.filter(|b| same(b, node));
         if before.is_none() && !self.allocations.in_agent_grace {
             for cidr in self.allocations.return_blocks(node, now) {
@@ -327,7 +318,7 @@ impl Leader {
         self.loops.podcidrs.gone(node);
         self.allocations.intents.settled(&node.uid);
         self.loops.demand.gone(node);
-        self.loops.routes.queue.add(node.name.clone());
+        self.loops.queue_routes(&node.name);
         self.loops.exhaustion.queue.add(node.name.clone());
         self.freed |= !self.allocations.unadopted.remove(&node.name).is_empty();
         self.loops.subnets.gone(node);

@@ -7,7 +7,10 @@ use std::time::Duration;
 use crate::agent_grace::AgentGrace;
 use crate::block::BlockLoop;
 use crate::claim::ClaimLoop;
+use crate::cluster::cache::ClusterCache;
 use crate::cluster::lease::LeadershipTerm;
+use crate::cluster::names::NodeName;
+use crate::cluster::objects::{FrrConfiguration, Routes};
 use crate::cluster::request::ApiRequest;
 use crate::default_pool::DefaultPool;
 use crate::demand::Demand;
@@ -20,10 +23,27 @@ use crate::podcidr::PodCidrs;
 use crate::pool::PoolLoop;
 use crate::quarantine::Quarantine;
 use crate::reconcile::Loop;
-use crate::routes::RouteLoop;
+use crate::routes::{RouteKind, RouteLoop};
 use crate::settings::ControllerSettings;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
+
+/// A kind of object that lists the ranges of a node, and the loop that writes it.
+pub(crate) trait RouteLoopOf: RouteKind {
+    fn route_loop(loops: &mut Loops) -> &mut RouteLoop<Self>;
+}
+
+impl RouteLoopOf for Routes {
+    fn route_loop(loops: &mut Loops) -> &mut RouteLoop<Self> {
+        &mut loops.routes
+    }
+}
+
+impl RouteLoopOf for FrrConfiguration {
+    fn route_loop(loops: &mut Loops) -> &mut RouteLoop<Self> {
+        &mut loops.frr_configurations
+    }
+}
 
 macro_rules! loops {
     (
@@ -59,6 +79,18 @@ macro_rules! loops {
 }
 
 impl Loops {
+    /// Queues the node in the loops whose objects list its ranges.
+    pub(super) fn queue_routes(&mut self, name: &NodeName) {
+        self.routes.queue.add(name.clone());
+        self.frr_configurations.queue.add(name.clone());
+    }
+
+    /// Queues all nodes in the loops whose objects list their ranges.
+    pub(super) fn requeue_routes(&mut self, cache: &ClusterCache) {
+        self.routes.requeue_all(cache);
+        self.frr_configurations.requeue_all(cache);
+    }
+
     /// Returns the next request that nodes wait for. Such requests come before all others, in this order:
     /// 1. the list of NodeSubnets that ends the agent grace
     /// 2. the write of a new pool's finalizer
@@ -114,6 +146,7 @@ loops! {
     "pod_claim" pod_claims: PodClaimLoop = PodClaimLoop::default(),
     "exhaustion" exhaustion: Exhaustion = Exhaustion::new(settings.evicts_unserved),
     "ipam_claim" ipam_claims: IpamClaimLoop = IpamClaimLoop::default(),
-    "routes" routes: RouteLoop = RouteLoop::new(settings.publishes_routes),
+    "routes" routes: RouteLoop<Routes> = RouteLoop::new(settings.publishes_routes),
+    "frr_configuration" frr_configurations: RouteLoop<FrrConfiguration> = RouteLoop::new(settings.frr.clone()),
     "pool" pools: PoolLoop = PoolLoop::default(),
 }

@@ -87,6 +87,9 @@ impl Leader {
                 node.uid == *uid && !(answer.wrote && node.is_empty())
             }
             (Purpose::Subnet { .. }, RequestOutcome::Subnet(is)) => self.loops.subnets.is_kept(is),
+            (Purpose::Routes { .. }, RequestOutcome::FrrConfiguration(is)) => {
+                self.loops.frr_configurations.is_kept(is)
+            }
             (Purpose::Answer { .. }, RequestOutcome::Subnet(is)) => {
                 self.loops.subnets.are_conditions_kept(is)
             }
@@ -124,7 +127,9 @@ impl Leader {
             (ObjectCall::SetSubnetConditions(name), _) => {
                 (node(name)?, "the conditions of its NodeSubnet".to_owned())
             }
-            (ObjectCall::WriteRoutes(name), _) => (node(name)?, "its NodeRoutes".to_owned()),
+            (ObjectCall::WriteRoutes(kind, name), _) => {
+                (node(name)?, format!("its {}", kind.name()))
+            }
             (ObjectCall::SetTaints(name), _) => (node(name)?, "the taints of this node".to_owned()),
             (ObjectCall::EvictPod(_), Purpose::Evict { name, .. }) => {
                 let what = "the eviction of a pod for which this node has no address".to_owned();

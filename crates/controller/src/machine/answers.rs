@@ -6,7 +6,7 @@ use std::borrow::Borrow;
 use super::{CachedKind, Controller, Pending};
 use crate::Now;
 use crate::cluster::object_cache::{CacheMark, ListOutcome};
-use crate::cluster::objects::{Block, Claim, Node, Pool, Routes, Subnet};
+use crate::cluster::objects::{Block, Claim, FrrConfiguration, Node, Pool, Routes, Subnet};
 use crate::cluster::request::{KnownObject, ObjectKind, Rejection, RequestId, RequestOutcome};
 use crate::reconcile::RequestAnswer;
 use cadastre_core::mutation::Mutation;
@@ -41,6 +41,10 @@ impl Controller {
             RequestOutcome::Node(node) => self.shown(node, sent, now),
             RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
             RequestOutcome::Routes(routes) => self.shown(routes, sent, now),
+            // The watch delivers only the controller's own objects, so it would never show the end of another one.
+            RequestOutcome::FrrConfiguration(object) if object.is_ours => {
+                self.shown(object, sent, now);
+            }
             RequestOutcome::Pool(pool) => self.shown(pool, sent, now),
             RequestOutcome::Claim(claim) => self.shown(claim, sent, now),
             // The answer to a creation does not enter the cache, because an older block may overlap the new one. Only
@@ -61,6 +65,9 @@ impl Controller {
                     Some((ObjectKind::Node, known)) => self.missing::<Node>(known, now),
                     Some((ObjectKind::Subnet, known)) => self.missing::<Subnet>(known, now),
                     Some((ObjectKind::Routes, known)) => self.missing::<Routes>(known, now),
+                    Some((ObjectKind::FrrConfiguration, known)) => {
+                        self.missing::<FrrConfiguration>(known, now);
+                    }
                     Some((ObjectKind::Block, known)) => self.missing::<Block>(known, now),
                     Some((ObjectKind::Pool, known)) => self.missing::<Pool>(known, now),
                     Some((ObjectKind::Claim, known)) => self.missing::<Claim>(known, now),

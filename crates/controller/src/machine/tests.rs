@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::json;
+
 use super::script::{Cluster, Script};
 use super::*;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
@@ -11,6 +13,8 @@ use crate::cluster::lease::{LeadershipTerm, Takeover};
 use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectSpec, PodCidrAllocation, Rejection};
 use crate::demand::tests::{NOW, node, pool, subnet};
+use crate::routes::is_routed;
+use crate::settings::FrrSettings;
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
@@ -200,11 +204,14 @@ fn leader() -> Script {
 fn every_loop_is_measured_and_gets_its_answers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
-    let files = std::fs::read_dir(&folder).unwrap();
+    // There is one loop for each kind of routes.
+    let folders = [folder.clone(), folder.join("routes")];
+    let files = folders.iter().flat_map(|it| std::fs::read_dir(it).unwrap());
     let files = files.map(|it| it.unwrap().path()).filter(|it| it.is_file());
-    let loops: usize = files
-        .map(|it| read(it).matches("\nimpl Loop for ").count())
-        .sum();
+    let count = |text: &str| {
+        text.matches("\nimpl Loop for ").count() + text.matches("\nimpl RouteKind for ").count()
+    };
+    let loops: usize = files.map(|it| count(&read(it))).sum();
     let mut script = leader();
     script.poll();
     let registry = prometheus::Registry::new();
@@ -398,4 +405,42 @@ fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
         "the API server was not reached since"
     );
     assert_eq!(listed(Some(known), 0, 61, reached), all, "after a gap");
+}
+
+#[test]
+fn without_frr_k8s_no_block_waits_and_objects_are_forgotten() {
+    let settings = ControllerSettings {
+        frr: Some(FrrSettings::default()),
+        ..ControllerSettings::default()
+    };
+    let mut controller = Controller::new(settings);
+    let now = NOW;
+    let range = Cidr::parse_strict("10.0.0.0/26").unwrap();
+    let is_routed = |it: &Controller| is_routed(&"n1".into(), &range, &it.cache);
+    assert!(is_routed(&controller), "it is not known yet");
+    let asked = Duration::ZERO;
+    let object = FrrConfiguration {
+        name: "n1".into(),
+        uid: "u".into(),
+        version: 1,
+        is_ours: true,
+        spec: json!({"bgp": {"routers": [{"prefixes": ["10.0.0.0/26"]}]}}),
+    };
+    for event in [
+        ObjectEvent::Restarted { asked },
+        ObjectEvent::Applied(object),
+        ObjectEvent::Listed,
+        ObjectEvent::Restarted { asked },
+    ] {
+        controller.on(ControllerEvent::FrrConfigurations(event), now);
+        assert!(is_routed(&controller));
+    }
+    controller.on(ControllerEvent::NoFrrConfigurations, now);
+    assert!(!is_routed(&controller), "the CRD is gone");
+    assert!(!controller.cache.frr_configurations.is_listed());
+    for event in [ObjectEvent::Restarted { asked }, ObjectEvent::Listed] {
+        controller.on(ControllerEvent::FrrConfigurations(event), now);
+    }
+    assert!(controller.cache.frr_configurations.is_listed());
+    assert!(!is_routed(&controller));
 }

@@ -1,8 +1,10 @@
 use super::*;
-use crate::cluster::object_cache::ObjectCache;
 use crate::cluster::objects::{Routes, Subnet};
 use crate::cluster::request::RequestOutcome;
 use crate::fixtures::{LoopFixture, addr, cidr, list, listed_block, node, pool, subnet};
+use cadastre_api::NodeRoutesSpec;
+
+mod frr;
 
 /// Returns the NodeRoutes of a node.
 fn listed(name: &str, destinations: &[&str]) -> Routes {
@@ -18,8 +20,8 @@ fn listed(name: &str, destinations: &[&str]) -> Routes {
 }
 
 /// A cluster of node a, whose NodeSubnet lists these blocks.
-fn fixture(publishes: bool, subnet: Subnet, routes: Vec<Routes>) -> LoopFixture<RouteLoop> {
-    let mut fixture = LoopFixture::<RouteLoop>::new(vec![]);
+fn fixture(publishes: bool, subnet: Subnet, routes: Vec<Routes>) -> LoopFixture<RouteLoop<Routes>> {
+    let mut fixture = LoopFixture::<RouteLoop<Routes>>::new(vec![]);
     fixture.tested = RouteLoop::new(publishes);
     let node = Node {
         version: 2,
@@ -53,7 +55,7 @@ fn a_node_gets_the_routes_to_its_ranges() {
 
 #[test]
 fn an_address_in_a_pool_is_no_address_of_a_node() {
-    let mut fixture = LoopFixture::<RouteLoop>::new(vec![pool("p", "10.0.0.0/16")]);
+    let mut fixture = LoopFixture::<RouteLoop<Routes>>::new(vec![pool("p", "10.0.0.0/16")]);
     fixture.tested = RouteLoop::new(true);
     let node = Node {
         version: 2,

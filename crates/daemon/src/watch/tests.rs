@@ -105,6 +105,7 @@ fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
         kind: "nodes",
         api: Api::all(Client::new(server, "default")),
         fields: None,
+        labels: None,
         page: Some(2),
         pauses: Pauses::new(Duration::from_millis(1), Duration::from_millis(2), 1),
         doubtful,
@@ -121,6 +122,7 @@ fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
             WatchStep::Change(ObjectEvent::Reached(version)) => format!("to {version}"),
             WatchStep::Trouble => "trouble".to_owned(),
             WatchStep::Recovered => "recovered".to_owned(),
+            WatchStep::Absent => "absent".to_owned(),
         })
     };
     tokio::spawn(follow(
@@ -284,6 +286,16 @@ async fn an_expired_version_causes_a_relist() {
     let mut watched = start(answers, false);
     watched.steps_to("b").await;
     assert_eq!(watched.requests()[..5], ["list", "5", "list", "6", "list"]);
+}
+
+#[tokio::test]
+async fn only_404_says_that_there_is_no_such_kind_and_the_list_is_tried_again() {
+    let all = Answer::Text(list(&["a"], 5, ""));
+    let mut watched = start(vec![Answer::Code(403), Answer::Code(404), all], false);
+    let steps = watched.steps_to("listed").await;
+    let before = ["begins", "trouble", "begins", "absent", "trouble"];
+    assert_eq!(steps[..5], before);
+    assert_eq!(steps[5..], ["begins", "recovered", "a", "listed"]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ impl Watching {
             kind: LEASES,
             api: leases.clone(),
             fields: Some(format!("metadata.name={name}")),
+            labels: None,
             page: None,
             pauses: Pauses::new(PAUSE.0, PAUSE.1, std::process::id().into()),
             doubtful: false,
@@ -45,7 +46,7 @@ impl Watching {
         let (out, changes) = mpsc::channel(BACKLOG);
         let change = |step| match step {
             WatchStep::Change(change) => Some(change),
-            WatchStep::Trouble | WatchStep::Recovered => None,
+            WatchStep::Trouble | WatchStep::Recovered | WatchStep::Absent => None,
         };
         let mut task = JoinSet::new();
         task.spawn(follow(source, out, |lease| lease, change));

@@ -1,0 +1,57 @@
+//! NodeRoutes: the ranges of a node, and the addresses at which the node receives packets for them.
+
+use std::collections::BTreeSet;
+
+use super::{RouteKind, Wanted, parsed};
+use crate::Context;
+use crate::allocations::AllocationState;
+use crate::cluster::cache::ClusterCache;
+use crate::cluster::object_cache::ObjectCache;
+use crate::cluster::objects::{Node, Routes};
+use crate::cluster::request::{ObjectKind, ObjectSpec};
+use cadastre_api::NodeRoutesSpec;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::{Addr, Cidr, Family};
+
+impl RouteKind for Routes {
+    /// Whether nodes get NodeRoutes.
+    type Settings = bool;
+    const KIND: ObjectKind = ObjectKind::Routes;
+    const NOT_WITHDRAWN: Mutation = Mutation::RoutesNotWithdrawn;
+    const FREED: Mutation = Mutation::RoutedBlockFreed;
+
+    fn cached(cache: &ClusterCache) -> &ObjectCache<Self> {
+        &cache.routes
+    }
+
+    fn ranges(&self) -> BTreeSet<Cidr> {
+        parsed(self.spec.destinations.iter().map(String::as_str))
+    }
+
+    fn wanted(node: &Node, ranges: &[Cidr], publishes: &bool, cx: &Context) -> Wanted {
+        let spec = publishes.then(|| NodeRoutesSpec {
+            via: via(node, cx.allocations),
+            destinations: ranges.iter().map(ToString::to_string).collect(),
+        });
+        Wanted {
+            spec: spec.map(ObjectSpec::Routes),
+            problem: None,
+        }
+    }
+
+    fn is_as(&self, spec: &ObjectSpec) -> bool {
+        matches!(spec, ObjectSpec::Routes(spec) if *spec == self.spec)
+    }
+}
+
+/// Returns the first address of each family at which the node receives packets.
+///
+/// Agents add no route that covers the address of a node. So an address in a pool is left out: otherwise a kubelet could
+/// report an address in the block of another node, and nobody would have a route to that block.
+fn via(node: &Node, allocations: &AllocationState) -> Vec<String> {
+    let is_of_pool = |addr: Addr| allocations.pools.is_any_over(&Cidr::host(addr));
+    let all = node.addresses.iter().filter(|it| !is_of_pool(**it));
+    let first = |family| all.clone().find(|it| it.family == family);
+    let via = Family::ALL.into_iter().filter_map(first);
+    via.map(ToString::to_string).collect()
+}
