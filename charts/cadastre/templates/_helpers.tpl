@@ -63,13 +63,31 @@ metadata:
   {{- end }}
 {{- end }}
 
+{{/* The image. A registry is the first part of a repository, if that has a dot or a colon or is localhost. */}}
 {{- define "cadastre.image" -}}
+{{- $repository := .Values.image.repository -}}
+{{- with .Values.global.imageRegistry -}}
+{{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $repository "" -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) $path -}}
+{{- end -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{ $repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{ $repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Secrets with credentials of registries. Charts write such a list as names or as references, and `global` is shared
+by all charts of a parent. */}}
+{{- define "cadastre.pullSecrets" -}}
+{{- $names := list -}}
+{{- range concat .Values.image.pullSecrets (.Values.global.imagePullSecrets | default list) -}}
+{{- if kindIs "map" . -}}{{- $names = append $names .name -}}{{- else -}}{{- $names = append $names . -}}{{- end -}}
+{{- end -}}
+{{- range uniq $names }}
+- name: {{ . }}
 {{- end -}}
 {{- end }}
 

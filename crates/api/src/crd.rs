@@ -52,11 +52,14 @@ fn finish(
     columns: &[ColumnRow],
     selectable: &[&str],
 ) -> CustomResourceDefinition {
-    let release = (
-        VERSION_ANNOTATION.to_owned(),
-        cadastre_core::VERSION.to_owned(),
-    );
-    crd.metadata.annotations = Some([release].into());
+    // With a CRD, all of its objects are deleted. So tools that install the chart keep CRDs that it has no more.
+    let annotations = [
+        (VERSION_ANNOTATION, cadastre_core::VERSION),
+        ("helm.sh/resource-policy", "keep"),
+        ("argocd.argoproj.io/sync-options", "Prune=false"),
+    ];
+    let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    crd.metadata.annotations = Some(annotations.into());
     for version in &mut crd.spec.versions {
         let field = |path: &&str| SelectableField {
             json_path: (*path).to_owned(),

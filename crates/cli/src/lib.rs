@@ -20,7 +20,8 @@
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
-//! - The result of a verb depends only on the inventory, the arguments and the current time.
+//! - The result of a verb depends only on the inventory, the arguments and the current time; that of `explain pod` also
+//!   on the pod's events.
 //! - Only [`release`], [`drain`], `pop` and `claim` write. The first three write an annotation of a NodeSubnet, and the
 //!   write fails if the NodeSubnet has changed since it was read. `claim` creates and deletes IPClaims.
 //! - Exit code 0: done, and nothing was found. 1: failed; standard error says why. 2: `check` or `status` found
@@ -186,6 +187,8 @@ enum Shell {
     Bash,
     Zsh,
     Fish,
+    #[value(name = "powershell")]
+    Pwsh,
 }
 
 /// Parses and runs a command line. Prints errors, and returns the exit code.
@@ -259,6 +262,7 @@ fn completion(shell: Shell) -> anyhow::Result<ExitVerdict> {
         Shell::Bash => clap_complete::Shell::Bash,
         Shell::Zsh => clap_complete::Shell::Zsh,
         Shell::Fish => clap_complete::Shell::Fish,
+        Shell::Pwsh => clap_complete::Shell::PowerShell,
     };
     let mut script = Vec::new();
     let mut command = Cli::command();

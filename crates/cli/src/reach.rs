@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Event, Namespace};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
@@ -224,6 +224,17 @@ impl ApiReach {
         let api = Api::namespaced(self.client.clone(), namespace);
         let listed = self.pages(&api, &mut ListProgress::new()).await;
         listed.map_err(|error| error.about::<PodLite>().to_string())
+    }
+
+    /// Lists the events with this reason about the pod `pod` (`namespace/name`) with this UID. `Err` has the reason why
+    /// they cannot be read.
+    pub(crate) async fn events_of(&self, pod: &str, uid: &str, reason: &str) -> Readable<Event> {
+        let namespace = pod.split('/').next().unwrap_or_default();
+        let api = Api::<Event>::namespaced(self.client.clone(), namespace);
+        let fields = format!("involvedObject.uid={uid},reason={reason}");
+        let params = ListParams::default().fields(&fields);
+        let listed = self.call(api.list(&params)).await.map(|it| it.items);
+        listed.map_err(|error| error.about::<Event>().to_string())
     }
 
     /// Reads a pool. Returns `None` if the pool does not exist, or if the user may not read pools.

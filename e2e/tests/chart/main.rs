@@ -39,6 +39,10 @@ async fn lint_finds_nothing() {
         assert!(said.contains("0 chart(s) failed"), "{said}");
         assert!(!said.contains("icon is recommended"), "{said}");
     }
+    let three = Helm::offline(folder.path()).three();
+    let lint = ["lint", "--strict", "--kube-version=1.34.0", &chart];
+    let said = three.run(&lint).await.unwrap();
+    assert!(said.contains("0 chart(s) failed"), "{said}");
 }
 
 #[test]

@@ -42,8 +42,11 @@ async fn one_node_has_one_controller_and_many_have_two() {
     ] {
         for nth in api_count(&api).await..count {
             let mut node = nodes::node(&format!("n-{nth}"), &format!("192.0.2.{}", nth + 1));
-            let name = ("kubernetes.io/hostname".to_owned(), format!("n-{nth}"));
-            node.metadata.labels.get_or_insert_default().extend([name]);
+            let labels = [
+                ("kubernetes.io/hostname".to_owned(), format!("n-{nth}")),
+                ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+            ];
+            node.metadata.labels.get_or_insert_default().extend(labels);
             api.create(&PostParams::default(), &node).await.unwrap();
         }
         let chart = chart().display().to_string();

@@ -4,7 +4,7 @@ use crate::template;
 
 #[tokio::test]
 async fn wrong_values_are_refused_with_their_path() {
-    let cases: [(&str, &[&str]); 31] = [
+    let cases: [(&str, &[&str]); 38] = [
         ("mode=bridge", &["mode", "blocks", "podCIDRs"]),
         ("modes=blocks", &["modes"]),
         ("image.repository=", &["image", "repository"]),
@@ -65,6 +65,16 @@ async fn wrong_values_are_refused_with_their_path() {
             &["frr", "neighbors"],
         ),
         ("metrics.tlsSecret=A_b", &["tlsSecret"]),
+        ("metrics.scrapeTimeout=10", &["scrapeTimeout"]),
+        ("metrics.alertLabels.a-b=c", &["alertLabels"]),
+        ("metrics.alertLabels.severity=info", &["alertLabels"]),
+        ("global.imageRegistry=a@b", &["global", "imageRegistry"]),
+        ("agent.updateStrategy=Recreate", &["updateStrategy"]),
+        (
+            "agent.appArmorProfile.type=unconfined",
+            &["appArmorProfile"],
+        ),
+        ("extraObjects[0].kind=ConfigMap", &["extraObjects"]),
         (
             "metrics.serviceMonitor=true metrics.services=false",
             &["metrics.services", "podMonitor"],

@@ -36,6 +36,7 @@ async fn pools_of_the_values_take_the_place_of_the_default_one_and_stay() {
     ])
     .await;
     assert!(text.contains("kind: IPPool") && text.contains("helm.sh/resource-policy: keep"));
+    assert!(text.contains("argocd.argoproj.io/sync-options: Prune=false"));
     assert!(!text.contains("--default-pool"));
     let ranges = with(&["defaultPool.cidrs={10.2.0.0/16,fd00::/64}"]).await;
     assert!(ranges.contains("- --default-pool-cidr=10.2.0.0/16\n"));
@@ -387,6 +388,180 @@ async fn labels_environment_volumes_and_accounts_can_be_extended() {
     ] {
         assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
         assert!(!plain.contains(line), "{line}");
+    }
+}
+
+/// Mirrors and their credentials: a parent chart sets them once for all of its charts. Some charts list Secrets by
+/// name, others as references.
+#[tokio::test]
+async fn a_registry_for_all_charts_takes_the_place_of_that_of_the_repository() {
+    let version = cadastre_core::VERSION;
+    for (repository, image) in [
+        ("cadastre.dev/cadastre", "mirror:5000/all/cadastre"),
+        ("localhost/net/cadastre", "mirror:5000/all/net/cadastre"),
+        ("host:5000/cadastre", "mirror:5000/all/cadastre"),
+        ("net/cadastre", "mirror:5000/all/net/cadastre"),
+        ("cadastre", "mirror:5000/all/cadastre"),
+    ] {
+        let repository = format!("image.repository={repository}");
+        let text = with(&["global.imageRegistry=mirror:5000/all/", &repository]).await;
+        let line = format!("image: {image}:{version}\n");
+        assert_eq!(text.matches(&line).count(), 4, "{repository}: {text}");
+    }
+    let text = with(&[
+        "image.pullSecrets={own,shared}",
+        "global.imagePullSecrets[0]=shared",
+        "global.imagePullSecrets[1].name=parent",
+    ])
+    .await;
+    let text: String = text.split_whitespace().collect();
+    let secrets = "imagePullSecrets:-name:own-name:shared-name:parent";
+    assert_eq!(text.matches(secrets).count(), 3, "{text}");
+}
+
+/// Prometheus and Grafana of an organisation have rules of their own for targets, samples, alerts and folders.
+#[tokio::test]
+async fn monitors_alerts_and_dashboards_can_be_adapted() {
+    let flags = [
+        "metrics.rules=true",
+        "metrics.dashboard=true",
+        "metrics.scrapeTimeout=10s",
+        "metrics.relabelings[0].targetLabel=cluster",
+        "metrics.relabelings[0].replacement=one",
+        "metrics.metricRelabelings[0].action=labeldrop",
+        "metrics.alertLabels.team=net",
+        "metrics.annotations.grafana_folder=Network",
+    ];
+    for kind in ["serviceMonitor", "podMonitor"] {
+        let kind = format!("metrics.{kind}=true");
+        let text = with(&[&flags[..], &[&kind]].concat()).await;
+        let alerts = text.matches("- alert: ").count();
+        assert!(alerts > 20, "{text}");
+        for (part, count) in [
+            ("      scrapeTimeout: 10s\n", 2),
+            (
+                "targetLabel: node, action: replace}\n        - replacement: one\n          targetLabel: cluster\n",
+                2,
+            ),
+            ("      metricRelabelings:\n        - action: labeldrop\n", 2),
+            (
+                "          labels:\n            team: net\n            severity: ",
+                alerts,
+            ),
+            ("  annotations:\n    grafana_folder: Network\n", 4),
+        ] {
+            assert_eq!(text.matches(part).count(), count, "{part}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn agents_fit_the_nodes_and_the_times_of_an_organisation() {
+    let virtual_nodes = "agent.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.\
+        nodeSelectorTerms[0].matchExpressions[0]";
+    let text = with(&[
+        &format!("{virtual_nodes}.key=type"),
+        &format!("{virtual_nodes}.operator=DoesNotExist"),
+        "agent.updateStrategy=OnDelete",
+        "agent.extraInitContainers[0].name=plugins",
+        "agent.extraInitContainers[0].image=plugins:1",
+        "agent.annotations.of=agents",
+        "controller.annotations.of=controllers",
+        "agent.nodeSelector.role=worker",
+    ])
+    .await;
+    for part in [
+        "        - key: type\n                operator: DoesNotExist\n",
+        "  updateStrategy:\n    type: OnDelete\n  selector:",
+        "      initContainers:\n        - image: plugins:1\n          name: plugins\n        - name: install-cni\n",
+        "  annotations:\n    of: agents\nspec:\n",
+        "  annotations:\n    of: controllers\nspec:\n",
+        "      nodeSelector:\n        kubernetes.io/os: linux\n        role: worker\n",
+    ] {
+        assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
+    }
+    let affinity = text.split("kind: DaemonSet").nth(1).unwrap();
+    assert!(affinity.contains("      affinity:\n        nodeAffinity:\n"));
+}
+
+/// The AppArmor profile of runtimes refuses signals to processes of the host.
+#[tokio::test]
+async fn agents_that_send_signals_are_not_confined_by_apparmor_unless_the_values_say_so() {
+    let signals = [
+        "agent.announce.file=/run/gobgp/routes",
+        "agent.announce.reload=process=gobgpd",
+    ];
+    let own = [
+        "agent.appArmorProfile.type=Localhost",
+        "agent.appArmorProfile.localhostProfile=gobgp",
+    ];
+    for (flags, profile) in [
+        (&[][..], None),
+        (&signals, Some("type: Unconfined\n")),
+        (
+            &own,
+            Some("localhostProfile: gobgp\n          type: Localhost\n"),
+        ),
+        (
+            &[signals, own].concat(),
+            Some("localhostProfile: gobgp\n          type: Localhost\n"),
+        ),
+    ] {
+        let text = with(flags).await;
+        let found = text.split_once("        appArmorProfile:\n          ");
+        let found = found.map(|(_, rest)| rest);
+        assert_eq!(found.is_some(), profile.is_some(), "{flags:?}: {text}");
+        assert!(
+            found.unwrap_or("").starts_with(profile.unwrap_or("")),
+            "{flags:?}: {text}"
+        );
+    }
+}
+
+/// helm 3 and helm 4 add the same further objects.
+#[tokio::test]
+async fn further_objects_are_manifests_or_texts_with_templates() {
+    let folder = tempfile::tempdir().unwrap();
+    let values = folder.path().join("values.yaml");
+    let text = r#"
+extraObjects:
+  - apiVersion: v1
+    kind: ConfigMap
+    metadata: {name: one, namespace: "{{ .Release.Namespace }}"}
+  - |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata:
+      name: two
+      labels:
+        {{- include "cadastre.labels" (dict "root" .) | nindent 4 }}
+    data: {mode: "{{ .Values.mode }}"}
+"#;
+    std::fs::write(&values, text).unwrap();
+    let (chart, values) = (chart().display().to_string(), values.display().to_string());
+    let args = [
+        "template",
+        "cadastre",
+        &chart,
+        "--namespace=kube-system",
+        "--kube-version=1.34.0",
+        "--show-only=templates/extra.yaml",
+        "--values",
+        &values,
+    ];
+    // The test that runs helm first builds it.
+    with(&[]).await;
+    let offline = || Helm::offline(folder.path());
+    for helm in [offline(), offline().three()] {
+        let text = helm.run(&args).await.unwrap();
+        assert_eq!(text.matches("kind: ConfigMap\n").count(), 2, "{text}");
+        for part in [
+            "  name: one\n  namespace: 'kube-system'\n",
+            "    app.kubernetes.io/name: cadastre\n",
+            "data: {mode: \"blocks\"}",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 }
 

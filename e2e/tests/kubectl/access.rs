@@ -173,7 +173,7 @@ async fn help_has_examples_and_completions_are_scripts() {
             "{text}"
         );
     }
-    for shell in ["bash", "zsh", "fish"] {
+    for shell in ["bash", "zsh", "fish", "powershell"] {
         let ran = nowhere(&format!("completion {shell}")).await;
         assert!(
             ran.code == 0 && ran.out.contains("support-bundle"),

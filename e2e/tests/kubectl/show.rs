@@ -4,6 +4,7 @@ use cadastre_api::NodeSubnetStatus;
 use cadastre_e2e::fixtures::{LIMIT, labelled};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{Agents, Options, TestCluster, nodes};
+use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -44,7 +45,7 @@ async fn a_healthy_cluster_is_shown_as_it_is() {
     fixtures.served("cidr-1").await.unwrap();
     let addresses = agents.run_pod(&fixtures, "web-1", "cart").await.unwrap();
     let address = addresses[0].clone();
-    fixtures.pod("waits", "web-2", &[]).await.unwrap();
+    let waits = fixtures.pod("waits", "web-2", &[]).await.unwrap();
     fixtures.in_use("web-1", 1).await.unwrap();
     let has_block = |it: &NodeSubnetStatus| !it.blocks.is_empty();
     let what = "reports its block";
@@ -79,6 +80,30 @@ async fn a_healthy_cluster_is_shown_as_it_is() {
     for (name, args) in shown {
         snapshot(name, &ok(cluster, args).await);
     }
+    // What the kubelet says of two pods: only the event of the explained pod counts.
+    for (uid, says) in [
+        (&*waits.uid().unwrap(), "pool `lan` has none"),
+        ("another", "no"),
+    ] {
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": "FailedCreatePodSandBox",
+            "metadata": {"name": format!("event-{}", &uid[..4]), "namespace": "default"},
+            "involvedObject": {"kind": "Pod", "namespace": "default", "name": "waits", "uid": uid},
+            "lastTimestamp": "2026-11-21T12:00:00Z", "message": says,
+        });
+        let create = ["create", "-f", "-"];
+        let created = cluster.kubectl_stdin(&create, &event.to_string()).await;
+        created.unwrap();
+    }
+    let explained = ok(cluster, "explain pod waits").await;
+    let section = explained
+        .split("Last event FailedCreatePodSandBox:\n")
+        .nth(1);
+    let lines: Vec<&str> = section.unwrap().lines().collect();
+    assert!(
+        lines.len() == 1 && lines[0].ends_with(" ago: pool `lan` has none"),
+        "{explained}"
+    );
     let handle = ok(cluster, "show handle net/cart").await;
     assert!(handle.contains(&address), "{handle}");
     let report = run(cluster, &format!("show ip {address} -o json"))

@@ -7,6 +7,7 @@ mod claim;
 mod node;
 mod pod;
 mod pool;
+mod sandbox;
 
 pub(crate) use node::node;
 pub(crate) use pod::pod;
@@ -162,7 +163,15 @@ pub(crate) async fn exec(
 ) -> anyhow::Result<ExitVerdict> {
     let inventory = reach.inventory(WantedKinds::PodsAndNamespaces).await?;
     let explanation = match &args.what {
-        What::Pod { name } => pod(&pod_name(name, &reach.namespace), &inventory)?,
+        What::Pod { name } => {
+            let name = pod_name(name, &reach.namespace);
+            let mut explanation = pod(&name, &inventory)?;
+            if let Some(pod) = sandbox::waiting(&name, &inventory) {
+                let events = reach.events_of(&name, &pod.uid, sandbox::REASON).await;
+                sandbox::explain(pod, &events, inventory.now, &mut explanation);
+            }
+            explanation
+        }
         What::Node { name } => node(name, &inventory)?,
         What::Pool { name } => pool(name, &inventory)?,
     };

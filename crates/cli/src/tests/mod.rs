@@ -191,7 +191,7 @@ impl Cluster {
     }
 
     /// Returns the pod that was added last.
-    fn last_pod(&mut self) -> &mut PodLite {
+    pub(crate) fn last_pod(&mut self) -> &mut PodLite {
         self.lists.pods.last_mut().unwrap()
     }
 
