@@ -16,6 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SEED ?=
 STEPS ?=
 MINUTES ?= 10
+FAULTS ?= 2
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
@@ -32,7 +33,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and notes when it began.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -86,6 +87,11 @@ soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from 
 	$(call say,soak)
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
 		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
+
+exhaustive: setup ## every order of events in small clusters, with at most FAULTS=2 faults, MINUTES=10 for each; ONLY=name
+	$(call say,exhaustive)
+	FAULTS=$(FAULTS) MINUTES=$(MINUTES) \
+		$(CARGO) test --workspace --test sim -- --ignored --exact --nocapture exhaustive::every_order
 
 e2e: setup control-plane nodes services tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=3 at a time
 	$(call say,e2e)

@@ -26,6 +26,7 @@
 //! | `settle`, `settle_blocks`, `exhaustion` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
+//! | `exhaustive` | small clusters, in which every order of events is tried and not a random one |
 //!
 //! `make sim SEED=7` runs one seed. `make sim STEPS=10000000` runs consecutive seeds until that many steps are done.
 //! `make soak MINUTES=60` runs seeds for 60 minutes. A failure prints its seed and the last relevant lines of the
@@ -49,6 +50,7 @@ mod claims;
 mod clock;
 mod describe;
 mod exhaustion;
+mod exhaustive;
 mod faults;
 mod host;
 mod ipam_claims;

@@ -5,6 +5,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use cadastre_daemon::watch::ObjectEvent;
 use super::api::{Api, Commit};
 
 /// A kind of objects that the API server stores.
-pub trait Stored: Object + Clone + PartialEq {
+pub trait Stored: Object + Clone + Debug + PartialEq {
     fn set_version(&mut self, version: u64);
     fn kind(api: &Api) -> &Kind<Self>;
     fn kind_mut(api: &mut Api) -> &mut Kind<Self>;
@@ -38,7 +39,7 @@ macro_rules! stored {
 stored!(Node: nodes, Pool: pools, Subnet: subnets, Routes: routes, FrrConfiguration: frr_configurations, Block: blocks, Claim: claims, ServiceRange: services, Pod: pods);
 
 /// One change in the history.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Change<T> {
     deleted: bool,
     object: Arc<T>,
@@ -97,6 +98,7 @@ impl<T: Stored> Kind<T> {
 }
 
 /// The watch of one process for the objects of one kind.
+#[derive(Clone)]
 pub struct Feed<T> {
     stage: Stage<T>,
     /// The index in the log of the change that is delivered next.
@@ -105,6 +107,7 @@ pub struct Feed<T> {
     seen: u64,
 }
 
+#[derive(Clone)]
 enum Stage<T> {
     Down,
     /// The start of the list was delivered. The content of the list is read later, so it will include changes that
@@ -135,6 +138,11 @@ pub trait AnyFeed {
     fn cut(&mut self, api: &Api);
 
     fn has_next(&self, api: &Api) -> bool;
+
+    fn is_watching(&self) -> bool;
+
+    /// Writes what the watch has yet to deliver, so that two states of a watch are equal if their texts are.
+    fn describe(&self, api: &Api, text: &mut dyn Write) -> fmt::Result;
 }
 
 impl<T: Stored> AnyFeed for Feed<T> {
@@ -152,13 +160,23 @@ impl<T: Stored> AnyFeed for Feed<T> {
     fn has_next(&self, api: &Api) -> bool {
         !self.is_watching() || self.cursor < T::kind(api).log.len()
     }
-}
 
-impl<T: Stored> Feed<T> {
     fn is_watching(&self) -> bool {
         matches!(self.stage, Stage::Watching)
     }
 
+    fn describe(&self, api: &Api, text: &mut dyn Write) -> fmt::Result {
+        let is_watching = self.is_watching();
+        let pending = T::kind(api).log.iter().skip(self.cursor);
+        let pending = pending.filter(|it| is_watching && it.object.version() > self.seen);
+        write!(text, "{is_watching} ")?;
+        pending
+            .into_iter()
+            .try_for_each(|it| write!(text, "{} {:?} ", it.deleted, it.object))
+    }
+}
+
+impl<T: Stored> Feed<T> {
     /// Returns the next event. `asked` is the monotonic time at which a list that begins now is requested.
     pub fn next(&mut self, api: &Api, asked: Duration) -> Option<ObjectEvent<T>> {
         let kind = T::kind(api);

@@ -106,7 +106,7 @@ pub struct Run {
     pub burst: (Time, u32),
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Feeds {
     nodes: Feed<Node>,
     pools: Feed<Pool>,
@@ -132,6 +132,37 @@ impl Feeds {
             Watched::Routes => &mut self.routes,
             Watched::FrrConfigurations => &mut self.frr_configurations,
         }
+    }
+
+    pub fn by_kind(&self, kind: Watched) -> &dyn AnyFeed {
+        match kind {
+            Watched::Nodes => &self.nodes,
+            Watched::Pools => &self.pools,
+            Watched::Subnets => &self.subnets,
+            Watched::Blocks => &self.blocks,
+            Watched::Services => &self.services,
+            Watched::Pods => &self.pods,
+            Watched::Claims => &self.claims,
+            Watched::Routes => &self.routes,
+            Watched::FrrConfigurations => &self.frr_configurations,
+        }
+    }
+
+    /// Returns the next event of a watch. `asked` is the monotonic time at which a list that begins now is requested.
+    pub fn next(&mut self, kind: Watched, api: &Api, asked: Duration) -> Option<ControllerEvent> {
+        Some(match kind {
+            Watched::Nodes => ControllerEvent::Nodes(self.nodes.next(api, asked)?),
+            Watched::Pools => ControllerEvent::Pools(self.pools.next(api, asked)?),
+            Watched::Subnets => ControllerEvent::Subnets(self.subnets.next(api, asked)?),
+            Watched::Blocks => ControllerEvent::Blocks(self.blocks.next(api, asked)?),
+            Watched::Services => ControllerEvent::ServiceRanges(self.services.next(api, asked)?),
+            Watched::Pods => ControllerEvent::Pods(self.pods.next(api, asked)?),
+            Watched::Claims => ControllerEvent::Claims(self.claims.next(api, asked)?),
+            Watched::Routes => ControllerEvent::Routes(self.routes.next(api, asked)?),
+            Watched::FrrConfigurations => {
+                ControllerEvent::FrrConfigurations(self.frr_configurations.next(api, asked)?)
+            }
+        })
     }
 }
 
@@ -211,14 +242,7 @@ impl Run {
     /// Returns whether the write may be sent now, by the rule of the real process. `None` means that the write has to
     /// wait until the Lease is written.
     pub fn gate(&self, outgoing: &OutgoingRequest, mono: Duration) -> Option<bool> {
-        match self.leadership() {
-            Leadership::Leading(term)
-                if outgoing.term.as_ref() == Some(&term.id) && mono < term.valid_until =>
-            {
-                (term.named >= outgoing.number).then_some(true)
-            }
-            _ => Some(false),
-        }
+        may_send(&self.leadership(), outgoing, mono)
     }
 
     /// Passes the next event of a watch to the controller, and returns the event for the trace.
@@ -259,5 +283,28 @@ impl Process {
             mono: self.clocks.mono(now),
             wall: self.clocks.wall(now),
         }
+    }
+}
+
+/// Returns whether a write may be sent now. `None` means that it has to wait until the Lease is written.
+pub fn may_send(
+    leadership: &Leadership,
+    outgoing: &OutgoingRequest,
+    mono: Duration,
+) -> Option<bool> {
+    match leadership {
+        Leadership::Leading(term)
+            if outgoing.term.as_ref() == Some(&term.id) && mono < term.valid_until =>
+        {
+            (term.named >= outgoing.number).then_some(true)
+        }
+        _ => Some(false),
+    }
+}
+
+/// What watches have yet to deliver depends on the API server, too: see [`AnyFeed::describe`].
+impl std::fmt::Debug for Feeds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Feeds")
     }
 }

@@ -20,7 +20,7 @@ use cadastre_core::mutation::Mutation;
 const GRACE: Duration = Duration::from_secs(45);
 
 /// Whether the agent grace is over, and the request that ends the grace.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct AgentGrace {
     /// The request for the list of NodeSubnets that ends the grace; empty before the grace and while the request is in
     /// flight

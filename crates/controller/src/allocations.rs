@@ -57,7 +57,7 @@ pub struct SyncOutcome {
 }
 
 /// The ledger of ranges, and the state on which decisions about ranges depend.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AllocationState {
     /// The holdings of all nodes and claims
     pub ledger: RangeLedger,

@@ -32,7 +32,7 @@ use cadastre_core::{Addr, Cidr, HoldingId};
 const AWAIT: Duration = Duration::from_secs(10);
 
 /// The queues of the block loop, and what the loop knows about quarantined blocks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct BlockLoop {
     /// Blocks that a node waits for
     pub urgent: Queue<Cidr>,

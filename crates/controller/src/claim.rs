@@ -86,7 +86,7 @@ impl ClaimProblem {
 }
 
 /// The queues of the claim loop, and the claims that wait, cool or expire.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClaimLoop {
     /// Claims to decide about: which addresses they get, and which node gets these addresses
     pub queue: Queue<ClaimName>,

@@ -20,7 +20,7 @@ use cadastre_core::Addr;
 const IDLE_PAUSE: Duration = Duration::from_secs(5);
 
 /// When the loop checks next, and the facts on which the decision about the default pool is based.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct DefaultPool {
     /// Schedules the next check; the single key stands for the default pool
     pub queue: Queue<()>,

@@ -26,7 +26,7 @@ use cadastre_core::Cidr;
 const MOST: usize = 16_384;
 
 /// Nodes that this process saw deleted, the oldest deletion first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DeletedNodes(VecDeque<DeletedNode>);
 
 /// A deleted node, with the data that the quarantine of its podCIDRs needs.

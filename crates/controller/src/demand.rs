@@ -61,7 +61,7 @@ pub struct WaitingNode {
 }
 
 /// The queues of the demand loop, and the nodes that wait for blocks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Demand {
     /// Nodes without a block; they are handled before the nodes in `more`
     first: Queue<NodeName>,
@@ -90,6 +90,7 @@ pub struct Demand {
 }
 
 /// What a node still lacks from a pool that has no free block.
+#[derive(Clone, Debug)]
 struct Lacking {
     /// How many addresses the node lacks
     missing: u64,

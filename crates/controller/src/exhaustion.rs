@@ -57,7 +57,7 @@ const EVICTION_AGE: Duration = Duration::from_secs(10);
 const UNUSED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The queue of the loop, its requests in flight, and the nodes that may lose their marks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Exhaustion {
     /// Names of nodes whose marks may have to change
     pub(crate) queue: Queue<NodeName>,
@@ -71,6 +71,7 @@ pub(crate) struct Exhaustion {
 }
 
 /// The marks that a node should have.
+#[derive(Clone, Debug)]
 struct Marks {
     /// The message of the condition; `None` if the node should not have the condition
     message: Option<Text>,

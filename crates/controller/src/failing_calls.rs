@@ -152,7 +152,7 @@ impl ObjectCall {
 }
 
 /// The failures of a call since the call last succeeded, and the call's back-off.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct CallFailures {
     /// Number of failures since the last success
     failures: u32,
@@ -176,7 +176,7 @@ pub enum CallReport {
 }
 
 /// Calls that have failed recently, each with its back-off.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct FailingCalls {
     calls: BTreeMap<ObjectCall, CallFailures>,
     /// Number of calls that keep failing now

@@ -46,7 +46,7 @@ use cadastre_core::mutation::Mutation;
 const PERSISTENT: u32 = 3;
 
 /// The state of one takeover: which lists and touches the new leader still needs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fence {
     takeover: Takeover,
     term: TermId,
@@ -69,7 +69,7 @@ pub(crate) struct Fence {
     reported: BTreeSet<(NodeName, ObjectUid)>,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Step {
     Syncing,
     Listing,
@@ -77,7 +77,7 @@ enum Step {
     Done,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Lists {
     queue: Queue<ObjectKind>,
     /// Kinds whose list has not arrived yet

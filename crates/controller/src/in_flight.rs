@@ -9,7 +9,7 @@ use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::reconcile::RequestAnswer;
 
 /// Objects with a request in flight, and objects that must be read before they are written.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct InFlight<K, W = ()> {
     /// Objects with a request in flight. The value is the content of the request, if the request is a write
     sent: BTreeMap<K, W>,

@@ -31,7 +31,7 @@ const BYTES: usize = 40 * 1024;
 const ASIDE: usize = 128 * 1024;
 
 /// The allocations and other writes that a leader intends during one term.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct IntentBook {
     past: InheritedIntents,
     named: BTreeMap<(ObjectUid, Vec<Cidr>), IntentEntry>,
@@ -65,7 +65,7 @@ enum InheritedIntents {
     Known,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct IntentEntry {
     name: NodeName,
     /// The term annotation that the write tests. If the node's annotation changes, the Lease must name the allocation

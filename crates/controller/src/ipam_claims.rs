@@ -45,7 +45,7 @@ use cadastre_core::mutation::Mutation;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The state of the loop of IPAMClaims.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct IpamClaimLoop {
     /// Names of IPAMClaims that pods have named, and of IPClaims that IPAMClaims own
     pub queue: Queue<ClaimName>,
@@ -59,7 +59,7 @@ pub struct IpamClaimLoop {
 }
 
 /// A pod that waits for an IPAMClaim or a pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Wait {
     /// The last event that told the pod why it waits
     report: PodReport,

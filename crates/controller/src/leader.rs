@@ -46,6 +46,7 @@ pub(super) struct SendBudget {
 
 /// The state that exists only while this process leads.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[derive(Clone, Debug)]
 pub(super) struct Leader {
     pub(super) term: LeadershipTerm,
     pub(super) loops: Loops,

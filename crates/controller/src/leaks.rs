@@ -45,7 +45,7 @@ const AT_ONCE: usize = 256;
 type Orphan = (Addr, PodUid);
 
 /// The queue of the leak loop, and the addresses without a pod that the loop has found.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Leaks {
     /// How long an address must be without a pod before it can become a leak candidate
     grace: Duration,

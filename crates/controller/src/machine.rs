@@ -66,6 +66,7 @@ pub enum ControllerEvent {
     Answer(RequestId, RequestOutcome),
 }
 
+#[derive(Clone, Debug)]
 struct Pending {
     purpose: Purpose,
     wrote: bool,
@@ -107,6 +108,7 @@ cached! {
 }
 
 /// The state machine: the cache and, while this process leads, the leader's state.
+#[derive(Clone, Debug)]
 pub struct Controller {
     settings: ControllerSettings,
     cache: ClusterCache,

@@ -47,7 +47,7 @@ use cadastre_core::{Addr, Cidr};
 const NO_POOL_PAUSE: Duration = Duration::from_secs(30);
 
 /// The state of the loop that creates claims for pods.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PodClaimLoop {
     /// Claims that a pod has named, and claims that are gone
     pub queue: Queue<ClaimName>,
@@ -57,7 +57,7 @@ pub struct PodClaimLoop {
 }
 
 /// When an event last told a pod why its claim is not created.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PodReport {
     /// UID of the pod. For a later pod of the same name, an event is emitted at once
     pub pod: ObjectUid,

@@ -43,7 +43,7 @@ use cadastre_core::{Addr, Cidr, Family, HoldingState};
 pub use assigned::AssignmentObstacle;
 
 /// The queue of the podCIDR loop, its requests in flight, and the nodes that wait.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PodCidrs {
     /// Names of nodes that may need podCIDRs
     pub queue: Queue<NodeName>,
@@ -60,7 +60,7 @@ pub struct PodCidrs {
     recount: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiting {
     uid: ObjectUid,
     reason: WaitReason,

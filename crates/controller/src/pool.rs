@@ -33,7 +33,7 @@ pub(crate) const STATUS_PAUSE: Duration = Duration::from_secs(5);
 const COUNT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The queue of the pool loop, and the times at which counts were last computed and statuses last written.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PoolLoop {
     /// Names of pools whose finalizers or status may need a write
     pub queue: Queue<PoolName>,

@@ -43,7 +43,7 @@ const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 const KUBERNETES: &str = "kubernetes";
 
 /// One pool as last evaluated: what it may allocate, and to which nodes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PoolState {
     /// `metadata.name` of the IPPool
     pub name: PoolName,
@@ -188,7 +188,7 @@ impl PoolState {
 }
 
 /// The states of all pools, by name, with indexes by age, rank and range.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PoolStates {
     states: BTreeMap<PoolName, PoolState>,
     /// Names of all pools, oldest first. NodeCIDR pools that are being deleted come last.
@@ -205,7 +205,7 @@ pub struct PoolStates {
     service_family: Option<Family>,
     /// How many pools the lookups have visited. Tests check the cost of lookups by this count.
     #[cfg(test)]
-    looks: AtomicUsize,
+    looks: std::sync::Arc<AtomicUsize>,
 }
 
 impl PoolStates {

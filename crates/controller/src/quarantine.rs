@@ -24,7 +24,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Addr, Cidr};
 
 /// The queue of the quarantine loop. The quarantines themselves are in the ledger.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Quarantine {
     /// Quarantines to process. Each is processed at the earliest time at which it may end
     pub queue: Queue<QuarantineKey>,

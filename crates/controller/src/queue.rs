@@ -10,7 +10,7 @@ const FIRST: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST: Duration = Duration::from_secs(10);
 
 /// A queue of keys. A key can be ready, delayed, or both.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Queue<K> {
     ready: VecDeque<K>,
     members: BTreeSet<K>,

@@ -80,7 +80,7 @@ impl EventRecord {
 
 /// When each state of a node and a pool was last reported. If a state ends and begins again every few seconds, this
 /// record prevents a report each time.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RecentReports {
     /// Monotonic time of the last report, by the node's UID, the pool's name and the reason
     made: BTreeMap<(ObjectUid, PoolName, &'static str), Duration>,

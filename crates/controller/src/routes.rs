@@ -85,7 +85,7 @@ pub(crate) struct Wanted {
 }
 
 /// The queue of the loop, and its requests in flight.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RouteLoop<K: RouteKind> {
     /// Names of nodes whose objects may have to change
     pub(crate) queue: Queue<NodeName>,

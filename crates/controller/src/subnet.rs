@@ -40,7 +40,7 @@ const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 const RECORD_WAITS: Duration = Duration::from_secs(5);
 
 /// The queues of the NodeSubnet loop, its requests in flight, and what it has to record or report.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Subnets {
     /// Names of NodeSubnets to process first, because nodes wait for the blocks in them
     pub urgent: Queue<NodeName>,

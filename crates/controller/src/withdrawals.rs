@@ -44,7 +44,7 @@ use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
 /// The ranges that a NodeSubnet names in `spec.withdraw`, `spec.claimed`, `spec.lent` and `spec.returned`.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Withdrawals {
     pub withdraw: Vec<String>,
     pub claimed: Vec<ClaimedAddress>,

@@ -47,7 +47,7 @@ pub struct Holding {
 }
 
 /// The holdings, indexed by number. Numbers start at 1; the number 0 means "no holding".
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Holdings {
     records: Vec<Record>,
     /// The number of each holder's first holding, indexed by holder.
@@ -58,7 +58,7 @@ pub(super) struct Holdings {
 }
 
 /// The first address is stored as two halves, because the alignment of a `u128` would enlarge the record to 48 bytes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Record {
     first: [u64; 2],
     /// The generation, which is odd while the record is in use.

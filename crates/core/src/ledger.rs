@@ -22,7 +22,7 @@ use super::holdings::{Holder, Holding, HoldingId, HoldingState, Holdings};
 use super::space::Space;
 
 /// All holdings of both families. The ledger exists only in memory, and the caller rebuilds it from the API objects.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct RangeLedger {
     pub(super) holdings: Holdings,
     pub(super) spaces: Dual<Space>,

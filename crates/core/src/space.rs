@@ -24,7 +24,7 @@ pub(super) const CHILD: u32 = 1 << 31;
 /// The maximum number of levels below the root: the 128 bits of IPv6 at two bits per level.
 const LEVELS: usize = 64;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Space {
     pub(super) nodes: Vec<Node>,
     /// The slot value that refers to the first vacant node; `FREE` if no node is vacant. `slots[0]` of a vacant node
@@ -34,7 +34,7 @@ pub(super) struct Space {
 }
 
 /// Four slots of the same order, for consecutive blocks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) slots: [u32; 4],
     pub(super) fits: FreeOrders,

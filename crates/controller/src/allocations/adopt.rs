@@ -37,7 +37,7 @@ use cadastre_core::{Addr, Cidr};
 /// Blocks that agents use but that cannot be adopted now. For example, another node holds part of the block, or the
 /// pool would not allocate the block to the node now. No part of these blocks is allocated to another node. The key is
 /// the name of the node whose agent uses the blocks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct UnadoptedBlocks(BTreeMap<NodeName, Vec<Cidr>>);
 
 impl UnadoptedBlocks {

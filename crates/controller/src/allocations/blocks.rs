@@ -33,7 +33,7 @@ pub(crate) use objects::sound;
 pub use standby::Standby;
 
 /// All blocks of live nodes and all quarantined blocks, by range and by owner.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct BlockTable {
     entries: BTreeMap<Cidr, BlockEntry>,
     by_owner: BTreeMap<ObjectUid, BTreeSet<Cidr>>,

@@ -22,7 +22,7 @@ use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Holder, HoldingId, HoldingState};
 
 /// All claims that have addresses.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClaimTable {
     entries: BTreeMap<ClaimName, ClaimEntry>,
     by_address: BTreeMap<Cidr, ClaimName>,

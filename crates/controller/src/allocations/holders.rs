@@ -18,7 +18,7 @@ pub(crate) enum HolderUse {
 }
 
 /// Maps the UID of a node to its holder numbers in the ledger, and a holder number to the node.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct HolderIds {
     by_uid: BTreeMap<(HolderUse, ObjectUid), Holder>,
     nodes: Vec<Option<(NodeName, ObjectUid)>>,

@@ -52,7 +52,7 @@ pub(crate) struct Loan<'a> {
 }
 
 /// Lending that is under way: the asks of this leader, and the borrowed blocks that no longer exist.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LendingTable {
     pub(crate) asks: BTreeMap<Cidr, Ask>,
     /// Borrowed blocks that the ledger has dropped, each with its lender. The demand loop empties this list

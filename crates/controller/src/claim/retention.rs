@@ -31,7 +31,7 @@ use cadastre_core::mutation::Mutation;
 const SETTLE: Duration = Duration::from_secs(60);
 
 /// The time at which an unused claim is to be deleted.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Expiry {
     /// `status.releasedAt` and `ttlSecondsAfterUse`, from which `at` was computed
     of: (Timestamp, u32),

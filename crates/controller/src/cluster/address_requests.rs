@@ -27,7 +27,7 @@ pub(crate) enum RequestSource {
 }
 
 /// All requests, and the data about pods with which the requests are compared.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct AddressRequests {
     by_pod: BTreeMap<PodUid, BTreeMap<RequestSource, AddressRequest>>,
     /// The key for hashes of pod names. The key is random, so that nobody can choose a name that has the same hash as
@@ -40,7 +40,7 @@ pub(crate) struct AddressRequests {
 
 /// The data about a pod with which requests are compared. Every pod that can use a claim has such a record, so the
 /// record is kept small.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestedPod {
     /// The node to which the pod is bound
     node: NodeName,

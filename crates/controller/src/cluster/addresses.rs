@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadastre_core::{Addr, Cidr};
 
 /// An ordered set of addresses, each with the number of its reporters.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Addresses {
     counts: BTreeMap<Addr, u32>,
     /// Addresses with more than one reporter

@@ -20,7 +20,7 @@ use super::request::{KnownObject, ObjectKind};
 use cadastre_api::NodeSubnetSpec;
 
 /// The controller's copies of the API objects that it watches, with one cache per kind.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClusterCache {
     /// Nodes: podCIDRs, labels, addresses, and the identity of the machine
     pub nodes: ObjectCache<Node>,

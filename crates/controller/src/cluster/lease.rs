@@ -59,7 +59,7 @@ const WRITE_PAUSE: Duration = Duration::from_millis(400);
 const WANTED_PAUSE: Duration = Duration::from_millis(20);
 
 /// State of the election, as one candidate sees it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Elector {
     settings: LeaseSettings,
     phase: Phase,
@@ -101,7 +101,7 @@ pub struct Elector {
 }
 
 /// The last known state of the Lease.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum LeaseView {
     Unknown,
     /// The Lease is missing. The value is the time since which it has been missing
@@ -110,7 +110,7 @@ enum LeaseView {
     Present(LeaseRecord, Mono),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Phase {
     Candidate,
     Leading(HeldLease),
@@ -118,7 +118,7 @@ enum Phase {
 }
 
 /// The present term, and the Lease as last read or written in this term.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct HeldLease {
     term: LeadershipTerm,
     record: LeaseRecord,

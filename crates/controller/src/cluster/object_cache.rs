@@ -56,7 +56,7 @@ pub enum ListOutcome<T> {
 }
 
 /// Cached objects of one kind, by name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ObjectCache<T: Object> {
     objects: BTreeMap<T::Name, Arc<T>>,
     /// The names of cached objects that the running relist has not shown yet; `None` if no relist is running

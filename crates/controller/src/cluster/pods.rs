@@ -28,7 +28,7 @@ use cadastre_daemon::watch::ObjectEvent;
 const MOST_OF_MIRRORS: usize = 16;
 
 /// All pods by UID, with their addresses.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PodIndex {
     by_uid: BTreeMap<PodUid, Record>,
     reported: Addresses,
@@ -45,7 +45,7 @@ pub struct PodIndex {
     listed: bool,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Record {
     claim: Option<Box<PodClaim>>,
     /// The claims of the pod's interfaces
@@ -79,7 +79,7 @@ impl Record {
 }
 
 /// Pods that wait for an address that neither a claim nor a pool that they name gives them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Unserved {
     /// Such pods of each node
     by_node: BTreeMap<NodeName, BTreeSet<PodUid>>,

@@ -60,7 +60,7 @@ type NodeKey = (NodeName, ObjectUid);
 
 /// What the loop remembers about earlier requests for parts of blocks: parts that the controller does not ask for, and
 /// nodes that it does not ask, for a while.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Lending {
     /// Whether a NodeSubnet has changed since [`Demand::look_at_asks`] last ran
     changed: bool,

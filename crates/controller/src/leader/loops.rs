@@ -51,6 +51,7 @@ macro_rules! loops {
         $($name:literal $field:ident: $kind:ty = $new:expr,)*
     ) => {
         /// Every loop of a leader.
+        #[derive(Clone, Debug)]
         pub(crate) struct Loops {
             $(pub(crate) $field: $kind,)*
         }

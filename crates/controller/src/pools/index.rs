@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use cadastre_core::{Cidr, Dual};
 
 /// Pools by range. Each pool is represented by its position in the list of pools by age.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PoolRangeIndex {
     /// Positions of the pools that have exactly this range, oldest first
     by_range: BTreeMap<Cidr, Vec<usize>>,

@@ -1,0 +1,157 @@
+//! One run of a controller process: the shipped controller and elector, and what has been sent to them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cadastre_controller::cluster::lease::{
+    Elector, Leadership, LeaseAnswer, LeaseCall, LeaseSettings,
+};
+use cadastre_controller::cluster::request::{Rejection, RequestId, RequestOutcome};
+use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
+
+use super::super::api::Api;
+use super::super::checks::{Violation, wrong};
+use super::super::process::{Feeds, Watched, may_send};
+
+/// If a controller asks for more requests than this at one moment, a loop spins.
+const SPIN: u32 = 500;
+
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub controller: Controller,
+    pub elector: Elector,
+    pub feeds: Feeds,
+    /// The leadership that was last passed to the controller
+    observed: Option<Leadership>,
+    is_lease_asked: bool,
+    /// Whether the process has read the Lease. Before that, it starts no watch
+    pub has_read_lease: bool,
+    in_flight: BTreeMap<RequestId, OutgoingRequest>,
+    /// Requests that wait because no write of the Lease has followed their decision yet
+    awaiting_lease: Vec<OutgoingRequest>,
+}
+
+/// What a process sends after an event.
+#[derive(Default)]
+pub struct Sent {
+    pub requests: Vec<OutgoingRequest>,
+    pub lease: Option<LeaseCall>,
+}
+
+impl Candidate {
+    pub fn new(process: usize, incarnation: u32) -> Self {
+        let lease = LeaseSettings {
+            identity: format!("p{process}"),
+            nonce: format!("{process}n{incarnation}"),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        };
+        Candidate {
+            controller: Controller::new(ControllerSettings::default()),
+            elector: Elector::new(lease),
+            feeds: Feeds::default(),
+            observed: None,
+            is_lease_asked: false,
+            has_read_lease: false,
+            in_flight: BTreeMap::new(),
+            awaiting_lease: Vec::new(),
+        }
+    }
+
+    /// Calls the state machines until they have nothing more to send.
+    pub fn work(&mut self, now: Now) -> Result<Sent, Violation> {
+        let mut sent = Sent::default();
+        for _ in 0..SPIN {
+            if !self.step(now, &mut sent) {
+                return Ok(sent);
+            }
+        }
+        let text = format!("a controller asks without end: {:?}", sent.requests.last());
+        Err(wrong("spin", text, None::<&str>).unwrap_err())
+    }
+
+    /// Returns whether anything has changed, so that there may be more to do.
+    fn step(&mut self, now: Now, sent: &mut Sent) -> bool {
+        let leadership = self.elector.leadership();
+        if self.observed.as_ref() != Some(&leadership) {
+            self.observed = Some(leadership.clone());
+            self.controller
+                .on(ControllerEvent::Leadership(leadership), now);
+            let awaiting = std::mem::take(&mut self.awaiting_lease);
+            for request in awaiting {
+                self.send(request, now, sent);
+            }
+            return true;
+        }
+        if let Some(request) = self.controller.poll(now) {
+            self.in_flight.insert(request.id, request.clone());
+            self.send(request, now, sent);
+            return true;
+        }
+        self.controller.take_reports();
+        if let Some(wanted) = self.controller.take_wanted() {
+            self.elector.want(wanted, now.mono);
+            return true;
+        }
+        if !self.is_lease_asked
+            && let Some(call) = self.elector.poll(now.mono)
+        {
+            self.is_lease_asked = true;
+            sent.lease = Some(call);
+            return true;
+        }
+        false
+    }
+
+    fn send(&mut self, request: OutgoingRequest, now: Now, sent: &mut Sent) {
+        match may_send(&self.elector.leadership(), &request, now.mono) {
+            Some(false) if request.request.is_write() => {
+                self.in_flight.remove(&request.id);
+                let outcome = RequestOutcome::Rejected(Rejection::NotSent);
+                let answer = ControllerEvent::Answer(request.id, outcome);
+                self.controller.on(answer, now);
+            }
+            None if request.request.is_write() => self.awaiting_lease.push(request),
+            _ => sent.requests.push(request),
+        }
+    }
+
+    pub fn answered(&mut self, id: RequestId, outcome: RequestOutcome, now: Now) {
+        if self.in_flight.remove(&id).is_some() {
+            self.controller
+                .on(ControllerEvent::Answer(id, outcome), now);
+        }
+    }
+
+    pub fn lease_answered(&mut self, answer: LeaseAnswer, now: Now) {
+        self.is_lease_asked = false;
+        self.has_read_lease |= !matches!(answer, LeaseAnswer::Unclear | LeaseAnswer::Failed);
+        self.elector.answer(answer, now.mono);
+    }
+
+    /// Delivers everything that a watch has to deliver.
+    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) {
+        while self.feeds.by_kind(kind).has_next(api) {
+            let Some(event) = self.feeds.next(kind, api, now.mono) else {
+                continue;
+            };
+            self.controller.on(event, now);
+        }
+    }
+
+    pub fn leads(&self) -> bool {
+        matches!(self.elector.leadership(), Leadership::Leading(_))
+    }
+
+    /// Whether the process leads, and knows the outcome of all its requests.
+    pub fn is_settled(&self) -> bool {
+        self.controller.is_allocating() && self.controller.is_settled() && self.in_flight.is_empty()
+    }
+
+    /// The next time at which one of the state machines wants to be called.
+    pub fn wakes_at(&self, after: Duration) -> Option<Duration> {
+        let times = [self.controller.wake_at(), self.elector.wake_at()];
+        times.into_iter().flatten().filter(|at| *at > after).min()
+    }
+}

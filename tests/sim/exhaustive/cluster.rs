@@ -1,0 +1,775 @@
+//! A small cluster in one state, and the transitions that are possible in it.
+
+use std::cell::RefCell;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cadastre_api::{IPPoolSpec, NodeSubnetStatus};
+use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall};
+use cadastre_controller::cluster::names::{NodeName, ObjectUid};
+use cadastre_controller::cluster::objects::{MachineIdentity, Node, Object};
+use cadastre_controller::cluster::request::{ApiRequest, Rejection, RequestId, RequestOutcome};
+use cadastre_controller::{Now, OutgoingRequest};
+
+use super::super::api::{Api, new_pool};
+use super::super::checks::{Verdict, Violation, wrong};
+use super::super::clock::{Clocks, SECOND, Time};
+use super::super::describe::{of_outcome, of_request};
+
+use super::super::object_log::Kind;
+use super::super::pool_workload::service;
+use super::super::process::Watched;
+use super::super::run::RunId;
+use super::agent::Agent;
+use super::candidate::Candidate;
+use super::invariants;
+
+/// All kinds that a controller watches.
+const KINDS: [Watched; 8] = [
+    Watched::Nodes,
+    Watched::Pools,
+    Watched::Subnets,
+    Watched::Blocks,
+    Watched::Services,
+    Watched::Pods,
+    Watched::Claims,
+    Watched::Routes,
+];
+
+/// A change that somebody else makes.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    CreateNode(&'static str),
+    DeleteNode(&'static str),
+    /// The pods of a node need so many addresses from now on.
+    Need(&'static str, i64),
+}
+
+/// What is explored.
+pub struct Scenario {
+    pub name: &'static str,
+    pub pool: fn() -> IPPoolSpec,
+    /// The changes that precede everything else; the controllers settle after each.
+    pub before: &'static [Change],
+    /// The changes that happen in this order, each at any time
+    pub changes: &'static [Change],
+    /// The kinds whose watches may begin again
+    pub relisted: &'static [Watched],
+}
+
+/// A message on its way. Its sender may have given it up, as if its answer was lost; then it may still arrive later.
+#[derive(Clone, Debug)]
+pub struct InTransit {
+    message: Message,
+    /// The hash of the message
+    hash: u64,
+    is_given_up: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    outcome: RequestOutcome,
+    /// Whether the request only reads
+    is_read: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Message {
+    Request(RunId, Box<OutgoingRequest>),
+    Answer(RunId, RequestId, Box<Answer>),
+    LeaseCall(RunId, LeaseCall),
+    LeaseAnswer(RunId, LeaseAnswer),
+    /// An agent writes the status of its NodeSubnet, which had this version when it decided.
+    Status(NodeName, u64, NodeSubnetStatus),
+}
+
+impl InTransit {
+    /// Requests of a process that only read arrive in the order in which they were sent, and so do their answers: the
+    /// line and its direction. `None` for other messages, which may overtake each other.
+    fn line(&self) -> Option<(RunId, bool)> {
+        match &self.message {
+            Message::Request(from, it) if !self.is_given_up && !it.request.is_write() => {
+                Some((*from, true))
+            }
+            Message::Answer(to, _, outcome) if !self.is_given_up && outcome.is_read => {
+                Some((*to, false))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Message {
+    /// The process that gets the message; `None` for the API server.
+    fn recipient(&self) -> Option<RunId> {
+        match self {
+            Message::Answer(to, ..) | Message::LeaseAnswer(to, _) => Some(*to),
+            Message::Request(..) | Message::LeaseCall(..) | Message::Status(..) => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Message::Request(from, it) => format!("{from}'s {}", of_request(&it.request)),
+            Message::Answer(to, _, it) => {
+                format!("the answer to {to}: {}", of_outcome(&it.outcome))
+            }
+            Message::LeaseCall(from, it) => format!("{from}'s call {it:?}"),
+            Message::LeaseAnswer(to, it) => format!("the answer about the Lease to {to}: {it:?}"),
+            Message::Status(node, version, it) => {
+                format!(
+                    "{node}'s status at v{version}: {:?} {:?}",
+                    it.pools, it.blocks
+                )
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    /// The message at this position arrives.
+    Arrive(usize),
+    /// A watch of a process delivers its next event.
+    Deliver(usize, Watched),
+    /// The watch of an agent delivers its NodeSubnet.
+    ShowSubnet(usize),
+    /// The watch of the Lease delivers its present state.
+    ShowLease(usize),
+    Start(usize),
+    Resume(usize),
+    /// The next of the changes happens.
+    Change,
+    /// Time passes until the next process wants to be called.
+    Tick,
+    /// A fault. The sender of the message at this position hears that its outcome is unknown.
+    GiveUp(usize),
+    /// A fault. The API server refuses the request at this position.
+    Refuse(usize),
+    /// A fault. The process ends.
+    Crash(usize),
+    /// A fault. The process stands still until it is resumed.
+    Pause(usize),
+    /// A fault. The watch of the process begins again with a list.
+    Relist(usize, Watched),
+    /// A fault. Time passes, although messages are on their way.
+    SlowTick,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    incarnation: u32,
+    run: Option<Box<Candidate>>,
+    is_paused: bool,
+    /// The version of the Lease that its watch last delivered
+    lease_shown: String,
+    /// The hash of all this, unless something may have changed since it was computed
+    hash: Option<u64>,
+}
+
+/// How a state came about, the last transition first.
+pub struct Path {
+    pub text: String,
+    pub before: Option<Arc<Path>>,
+}
+
+#[derive(Clone)]
+pub struct Cluster {
+    scenario: &'static Scenario,
+    api: Api,
+    /// The hash of what is stored, unless something may have changed since it was computed
+    api_hash: Option<u64>,
+    now: Time,
+    processes: [Process; 2],
+    /// The agents of the nodes that exist
+    agents: Vec<Agent>,
+    wire: Vec<InTransit>,
+    faults_left: u8,
+    changes_done: usize,
+    pub path: Option<Arc<Path>>,
+}
+
+impl Cluster {
+    /// A cluster with the scenario's pool, whose controllers have settled.
+    pub fn new(scenario: &'static Scenario, faults: u8) -> Result<Self, Violation> {
+        let mut api = Api::default();
+        api.put(service("kubernetes", "10.96.0.0/16"));
+        let uid = api.uid();
+        api.put(new_pool("pool".into(), uid, (scenario.pool)(), 0));
+        api.commits.clear();
+        let process = |id| Process {
+            incarnation: 1,
+            run: Some(Box::new(Candidate::new(id, 1))),
+            is_paused: false,
+            lease_shown: String::new(),
+            hash: None,
+        };
+        let mut cluster = Cluster {
+            scenario,
+            api,
+            api_hash: None,
+            now: SECOND,
+            processes: [process(0), process(1)],
+            agents: Vec::new(),
+            wire: Vec::new(),
+            faults_left: 0,
+            changes_done: 0,
+            path: None,
+        };
+        cluster.work(0)?;
+        cluster.work(1)?;
+        cluster.settle()?;
+        for change in scenario.before {
+            cluster.change(*change)?;
+            cluster.settle()?;
+        }
+        cluster.faults_left = faults;
+        cluster.path = None;
+        Ok(cluster)
+    }
+
+    /// Takes transitions without a choice until everything is at rest.
+    fn settle(&mut self) -> Verdict {
+        while let Some(next) = self.fair()? {
+            self.take(next)?;
+        }
+        Ok(())
+    }
+
+    fn id(&self, process: usize) -> RunId {
+        RunId {
+            process,
+            incarnation: self.processes[process].incarnation,
+        }
+    }
+
+    fn clock(&self) -> Now {
+        let clocks = Clocks::new(1_000_000);
+        Now {
+            mono: clocks.mono(self.now),
+            wall: clocks.wall(self.now),
+        }
+    }
+
+    /// The run of a process that is neither down nor paused.
+    fn active(&self, process: usize) -> Option<&Candidate> {
+        let process = &self.processes[process];
+        process.run.as_deref().filter(|_| !process.is_paused)
+    }
+
+    fn can_arrive(&self, it: &InTransit) -> bool {
+        it.message.recipient().is_none_or(|to| {
+            // What is for a run that has ended arrives, and nobody hears it.
+            !self.processes[to.process].is_paused
+        })
+    }
+
+    /// Whether an earlier message is on the same line, so that it arrives first.
+    fn is_behind(&self, at: usize) -> bool {
+        let line = self.wire[at].line();
+        let mut earlier = self.wire[..at].iter();
+        line.is_some() && earlier.any(|it| it.line() == line)
+    }
+
+    fn has_next(&self, process: usize, kind: Watched) -> bool {
+        let Some(run) = self.active(process).filter(|it| it.has_read_lease) else {
+            return false;
+        };
+        run.feeds.by_kind(kind).has_next(&self.api)
+    }
+
+    fn deliveries(&self) -> impl Iterator<Item = Transition> + '_ {
+        let all = (0..2).flat_map(|it| KINDS.map(|kind| (it, kind)));
+        let due = all.filter(|(it, kind)| self.has_next(*it, *kind));
+        due.map(|(it, kind)| Transition::Deliver(it, kind))
+    }
+
+    /// The agents that have not seen their NodeSubnet, or not its last version, and have no write on its way.
+    fn subnet_news(&self) -> impl Iterator<Item = Transition> + '_ {
+        let has_agents = invariants::has_blocks(&self.api);
+        let writes = |agent: &Agent| {
+            let mut all = self.wire.iter();
+            all.any(|it| matches!(&it.message, Message::Status(name, ..) if *name == agent.node))
+        };
+        let is_due = move |(_, agent): &(usize, &Agent)| {
+            let subnet = self.api.subnets.get(&agent.node);
+            has_agents && subnet.is_some_and(|it| agent.has_news(it)) && !writes(agent)
+        };
+        let agents = self.agents.iter().enumerate().filter(is_due);
+        agents.map(|(at, _)| Transition::ShowSubnet(at))
+    }
+
+    fn is_lease_news(&self, process: usize) -> bool {
+        let is_new = self
+            .api
+            .lease
+            .as_ref()
+            .is_some_and(|lease| lease.resource_version != self.processes[process].lease_shown);
+        let waits = |run: &Candidate| run.has_read_lease && !run.leads();
+        is_new && self.active(process).is_some_and(waits)
+    }
+
+    /// The time at which the next process that is not paused wants to be called.
+    fn next_time(&self) -> Option<Time> {
+        let runs = (0..2).filter_map(|it| self.active(it));
+        let mono = self.clock().mono;
+        let wakes: Option<Duration> = runs.filter_map(|run| run.wakes_at(mono)).min();
+        wakes.map(|at| Clocks::new(1_000_000).when(at).max(self.now + 1))
+    }
+
+    /// Returns the transition that happens if everything works and nothing is late. Returns `None` at rest.
+    pub fn fair(&self) -> Result<Option<Transition>, Violation> {
+        let mut messages = self.wire.iter().enumerate();
+        let message = messages.find(|(_, it)| !it.is_given_up && self.can_arrive(it));
+        let message = message.map(|(at, _)| Transition::Arrive(at));
+        let news = || (0..2).find(|it| self.is_lease_news(*it));
+        let agent = || self.subnet_news().next();
+        let down = || (0..2).find(|it| self.processes[*it].run.is_none());
+        let soon = message
+            .or_else(|| self.deliveries().next())
+            .or_else(agent)
+            .or_else(|| news().map(Transition::ShowLease))
+            .or_else(|| down().map(Transition::Start));
+        if soon.is_some() {
+            return Ok(soon);
+        }
+        let paused = (0..2).find(|it| self.processes[*it].is_paused);
+        let is_settled = (0..2).any(|it| self.active(it).is_some_and(Candidate::is_settled));
+        if is_settled && invariants::served(&self.api, &self.agents) {
+            return Ok(paused.map(Transition::Resume));
+        }
+        let time = self.next_time().map(|_| Transition::Tick);
+        let next = time.or(paused.map(Transition::Resume));
+        if next.is_none() {
+            let text = "nothing is on its way, nothing is scheduled, and yet not all is done";
+            return Err(wrong("progress", text.to_owned(), None::<&str>).unwrap_err());
+        }
+        Ok(next)
+    }
+
+    /// Returns the other transitions that are possible.
+    pub fn others(&self, fair: Option<Transition>) -> Vec<Transition> {
+        let messages = self.wire.iter().enumerate();
+        let arrivals = messages.filter(|(at, it)| self.can_arrive(it) && !self.is_behind(*at));
+        let arrivals = arrivals.map(|(at, _)| Transition::Arrive(at));
+        let mut all: Vec<Transition> = arrivals.chain(self.deliveries()).collect();
+        all.extend(self.subnet_news());
+        if self.changes_done < self.scenario.changes.len() {
+            all.push(Transition::Change);
+        }
+        let paused = (0..2).filter(|it| self.processes[*it].is_paused);
+        all.extend(paused.map(Transition::Resume));
+        if self.faults_left > 0 {
+            self.add_faults(fair, &mut all);
+        }
+        all.retain(|it| Some(*it) != fair);
+        all
+    }
+
+    fn add_faults(&self, fair: Option<Transition>, all: &mut Vec<Transition>) {
+        for (at, it) in self
+            .wire
+            .iter()
+            .enumerate()
+            .filter(|(_, it)| !it.is_given_up)
+        {
+            match it.message {
+                Message::Request(from, _) if self.hears(from) => {
+                    all.extend([Transition::GiveUp(at), Transition::Refuse(at)]);
+                }
+                Message::LeaseCall(from, _) if self.hears(from) => {
+                    all.push(Transition::GiveUp(at));
+                }
+                _ => {}
+            }
+        }
+        for it in (0..2).filter(|it| self.active(*it).is_some()) {
+            all.extend([Transition::Crash(it), Transition::Pause(it)]);
+            let watches = |run: &&Candidate| run.has_read_lease;
+            if self.active(it).as_ref().is_some_and(watches) {
+                let kinds = self.scenario.relisted.iter();
+                all.extend(kinds.map(|kind| Transition::Relist(it, *kind)));
+            }
+        }
+        if self.next_time().is_some() && fair != Some(Transition::Tick) {
+            all.push(Transition::SlowTick);
+        }
+    }
+
+    /// Whether this run is there and not paused.
+    fn hears(&self, id: RunId) -> bool {
+        self.processes[id.process].incarnation == id.incarnation
+            && self.active(id.process).is_some()
+    }
+
+    pub fn take(&mut self, transition: Transition) -> Verdict {
+        let text = self.text(transition);
+        self.path = Some(Arc::new(Path {
+            text,
+            before: self.path.take(),
+        }));
+        match transition {
+            Transition::Arrive(at) => {
+                let it = self.wire.remove(at);
+                if it.message.recipient().is_none() {
+                    self.api_hash = None;
+                }
+                self.arrive(it)?;
+            }
+            Transition::Deliver(process, kind) => {
+                let now = self.clock();
+                let run = self.processes[process].run.as_mut();
+                run.unwrap().deliver(kind, &self.api, now);
+                self.work(process)?;
+            }
+            Transition::ShowSubnet(at) => {
+                let agent = &mut self.agents[at];
+                let subnet = self.api.subnets.get(&agent.node).unwrap();
+                if let Some(status) = agent.sees(subnet) {
+                    let message = Message::Status(agent.node.clone(), subnet.version, status);
+                    self.send(message);
+                }
+                self.check()?;
+            }
+            Transition::ShowLease(process) => {
+                let lease = self.api.lease.clone().unwrap();
+                let now = self.clock();
+                let it = &mut self.processes[process];
+                it.lease_shown.clone_from(&lease.resource_version);
+                it.run
+                    .as_mut()
+                    .unwrap()
+                    .elector
+                    .watch_applied(&lease, now.mono);
+                self.work(process)?;
+            }
+            Transition::Start(process) => {
+                let it = &mut self.processes[process];
+                it.incarnation += 1;
+                it.run = Some(Box::new(Candidate::new(process, it.incarnation)));
+                it.lease_shown = String::new();
+                self.work(process)?;
+            }
+            Transition::Resume(process) => {
+                self.processes[process].is_paused = false;
+                self.work(process)?;
+            }
+            Transition::Change => {
+                let change = self.scenario.changes[self.changes_done];
+                self.changes_done += 1;
+                self.change(change)?;
+            }
+            Transition::Tick => self.tick()?,
+            fault => {
+                self.faults_left -= 1;
+                self.fail(fault)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, fault: Transition) -> Verdict {
+        match fault {
+            Transition::GiveUp(at) => {
+                self.wire[at].is_given_up = true;
+                let now = self.clock();
+                match self.wire[at].message.clone() {
+                    Message::Request(from, it) => {
+                        let outcome = RequestOutcome::Indeterminate("no answer".to_owned());
+                        let run = self.processes[from.process].run.as_mut().unwrap();
+                        run.answered(it.id, outcome, now);
+                        self.work(from.process)
+                    }
+                    Message::LeaseCall(from, _) => {
+                        let run = self.processes[from.process].run.as_mut().unwrap();
+                        run.lease_answered(LeaseAnswer::Unclear, now);
+                        self.work(from.process)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Transition::Refuse(at) => {
+                let it = self.wire.remove(at);
+                if let Message::Request(from, it) = it.message {
+                    let outcome = RequestOutcome::Rejected(Rejection::Rejected("no".to_owned()));
+                    let is_read = !it.request.is_write();
+                    let answer = Box::new(Answer { outcome, is_read });
+                    self.send(Message::Answer(from, it.id, answer));
+                }
+                Ok(())
+            }
+            Transition::Crash(process) => {
+                self.processes[process].run = None;
+                self.processes[process].hash = None;
+                let ended = self.id(process);
+                // What it has sent may still arrive. What is for it, nobody hears.
+                self.wire.retain(|it| it.message.recipient() != Some(ended));
+                for it in &mut self.wire {
+                    it.is_given_up |= match it.message {
+                        Message::Request(from, _) | Message::LeaseCall(from, _) => from == ended,
+                        _ => false,
+                    };
+                }
+                Ok(())
+            }
+            Transition::Pause(process) => {
+                self.processes[process].is_paused = true;
+                Ok(())
+            }
+            Transition::Relist(process, kind) => {
+                self.processes[process].hash = None;
+                let run = self.processes[process].run.as_mut().unwrap();
+                run.feeds.of(kind).relist();
+                Ok(())
+            }
+            Transition::SlowTick => self.tick(),
+            _ => unreachable!("not a fault"),
+        }
+    }
+
+    fn tick(&mut self) -> Verdict {
+        self.now = self.next_time().unwrap();
+        for process in 0..2 {
+            if self.active(process).is_some() {
+                self.work(process)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, message: Message) {
+        self.wire.push(InTransit {
+            hash: hash_of(|text| write!(text, "{message:?}")),
+            message,
+            is_given_up: false,
+        });
+    }
+
+    /// Lets a process send what it has to send.
+    fn work(&mut self, process: usize) -> Verdict {
+        let (id, now) = (self.id(process), self.clock());
+        self.processes[process].hash = None;
+        let Some(run) = self.processes[process].run.as_mut() else {
+            return Ok(());
+        };
+        let sent = run.work(now)?;
+        let (status, requests): (Vec<_>, Vec<_>) = sent
+            .requests
+            .into_iter()
+            .partition(|it| is_of_status(&it.request));
+        for request in requests {
+            self.send(Message::Request(id, Box::new(request)));
+        }
+        if let Some(call) = sent.lease {
+            self.send(Message::LeaseCall(id, call));
+        }
+        for request in status {
+            self.write_status(process, &request)?;
+        }
+        Ok(())
+    }
+
+    /// Executes a write of a status at once, and shows its result to all processes at once.
+    fn write_status(&mut self, process: usize, request: &OutgoingRequest) -> Verdict {
+        let outcome = self.api.execute(&request.request, self.now);
+        self.api.commits.clear();
+        self.api_hash = None;
+        let now = self.clock();
+        if let Some(run) = &mut self.processes[process].run {
+            run.answered(request.id, outcome, now);
+        }
+        for process in 0..2 {
+            self.show_pools(process)?;
+        }
+        self.work(process)
+    }
+
+    /// Shows a process all changes of pools, unless it is paused.
+    fn show_pools(&mut self, process: usize) -> Verdict {
+        if !self.has_next(process, Watched::Pools) {
+            return Ok(());
+        }
+        let now = self.clock();
+        let run = self.processes[process].run.as_mut().unwrap();
+        run.deliver(Watched::Pools, &self.api, now);
+        self.work(process)
+    }
+
+    fn arrive(&mut self, it: InTransit) -> Verdict {
+        let now = self.clock();
+        match it.message {
+            Message::Request(from, outgoing) => {
+                let outcome = self.api.execute(&outgoing.request, self.now);
+                self.check()?;
+                if !it.is_given_up {
+                    let is_read = !outgoing.request.is_write();
+                    let answer = Answer { outcome, is_read };
+                    self.send(Message::Answer(from, outgoing.id, Box::new(answer)));
+                }
+            }
+            Message::LeaseCall(from, call) => {
+                let answer = self.api.lease(call, now.wall);
+                if !it.is_given_up {
+                    self.send(Message::LeaseAnswer(from, answer));
+                }
+            }
+            Message::Status(node, version, status) => {
+                let written = self.api.publish_status(&node, version, status);
+                let agent = self.agents.iter_mut().find(|it| it.node == node);
+                if let (Some(agent), Some((version, status))) = (agent, written) {
+                    agent.wrote(version, &status);
+                }
+                self.check()?;
+            }
+            Message::Answer(to, id, answer) if to == self.id(to.process) => {
+                if let Some(run) = &mut self.processes[to.process].run {
+                    run.answered(id, answer.outcome, now);
+                }
+                self.work(to.process)?;
+            }
+            Message::LeaseAnswer(to, answer) if to == self.id(to.process) => {
+                if let Some(run) = &mut self.processes[to.process].run {
+                    run.lease_answered(answer, now);
+                }
+                self.work(to.process)?;
+            }
+            Message::Answer(..) | Message::LeaseAnswer(..) => {}
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: Change) -> Verdict {
+        self.api_hash = None;
+        match change {
+            Change::CreateNode(name) => {
+                let uid = self.api.uid();
+                self.agents.push(Agent::new(name.into(), uid.clone()));
+                self.api.put(node(name.into(), uid));
+            }
+            Change::DeleteNode(name) => {
+                self.api.delete_node(&name.into());
+                self.agents.retain(|it| *it.node != *name);
+            }
+            Change::Need(name, need) => {
+                let agent = self.agents.iter_mut().find(|it| *it.node == *name);
+                if let Some(agent) = agent {
+                    agent.need(need);
+                }
+            }
+        }
+        self.check()
+    }
+
+    /// Checks what has changed at the API server.
+    fn check(&mut self) -> Verdict {
+        self.api.commits.clear();
+        invariants::check(&self.api, &self.agents)
+    }
+
+    fn text(&self, transition: Transition) -> String {
+        let seconds = self.now / SECOND;
+        let message = |at: usize| {
+            let it = &self.wire[at];
+            let late = if it.is_given_up { " (given up)" } else { "" };
+            format!("{}{late}", it.message.text())
+        };
+        match transition {
+            Transition::Arrive(at) => format!("{seconds} s: arrives: {}", message(at)),
+            Transition::GiveUp(at) => format!("{seconds} s: is given up: {}", message(at)),
+            Transition::Refuse(at) => format!("{seconds} s: is refused: {}", message(at)),
+            Transition::Change => {
+                let change = self.scenario.changes.get(self.changes_done);
+                format!("{seconds} s: {change:?}")
+            }
+            other => format!("{seconds} s: {other:?}"),
+        }
+    }
+
+    /// Returns a number that is the same for equal states. Only what has changed since the last call is hashed again.
+    pub fn fingerprint(&mut self) -> u64 {
+        let api = *self
+            .api_hash
+            .get_or_insert_with(|| hash_of(|text| describe(&self.api, text)));
+        let (now, faults, changes) = (self.now, self.faults_left, self.changes_done);
+        let agents = &self.agents;
+        let mut all = hash_of(|text| write!(text, "{now} {faults} {changes} {api} {agents:?}"));
+        for (n, process) in self.processes.iter_mut().enumerate() {
+            let hash = *process.hash.get_or_insert_with(|| {
+                let (incarnation, run, shown) =
+                    (process.incarnation, &process.run, &process.lease_shown);
+                hash_of(|text| write!(text, "{incarnation} {run:?} {shown}"))
+            });
+            let run = process.run.as_ref();
+            // What a watch has yet to deliver changes with the API server, too.
+            let feeds = run.map(|run| {
+                hash_of(|text| {
+                    let mut feeds = KINDS.iter().map(|kind| run.feeds.by_kind(*kind));
+                    feeds.try_for_each(|it| it.describe(&self.api, text))
+                })
+            });
+            let of_process = (n, hash, feeds, process.is_paused);
+            all = all.rotate_left(7) ^ hash_of(|text| write!(text, "{of_process:?}"));
+        }
+        // The order in which messages were sent does not matter.
+        let messages = self
+            .wire
+            .iter()
+            .map(|it| it.hash ^ u64::from(it.is_given_up));
+        messages.fold(all, u64::wrapping_add)
+    }
+}
+
+/// Writes of statuses decide nothing, so that their order with other events is left out.
+fn is_of_status(request: &ApiRequest) -> bool {
+    matches!(
+        request,
+        ApiRequest::SetPoolStatus(..) | ApiRequest::SetExhausted(_)
+    )
+}
+
+fn describe(api: &Api, text: &mut String) -> fmt::Result {
+    fn all<T: Object + fmt::Debug>(kind: &Kind<T>, text: &mut String) -> fmt::Result {
+        kind.live.values().try_for_each(|it| write!(text, "{it:?}"))
+    }
+    write!(text, "{:?}", api.lease)?;
+    all(&api.nodes, text)?;
+    all(&api.subnets, text)?;
+    all(&api.blocks, text)?;
+    all(&api.pools, text)?;
+    all(&api.routes, text)
+}
+
+fn hash_of(write: impl FnOnce(&mut String) -> fmt::Result) -> u64 {
+    thread_local! {
+        static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+    TEXT.with_borrow_mut(|text| {
+        text.clear();
+        write(text).unwrap();
+        let mut hasher = DefaultHasher::new();
+        hasher.write(text.as_bytes());
+        hasher.finish()
+    })
+}
+
+fn node(name: NodeName, uid: ObjectUid) -> Node {
+    Node {
+        name,
+        uid,
+        version: 0,
+        labels: Box::new([]),
+        term: None,
+        annotated: false,
+        deleting: false,
+        pod_cidrs: Box::new([]),
+        unreadable: Box::new([]),
+        addresses: Box::new([]),
+        machine: MachineIdentity::default(),
+        taints: Box::new([]),
+        exhausted: None,
+        max_pods: 110,
+        asn: None,
+    }
+}
