@@ -98,15 +98,11 @@ impl Bundle<'_> {
         let of = |path: &str| path.to_owned();
         let crds = of("/apis/apiextensions.k8s.io/v1/customresourcedefinitions");
         let all = |_: &Value| true;
-        let (label, value) = MANAGED_BY;
-        let frr =
-            format!("/apis/{FRR_API_VERSION}/frrconfigurations?labelSelector={label}%3D{value}");
-        let lists: [ListFile; 15] = [
+        let lists: [ListFile; 14] = [
             ("ippools.json", own("ippools"), cleaned, all),
             ("nodesubnets.json", own("nodesubnets"), cleaned, all),
             ("nodeaddresses.json", own("nodeaddresses"), cleaned, all),
             ("noderoutes.json", own("noderoutes"), cleaned, all),
-            ("frrconfigurations.json", frr, without_neighbors, all),
             ("ipamblocks.json", own("ipamblocks"), cleaned, all),
             ("ipclaims.json", own("ipclaims"), cleaned, all),
             ("nodes.json", of("/api/v1/nodes"), node, all),
@@ -135,14 +131,21 @@ impl Bundle<'_> {
             ("deployments.json", apps("deployments"), workload, all),
             ("daemonsets.json", apps("daemonsets"), workload, all),
         ];
-        for (file, path, keep, is_kept) in lists {
-            match self.pages(&path).await {
-                Ok(mut items) => {
-                    items.retain(is_kept);
-                    self.write(file, &items.iter().map(keep).collect())?;
-                }
-                Err(why) => self.missing(file, &why),
-            }
+        for list in lists {
+            self.list(list).await?;
+        }
+        if self.has_frr().await {
+            let (label, value) = MANAGED_BY;
+            let path = format!(
+                "/apis/{FRR_API_VERSION}/frrconfigurations?labelSelector={label}%3D{value}"
+            );
+            let list = (
+                "frrconfigurations.json",
+                path,
+                without_neighbors as _,
+                all as _,
+            );
+            self.list(list).await?;
         }
         match self.get("/version").await {
             Ok(version) => self.write("server.json", &version)?,
@@ -156,6 +159,31 @@ impl Bundle<'_> {
             Err(error) => self.missing("check.json", &format!("{error:#}")),
         }
         self.metrics().await
+    }
+
+    async fn list(&mut self, (file, path, keep, is_kept): ListFile) -> anyhow::Result<()> {
+        match self.pages(&path).await {
+            Ok(mut items) => {
+                items.retain(is_kept);
+                self.write(file, &items.iter().map(keep).collect())
+            }
+            Err(why) => {
+                self.missing(file, &why);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns whether the API server has the kinds of frr-k8s, which few clusters have. If this cannot be read, returns
+    /// true, so that the reason is told.
+    async fn has_frr(&self) -> bool {
+        let Ok(groups) = self.get("/apis").await else {
+            return true;
+        };
+        let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
+        let versions = list(&groups["groups"]).into_iter();
+        let mut versions = versions.flat_map(|it| list(&it["versions"]));
+        versions.any(|it| it["groupVersion"] == FRR_API_VERSION)
     }
 
     /// Reads the metrics of Cadastre's pods through the API server's proxy. `README.txt` names the metrics that could

@@ -116,16 +116,20 @@ async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
         .kubectl_stdin(&["create", "-f", "-"], &pod.to_string())
         .await
         .unwrap();
-    let dir = cluster.folder().join("bundle");
-    let output = ok(
-        cluster,
-        &format!("support-bundle --dir {}", dir.to_str().unwrap()),
-    )
-    .await;
-    assert!(
-        output.contains("ippools.json: 2\n") && !output.contains("MISSING"),
-        "{output}"
-    );
+    let bundle = async |name: &str, frr: usize| {
+        let dir = cluster.folder().join(name);
+        let output = ok(cluster, &format!("support-bundle --dir {}", dir.display())).await;
+        assert!(
+            output.contains("ippools.json: 2\n") && !output.contains("MISSING"),
+            "{output}"
+        );
+        let counts = output.matches("frrconfigurations.json: 1\n").count();
+        assert_eq!(counts, frr, "{output}");
+        dir
+    };
+    bundle("without-frr", 0).await;
+    create_frr_configuration(cluster).await;
+    let dir = bundle("bundle", 1).await;
     for file in std::fs::read_dir(&dir).unwrap() {
         let path = file.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
@@ -144,6 +148,28 @@ async fn bundled(cluster: &ControlPlane, fixtures: &Fixtures) {
     )
     .await;
     again.assert_err(1, "must not exist yet");
+}
+
+/// Installs the CRD of frr-k8s, and creates an FRRConfiguration of the controller with the password of a neighbor.
+async fn create_frr_configuration(cluster: &ControlPlane) {
+    let crd = assets::frr_crd().unwrap();
+    cluster
+        .kubectl(&["apply", "-f", crd.to_str().unwrap()])
+        .await
+        .unwrap();
+    let established =
+        "wait --for=condition=Established crd/frrconfigurations.frrk8s.metallb.io --timeout=60s";
+    cluster.kubectl_line(established).await.unwrap();
+    let neighbor = json!({"address": "192.0.2.1", "asn": 64_512, "password": "hunter2"});
+    let object = json!({
+        "apiVersion": "frrk8s.metallb.io/v1beta1", "kind": "FRRConfiguration",
+        "metadata": {"name": "cadastre-a", "labels": {"app.kubernetes.io/managed-by": "cadastre"}},
+        "spec": {"bgp": {"routers": [{"asn": 64_513, "neighbors": [neighbor]}]}},
+    });
+    cluster
+        .kubectl_stdin(&["create", "-f", "-"], &object.to_string())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
