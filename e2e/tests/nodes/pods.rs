@@ -183,6 +183,21 @@ pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     .await
 }
 
+/// Waits until the kubelet of a node that is ready has sent so many heartbeats. Calls `check` at least once for each.
+pub async fn heartbeats(api: &Fixtures, node: &str, count: usize, check: impl Fn()) {
+    let mut beats = Vec::new();
+    eventually("the node goes on", async || {
+        let now = ready(api, node, true).await;
+        check();
+        let conditions = now.status.unwrap().conditions.unwrap();
+        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+        beats.push(ready.unwrap().last_heartbeat_time);
+        beats.dedup();
+        Ok((beats.len() >= count).then_some(()))
+    })
+    .await;
+}
+
 /// Waits until a node has one podCIDR for each of `families` families, and returns the podCIDRs.
 pub async fn pod_cidrs(api: &Fixtures, node: &str, families: usize) -> Vec<String> {
     let what = format!("node {node} has {families} podCIDRs");

@@ -83,17 +83,7 @@ async fn exhaustion_is_told_and_passes(
     let text = api.event(&uid, "FailedCreatePodSandBox").await.unwrap();
     assert!(text.contains(group), "the pool is not named: {text}");
     // Although pods wait, the node must stay ready. The test observes several of the kubelet's heartbeats.
-    let heartbeats = 3;
-    let mut beats = Vec::new();
-    eventually("the node goes on", async || {
-        let now = pods::ready(api, node, true).await;
-        let conditions = now.status.unwrap().conditions.unwrap();
-        let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
-        beats.push(ready.unwrap().last_heartbeat_time);
-        beats.dedup();
-        Ok((beats.len() >= heartbeats).then_some(()))
-    })
-    .await;
+    pods::heartbeats(api, node, 3, || {}).await;
     pods::delete_many(api, group, 0..2).await;
     let all = pods::running(api, group, 5).await;
     assert_eq!(

@@ -68,17 +68,8 @@ impl Lab<'_> {
     /// minutes, unless the pod is gone.
     async fn the_node_stays_ready_without(&self, store: &Path) {
         let (api, node) = (&self.stage.api, self.machines[0].name());
-        let mut beats = Vec::new();
-        eventually("the node goes on", async || {
-            let now = pods::ready(api, node, true).await;
-            assert!(!store.exists(), "the agent does not wait");
-            let conditions = now.status.unwrap().conditions.unwrap();
-            let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
-            beats.push(ready.unwrap().last_heartbeat_time);
-            beats.dedup();
-            Ok((beats.len() >= HEARTBEATS).then_some(()))
-        })
-        .await;
+        let waits = || assert!(!store.exists(), "the agent does not wait");
+        pods::heartbeats(api, node, HEARTBEATS, waits).await;
         // While there is no store, the DEL of the sandbox fails, so the kubelet does not end the pod.
         let at_once = DeleteParams::default().grace_period(0);
         api.pods.delete("stuck", &at_once).await.unwrap();
