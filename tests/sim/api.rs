@@ -133,6 +133,11 @@ impl Api {
         format!("u{}", self.uids).into()
     }
 
+    /// The revision, and how many UIDs were given.
+    pub fn counters(&self) -> (u64, u64) {
+        (self.revision, self.uids)
+    }
+
     fn revision(&mut self) -> u64 {
         self.revision += 1;
         self.revision

@@ -112,7 +112,11 @@ impl Sim {
             .into_iter()
             .filter(|kind| all || *kind == one)
         {
-            self.processes[run_id.process].run().feeds.of(kind).relist();
+            self.processes[run_id.process]
+                .run()
+                .feeds
+                .of_mut(kind)
+                .relist();
             self.log(None, || format!("{run_id} lists {kind:?} again"));
             self.schedule_delivery(run_id, kind);
         }

@@ -106,64 +106,47 @@ pub struct Run {
     pub burst: (Time, u32),
 }
 
-#[derive(Clone, Default)]
-pub struct Feeds {
-    nodes: Feed<Node>,
-    pools: Feed<Pool>,
-    subnets: Feed<Subnet>,
-    blocks: Feed<Block>,
-    services: Feed<ServiceRange>,
-    pods: Feed<Pod>,
-    claims: Feed<Claim>,
-    routes: Feed<Routes>,
-    frr_configurations: Feed<FrrConfiguration>,
+macro_rules! feeds {
+    ($($kind:ident, $field:ident: $object:ty => $event:ident;)*) => {
+        #[derive(Clone, Default)]
+        pub struct Feeds {
+            $($field: Feed<$object>,)*
+        }
+
+        impl Feeds {
+            pub fn of(&self, kind: Watched) -> &dyn AnyFeed {
+                match kind {
+                    $(Watched::$kind => &self.$field,)*
+                }
+            }
+
+            pub fn of_mut(&mut self, kind: Watched) -> &mut dyn AnyFeed {
+                match kind {
+                    $(Watched::$kind => &mut self.$field,)*
+                }
+            }
+
+            /// Returns the next event of a watch. `asked` is the monotonic time at which a list that begins now is
+            /// requested.
+            pub fn next(&mut self, kind: Watched, api: &Api, asked: Duration) -> Option<ControllerEvent> {
+                Some(match kind {
+                    $(Watched::$kind => ControllerEvent::$event(self.$field.next(api, asked)?),)*
+                })
+            }
+        }
+    };
 }
 
-impl Feeds {
-    pub fn of(&mut self, kind: Watched) -> &mut dyn AnyFeed {
-        match kind {
-            Watched::Nodes => &mut self.nodes,
-            Watched::Pools => &mut self.pools,
-            Watched::Subnets => &mut self.subnets,
-            Watched::Blocks => &mut self.blocks,
-            Watched::Services => &mut self.services,
-            Watched::Pods => &mut self.pods,
-            Watched::Claims => &mut self.claims,
-            Watched::Routes => &mut self.routes,
-            Watched::FrrConfigurations => &mut self.frr_configurations,
-        }
-    }
-
-    pub fn by_kind(&self, kind: Watched) -> &dyn AnyFeed {
-        match kind {
-            Watched::Nodes => &self.nodes,
-            Watched::Pools => &self.pools,
-            Watched::Subnets => &self.subnets,
-            Watched::Blocks => &self.blocks,
-            Watched::Services => &self.services,
-            Watched::Pods => &self.pods,
-            Watched::Claims => &self.claims,
-            Watched::Routes => &self.routes,
-            Watched::FrrConfigurations => &self.frr_configurations,
-        }
-    }
-
-    /// Returns the next event of a watch. `asked` is the monotonic time at which a list that begins now is requested.
-    pub fn next(&mut self, kind: Watched, api: &Api, asked: Duration) -> Option<ControllerEvent> {
-        Some(match kind {
-            Watched::Nodes => ControllerEvent::Nodes(self.nodes.next(api, asked)?),
-            Watched::Pools => ControllerEvent::Pools(self.pools.next(api, asked)?),
-            Watched::Subnets => ControllerEvent::Subnets(self.subnets.next(api, asked)?),
-            Watched::Blocks => ControllerEvent::Blocks(self.blocks.next(api, asked)?),
-            Watched::Services => ControllerEvent::ServiceRanges(self.services.next(api, asked)?),
-            Watched::Pods => ControllerEvent::Pods(self.pods.next(api, asked)?),
-            Watched::Claims => ControllerEvent::Claims(self.claims.next(api, asked)?),
-            Watched::Routes => ControllerEvent::Routes(self.routes.next(api, asked)?),
-            Watched::FrrConfigurations => {
-                ControllerEvent::FrrConfigurations(self.frr_configurations.next(api, asked)?)
-            }
-        })
-    }
+feeds! {
+    Nodes, nodes: Node => Nodes;
+    Pools, pools: Pool => Pools;
+    Subnets, subnets: Subnet => Subnets;
+    Blocks, blocks: Block => Blocks;
+    Services, services: ServiceRange => ServiceRanges;
+    Pods, pods: Pod => Pods;
+    Claims, claims: Claim => Claims;
+    Routes, routes: Routes => Routes;
+    FrrConfigurations, frr_configurations: FrrConfiguration => FrrConfigurations;
 }
 
 #[derive(Default)]
@@ -176,13 +159,6 @@ pub struct Deliveries {
 impl Run {
     pub fn new(process: usize, incarnation: u32, plan: &Plan) -> Self {
         let limit = plan.limit;
-        let lease = LeaseSettings {
-            identity: format!("p{process}"),
-            nonce: format!("{process}n{incarnation}"),
-            lease_duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
-            retry_period: Duration::from_secs(2),
-        };
         Run {
             controller: Controller::new(ControllerSettings {
                 critical_in_flight: limit,
@@ -197,7 +173,7 @@ impl Run {
                 }),
                 ..ControllerSettings::default()
             }),
-            elector: Elector::new(lease),
+            elector: Elector::new(lease_settings(process, incarnation)),
             observed: None,
             leadership_scheduled: false,
             lease_in_flight: false,
@@ -253,20 +229,8 @@ impl Run {
         now: Now,
         at: Time,
     ) -> Option<ControllerEvent> {
-        let (feeds, received, mono) = (&mut self.feeds, &mut self.received, now.mono);
-        let event = match kind {
-            Watched::Nodes => received.nodes(feeds.nodes.next(api, mono)?, api),
-            Watched::Pools => received.pools(feeds.pools.next(api, mono)?, at),
-            Watched::Subnets => received.subnets(feeds.subnets.next(api, mono)?),
-            Watched::Blocks => received.blocks(feeds.blocks.next(api, mono)?),
-            Watched::Services => received.services(feeds.services.next(api, mono)?, at),
-            Watched::Pods => received.pods(feeds.pods.next(api, mono)?, at),
-            Watched::Claims => ControllerEvent::Claims(feeds.claims.next(api, mono)?),
-            Watched::Routes => ControllerEvent::Routes(feeds.routes.next(api, mono)?),
-            Watched::FrrConfigurations => {
-                ControllerEvent::FrrConfigurations(feeds.frr_configurations.next(api, mono)?)
-            }
-        };
+        let event = self.feeds.next(kind, api, now.mono)?;
+        self.received.watched(&event, api, at);
         self.controller.on(event.clone(), now);
         Some(event)
     }
@@ -286,7 +250,18 @@ impl Process {
     }
 }
 
-/// Returns whether a write may be sent now. `None` means that it has to wait until the Lease is written.
+/// The settings of the election of a run of a process.
+pub fn lease_settings(process: usize, incarnation: u32) -> LeaseSettings {
+    LeaseSettings {
+        identity: format!("p{process}"),
+        nonce: format!("{process}n{incarnation}"),
+        lease_duration: Duration::from_secs(15),
+        renew_deadline: Duration::from_secs(10),
+        retry_period: Duration::from_secs(2),
+    }
+}
+
+/// Returns whether a write may be sent now, by the rule of the real process. `None` means that it has to wait until the Lease is written.
 pub fn may_send(
     leadership: &Leadership,
     outgoing: &OutgoingRequest,

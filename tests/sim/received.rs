@@ -84,61 +84,68 @@ impl Received {
         (self.term, self.takeover) = (term, takeover);
     }
 
-    pub fn nodes(&mut self, change: ObjectEvent<Node>, api: &Api) -> ControllerEvent {
-        if let ObjectEvent::Applied(node) = &change {
+    /// Records a watch event.
+    pub fn watched(&mut self, event: &ControllerEvent, api: &Api, now: Time) {
+        match event {
+            ControllerEvent::Nodes(change) => self.nodes(change, api),
+            ControllerEvent::Pools(change) => self.pools(change, now),
+            ControllerEvent::Subnets(change) => self.subnets(change),
+            ControllerEvent::Blocks(change) => self.blocks(change),
+            ControllerEvent::ServiceRanges(change) => self.services(change, now),
+            ControllerEvent::Pods(change) => self.pods(change, now),
+            _ => {}
+        }
+    }
+
+    fn nodes(&mut self, change: &ObjectEvent<Node>, api: &Api) {
+        if let ObjectEvent::Applied(node) = change {
             self.node(node);
             let live = api.nodes.get(&node.name);
             if !node.pod_cidrs.is_empty() && live.is_some_and(|live| live.uid == node.uid) {
                 self.had_podcidrs.insert(node.uid.clone());
             }
         }
-        let gone = self.nodes.take(&change).into_iter().map(|it| it.uid);
+        let gone = self.nodes.take(change).into_iter().map(|it| it.uid);
         self.seen_deleted
             .extend(gone.filter(|uid| self.had_podcidrs.contains(uid)));
-        ControllerEvent::Nodes(change)
     }
 
-    pub fn subnets(&mut self, change: ObjectEvent<Subnet>) -> ControllerEvent {
-        if let ObjectEvent::Applied(subnet) = &change {
+    fn subnets(&mut self, change: &ObjectEvent<Subnet>) {
+        if let ObjectEvent::Applied(subnet) = change {
             self.subnet(subnet);
         }
-        self.subnets.take(&change);
-        ControllerEvent::Subnets(change)
+        self.subnets.take(change);
     }
 
-    pub fn blocks(&mut self, change: ObjectEvent<Block>) -> ControllerEvent {
-        if let ObjectEvent::Applied(block) = &change
+    fn blocks(&mut self, change: &ObjectEvent<Block>) {
+        if let ObjectEvent::Applied(block) = change
             && let Ok(spec) = &block.spec
         {
             self.had.insert((spec.cidr, spec.owner.name.clone()));
         }
-        self.blocks.take(&change);
-        ControllerEvent::Blocks(change)
+        self.blocks.take(change);
     }
 
-    pub fn services(&mut self, change: ObjectEvent<ServiceRange>, now: Time) -> ControllerEvent {
-        if let ObjectEvent::Applied(it) = &change {
+    fn services(&mut self, change: &ObjectEvent<ServiceRange>, now: Time) {
+        if let ObjectEvent::Applied(it) = change {
             self.record_version(&it.uid, it.version.cast_signed(), now);
         }
-        self.services.take(&change);
-        ControllerEvent::ServiceRanges(change)
+        self.services.take(change);
     }
 
-    pub fn pods(&mut self, change: ObjectEvent<Pod>, now: Time) -> ControllerEvent {
-        if let ObjectEvent::Applied(it) = &change {
+    fn pods(&mut self, change: &ObjectEvent<Pod>, now: Time) {
+        if let ObjectEvent::Applied(it) = change {
             self.record_version(&it.uid, it.version.cast_signed(), now);
         }
-        self.pods.take(&change);
-        ControllerEvent::Pods(change)
+        self.pods.take(change);
     }
 
-    pub fn pools(&mut self, change: ObjectEvent<Pool>, now: Time) -> ControllerEvent {
-        if let ObjectEvent::Applied(pool) = &change {
+    fn pools(&mut self, change: &ObjectEvent<Pool>, now: Time) {
+        if let ObjectEvent::Applied(pool) = change {
             self.pool(pool);
             self.record_version(&pool.uid, pool.generation, now);
         }
-        self.pools.take(&change);
-        ControllerEvent::Pools(change)
+        self.pools.take(change);
     }
 
     /// Records the version of an object, and since when the process knows this version.

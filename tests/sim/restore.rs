@@ -89,7 +89,7 @@ impl Sim {
         for process in &mut self.processes {
             if let Some(run) = &mut process.run {
                 for kind in self.plan.watched() {
-                    run.feeds.of(kind).cut(&self.api);
+                    run.feeds.of_mut(kind).cut(&self.api);
                 }
             }
         }

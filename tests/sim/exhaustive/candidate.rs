@@ -1,17 +1,15 @@
-//! One run of a controller process: the shipped controller and elector, and what has been sent to them.
+//! One run of a controller process: the shipped controller and elector, and their requests in flight.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadastre_controller::cluster::lease::{
-    Elector, Leadership, LeaseAnswer, LeaseCall, LeaseSettings,
-};
+use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseAnswer, LeaseCall};
 use cadastre_controller::cluster::request::{Rejection, RequestId, RequestOutcome};
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
 
 use super::super::api::Api;
 use super::super::checks::{Violation, wrong};
-use super::super::process::{Feeds, Watched, may_send};
+use super::super::process::{Feeds, Watched, lease_settings, may_send};
 
 /// If a controller asks for more requests than this at one moment, a loop spins.
 const SPIN: u32 = 500;
@@ -40,16 +38,9 @@ pub struct Sent {
 
 impl Candidate {
     pub fn new(process: usize, incarnation: u32) -> Self {
-        let lease = LeaseSettings {
-            identity: format!("p{process}"),
-            nonce: format!("{process}n{incarnation}"),
-            lease_duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
-            retry_period: Duration::from_secs(2),
-        };
         Candidate {
             controller: Controller::new(ControllerSettings::default()),
-            elector: Elector::new(lease),
+            elector: Elector::new(lease_settings(process, incarnation)),
             feeds: Feeds::default(),
             observed: None,
             is_lease_asked: false,
@@ -68,7 +59,7 @@ impl Candidate {
             }
         }
         let text = format!("a controller asks without end: {:?}", sent.requests.last());
-        Err(wrong("spin", text, None::<&str>).unwrap_err())
+        wrong("spin", text, None::<&str>).map(|()| sent)
     }
 
     /// Returns whether anything has changed, so that there may be more to do.
@@ -132,7 +123,7 @@ impl Candidate {
 
     /// Delivers everything that a watch has to deliver.
     pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) {
-        while self.feeds.by_kind(kind).has_next(api) {
+        while self.feeds.of(kind).has_next(api) {
             let Some(event) = self.feeds.next(kind, api, now.mono) else {
                 continue;
             };

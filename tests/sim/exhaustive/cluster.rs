@@ -17,7 +17,6 @@ use super::super::api::{Api, new_pool};
 use super::super::checks::{Verdict, Violation, wrong};
 use super::super::clock::{Clocks, SECOND, Time};
 use super::super::describe::{of_outcome, of_request};
-
 use super::super::object_log::Kind;
 use super::super::pool_workload::service;
 use super::super::process::Watched;
@@ -26,7 +25,10 @@ use super::agent::Agent;
 use super::candidate::Candidate;
 use super::invariants;
 
-/// All kinds that a controller watches.
+/// How many transitions may follow a state, if nothing fails, until everything is at rest.
+pub const PATIENCE: u32 = 3_000;
+
+/// The kinds whose watches deliver something.
 const KINDS: [Watched; 8] = [
     Watched::Nodes,
     Watched::Pools,
@@ -132,7 +134,7 @@ impl Message {
 pub enum Transition {
     /// The message at this position arrives.
     Arrive(usize),
-    /// A watch of a process delivers its next event.
+    /// A watch of a process delivers everything that it has.
     Deliver(usize, Watched),
     /// The watch of an agent delivers its NodeSubnet.
     ShowSubnet(usize),
@@ -232,10 +234,13 @@ impl Cluster {
 
     /// Takes transitions without a choice until everything is at rest.
     fn settle(&mut self) -> Verdict {
-        while let Some(next) = self.fair()? {
+        for _ in 0..PATIENCE {
+            let Some(next) = self.fair()? else {
+                return Ok(());
+            };
             self.take(next)?;
         }
-        Ok(())
+        never_at_rest()
     }
 
     fn id(&self, process: usize) -> RunId {
@@ -277,7 +282,7 @@ impl Cluster {
         let Some(run) = self.active(process).filter(|it| it.has_read_lease) else {
             return false;
         };
-        run.feeds.by_kind(kind).has_next(&self.api)
+        run.feeds.of(kind).has_next(&self.api)
     }
 
     fn deliveries(&self) -> impl Iterator<Item = Transition> + '_ {
@@ -344,7 +349,7 @@ impl Cluster {
         let next = time.or(paused.map(Transition::Resume));
         if next.is_none() {
             let text = "nothing is on its way, nothing is scheduled, and yet not all is done";
-            return Err(wrong("progress", text.to_owned(), None::<&str>).unwrap_err());
+            return wrong("progress", text.to_owned(), None::<&str>).map(|()| None);
         }
         Ok(next)
     }
@@ -521,7 +526,7 @@ impl Cluster {
             Transition::Relist(process, kind) => {
                 self.processes[process].hash = None;
                 let run = self.processes[process].run.as_mut().unwrap();
-                run.feeds.of(kind).relist();
+                run.feeds.of_mut(kind).relist();
                 Ok(())
             }
             Transition::SlowTick => self.tick(),
@@ -680,7 +685,7 @@ impl Cluster {
             Transition::GiveUp(at) => format!("{seconds} s: is given up: {}", message(at)),
             Transition::Refuse(at) => format!("{seconds} s: is refused: {}", message(at)),
             Transition::Change => {
-                let change = self.scenario.changes.get(self.changes_done);
+                let change = self.scenario.changes[self.changes_done];
                 format!("{seconds} s: {change:?}")
             }
             other => format!("{seconds} s: {other:?}"),
@@ -705,19 +710,15 @@ impl Cluster {
             // What a watch has yet to deliver changes with the API server, too.
             let feeds = run.map(|run| {
                 hash_of(|text| {
-                    let mut feeds = KINDS.iter().map(|kind| run.feeds.by_kind(*kind));
+                    let mut feeds = KINDS.iter().map(|kind| run.feeds.of(*kind));
                     feeds.try_for_each(|it| it.describe(&self.api, text))
                 })
             });
             let of_process = (n, hash, feeds, process.is_paused);
             all = all.rotate_left(7) ^ hash_of(|text| write!(text, "{of_process:?}"));
         }
-        // The order in which messages were sent does not matter.
-        let messages = self
-            .wire
-            .iter()
-            .map(|it| it.hash ^ u64::from(it.is_given_up));
-        messages.fold(all, u64::wrapping_add)
+        let messages = self.wire.iter().map(|it| (it.hash, it.is_given_up));
+        all.wrapping_add(hash_of_messages(messages))
     }
 }
 
@@ -729,11 +730,26 @@ fn is_of_status(request: &ApiRequest) -> bool {
     )
 }
 
+/// Returns the hash of messages, each with its hash and whether it is given up. The order in which they were sent does
+/// not matter.
+fn hash_of_messages(messages: impl Iterator<Item = (u64, bool)>) -> u64 {
+    let hashes = messages.map(|(hash, is_given_up)| hash.rotate_left(u32::from(is_given_up)));
+    hashes.fold(0, u64::wrapping_add)
+}
+
+/// The violation of a cluster in which something happens without end.
+pub fn never_at_rest() -> Verdict {
+    let text = "all faults are over, and still not all is done";
+    wrong("progress", text.to_owned(), None::<&str>)
+}
+
+/// Writes everything that decides how the API server answers. Kinds that no scenario changes are left out.
 fn describe(api: &Api, text: &mut String) -> fmt::Result {
     fn all<T: Object + fmt::Debug>(kind: &Kind<T>, text: &mut String) -> fmt::Result {
+        write!(text, "{} ", kind.version)?;
         kind.live.values().try_for_each(|it| write!(text, "{it:?}"))
     }
-    write!(text, "{:?}", api.lease)?;
+    write!(text, "{:?} {:?}", api.counters(), api.lease)?;
     all(&api.nodes, text)?;
     all(&api.subnets, text)?;
     all(&api.blocks, text)?;
@@ -772,4 +788,13 @@ fn node(name: NodeName, uid: ObjectUid) -> Node {
         max_pods: 110,
         asn: None,
     }
+}
+
+#[test]
+fn it_matters_which_message_is_given_up() {
+    let hash = |first, second| hash_of_messages([(2, first), (4, second)].into_iter());
+    assert_ne!(hash(true, false), hash(false, true));
+    let orders = [[(2, true), (4, false)], [(4, false), (2, true)]];
+    let [one, other] = orders.map(|it| hash_of_messages(it.into_iter()));
+    assert_eq!(one, other, "the order does not matter");
 }

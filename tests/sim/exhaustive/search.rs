@@ -1,17 +1,15 @@
 //! Visits every state that can be reached.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cadastre_core::mutation::Mutation;
 
-use super::super::checks::Violation;
-use super::cluster::{Cluster, Path, Scenario};
-
-/// How many transitions may follow a state, if nothing fails, until everything is at rest.
-const PATIENCE: u32 = 3_000;
+use super::super::checks::{Verdict, Violation};
+use super::cluster::{Cluster, PATIENCE, Path, Scenario, never_at_rest};
 
 /// The visited states are spread over so many maps, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
@@ -53,19 +51,17 @@ struct Search {
 /// Explores a scenario with all processors. The mutation is on in the whole exploration.
 pub fn explore(scenario: &'static Scenario, mutation: Option<Mutation>, limits: Limits) -> Report {
     set(mutation);
-    let first = match Cluster::new(scenario, limits.faults) {
-        Ok(first) => first,
-        Err(violation) => panic!("{violation:?}"),
-    };
+    let first = Cluster::new(scenario, limits.faults);
+    let failure = first.as_ref().err().map(described);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let search = Search {
         visited: (0..SHARDS).map(|_| Mutex::default()).collect(),
-        open: Mutex::new(vec![first]),
+        open: Mutex::new(first.into_iter().collect()),
         busy: AtomicUsize::new(threads),
         walks: AtomicU64::new(0),
         states: AtomicU64::new(0),
         transitions: AtomicU64::new(0),
-        failure: Mutex::new(None),
+        failure: Mutex::new(failure),
         limits,
         begun: Instant::now(),
     };
@@ -102,8 +98,8 @@ impl Search {
     fn run(&self) {
         let mut own: Vec<Cluster> = Vec::new();
         while let Some(state) = own.pop().or_else(|| self.take_over()) {
-            let has_failed = !self.walk(state, &mut own);
-            if has_failed || self.is_over() {
+            self.walk_on(state, &mut own);
+            if self.is_over() {
                 self.open.lock().unwrap().append(&mut own);
                 return;
             }
@@ -139,43 +135,57 @@ impl Search {
             || self.begun.elapsed() >= self.limits.time
     }
 
+    /// As [`Search::walk`], but records what was broken. A panic is recorded, too, because the other threads would wait
+    /// for this one without end.
+    fn walk_on(&self, mut state: Cluster, open: &mut Vec<Cluster>) {
+        let walk = || self.walk(&mut state, open);
+        let failure = match catch_unwind(AssertUnwindSafe(walk)) {
+            Ok(Ok(())) => return,
+            Ok(Err(violation)) => described(&violation),
+            Err(_) => {
+                "a panic, in one of the transitions that are possible after these:".to_owned()
+            }
+        };
+        let mut lines = Vec::new();
+        let mut path = state.path.as_deref();
+        while let Some(Path { text, before }) = path {
+            lines.push(text.clone());
+            path = before.as_deref();
+        }
+        lines.push(failure);
+        lines.reverse();
+        let mut first = self.failure.lock().unwrap();
+        first.get_or_insert(lines.join("\n"));
+    }
+
     /// Follows a state without a fault until everything is at rest, or until a state that was visited already. Adds the
-    /// other states that can follow to `open`.
-    fn walk(&self, mut state: Cluster, open: &mut Vec<Cluster>) -> bool {
+    /// other states that can follow to `open`. If a rule is broken, `state` is the state in which it is.
+    fn walk(&self, state: &mut Cluster, open: &mut Vec<Cluster>) -> Verdict {
         let walk = u32::try_from(self.walks.fetch_add(1, Ordering::Relaxed) + 1).unwrap();
         for _ in 0..PATIENCE {
             let fingerprint = state.fingerprint();
             match self.visit(fingerprint, walk) {
-                Some(other) if other == walk => {
-                    return self.fail(&state, "progress", "the same state comes again");
-                }
-                Some(_) => return true,
+                Some(other) if other == walk => return never_at_rest(),
+                Some(_) => return Ok(()),
                 None => {}
             }
             self.states.fetch_add(1, Ordering::Relaxed);
-            let fair = match state.fair() {
-                Ok(fair) => fair,
-                Err(it) => return self.violated(&state, &it),
-            };
+            let fair = state.fair()?;
             for transition in state.others(fair) {
                 let mut next = state.clone();
                 self.transitions.fetch_add(1, Ordering::Relaxed);
-                match next.take(transition) {
-                    Ok(()) => open.push(next),
-                    Err(it) => return self.violated(&next, &it),
+                let verdict = next.take(transition);
+                if verdict.is_err() {
+                    *state = next;
+                    return verdict;
                 }
+                open.push(next);
             }
-            let Some(fair) = fair else { return true };
+            let Some(fair) = fair else { return Ok(()) };
             self.transitions.fetch_add(1, Ordering::Relaxed);
-            if let Err(it) = state.take(fair) {
-                return self.violated(&state, &it);
-            }
+            state.take(fair)?;
         }
-        self.fail(
-            &state,
-            "progress",
-            "all faults are over, and still not all is done",
-        )
+        never_at_rest()
     }
 
     /// Records a visit. Returns the walk that has visited the state before.
@@ -186,22 +196,8 @@ impl Search {
         visited.entry(fingerprint).or_insert(walk);
         before
     }
+}
 
-    fn violated(&self, state: &Cluster, violation: &Violation) -> bool {
-        self.fail(state, violation.rule, &violation.text)
-    }
-
-    fn fail(&self, state: &Cluster, rule: &str, text: &str) -> bool {
-        let mut lines = Vec::new();
-        let mut path = state.path.as_deref();
-        while let Some(Path { text, before }) = path {
-            lines.push(text.clone());
-            path = before.as_deref();
-        }
-        lines.reverse();
-        let steps = lines.join("\n");
-        let text = format!("rule \"{rule}\" is broken: {text}\n{steps}");
-        self.failure.lock().unwrap().get_or_insert(text);
-        false
-    }
+fn described(Violation { rule, text, .. }: &Violation) -> String {
+    format!("rule \"{rule}\" is broken: {text}")
 }
