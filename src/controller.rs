@@ -82,6 +82,15 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_EVICT_UNSERVED_PODS")]
     evict_unserved_pods: bool,
 
+    /// Statuses that all agents together write in a minute at most, besides those that somebody waits for. In a cluster
+    /// with so many nodes that they would write more, each agent writes less often. 0: no limit
+    #[arg(
+        long,
+        env = "CADASTRE_AGENT_WRITES_PER_MINUTE",
+        default_value_t = 6_000
+    )]
+    agent_writes_per_minute: u32,
+
     /// Write the ranges of each node, and its addresses, to a NodeRoutes, from which agents and other routers take their
     /// routes. Without this flag existing NodeRoutes are deleted
     #[arg(long, env = "CADASTRE_PUBLISH_ROUTES")]
@@ -283,6 +292,7 @@ async fn serve(
         evicts_unserved: args.evict_unserved_pods,
         publishes_routes: args.publish_routes,
         frr,
+        agent_writes_per_minute: args.agent_writes_per_minute,
         ..ControllerSettings::default()
     };
     let grace = Duration::from_secs(args.shutdown_grace.into());

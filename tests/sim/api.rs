@@ -331,6 +331,7 @@ impl Api {
                     version: 0,
                     spec: Ok(spec.clone()),
                     is_partial: false,
+                    has_managed_fields: false,
                     requests: Requests::default(),
                     report: None,
                 })?)

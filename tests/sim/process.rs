@@ -171,6 +171,7 @@ impl Run {
                     asn: Some(ASN),
                     ..FrrSettings::default()
                 }),
+                agent_writes_per_minute: plan.agent_writes_per_minute(),
                 ..ControllerSettings::default()
             }),
             elector: Elector::new(lease_settings(process, incarnation)),

@@ -5,6 +5,7 @@
 //! | `SEED`, `STEPS` | [`replay`]: the first seed, and the minimum number of steps |
 //! | `SCENARIO` | the [`Scenario`](super::proofs::Scenario) of all runs; without it, each seed decides |
 //! | `COMMIT` | the text from which the first seed of a commit is computed; without it, the clock is used |
+//! | `FRESH` | the number of steps from there on; without it, [`FRESH`] |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,8 +17,9 @@ use super::mutations::Trial;
 use super::proofs::{Proof, proof};
 use super::run::{Failure, Sim, Tally};
 
-/// Whenever all tests run, seeds computed from the commit are run until this many steps are done.
-const FRESH: u64 = 1_500_000;
+/// Whenever all tests run, seeds computed from the commit are run until this many steps are done. CI runs five times as
+/// many.
+const FRESH: u64 = 300_000;
 
 /// The interval in seconds at which the totals so far are printed.
 const INTERVAL: u64 = 30;
@@ -119,8 +121,9 @@ fn guarantees_hold_over_new_seeds() {
         Some(commit) => (seed_of(&commit), format!("commit {commit}")),
         None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
     };
-    println!("seeds of {of}: {FRESH} steps from seed {seed} on");
-    run_steps(seed, FRESH);
+    let steps = number("FRESH").unwrap_or(FRESH);
+    println!("seeds of {of}: {steps} steps from seed {seed} on");
+    run_steps(seed, steps);
 }
 
 /// Called by `make sim` with `SEED` or `STEPS`.

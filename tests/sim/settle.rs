@@ -35,6 +35,7 @@ impl Sim {
             self.mirror(id)?;
         }
         self.check_subnets()?;
+        self.check_status_intervals()?;
         self.check_pools()?;
         self.check_served()?;
         self.check_blocks()?;
@@ -96,6 +97,27 @@ impl Sim {
                     subnet.name, subnet.spec
                 );
                 return wrong("cleanup", text, [subnet.name.clone()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every agent writes so rarely that all of them together keep the limit, and none writes much less often.
+    fn check_status_intervals(&self) -> Verdict {
+        let most = u64::from(self.plan.agent_writes_per_minute());
+        let nodes = self.api.nodes.live.len() as u64;
+        for subnet in self.api.subnets.live.values() {
+            let Ok(spec) = &subnet.spec else { continue };
+            let seconds = u64::from(spec.status_interval_seconds);
+            let is_slowed = seconds > 0;
+            let is_slow_enough = (seconds.max(30) + 1) * most >= nodes * 60;
+            let is_too_slow = is_slowed && seconds * most > 3 * nodes * 60;
+            if !spec.pools.is_empty() && (!is_slow_enough || is_too_slow) {
+                let text = format!(
+                    "the agent of {} writes once in {seconds} s, with {nodes} nodes and {most} writes a minute",
+                    subnet.name
+                );
+                return wrong("intervals", text, [subnet.name.clone()]);
             }
         }
         Ok(())

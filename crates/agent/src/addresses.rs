@@ -31,6 +31,10 @@ use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapsho
 /// The time after an assignment within which the pod's status should show the address.
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
+/// When the controller asks for a longer interval between statuses, the interval between lists is at least this many
+/// times as long. A list is about ten times as large as a status.
+pub(crate) const LIST_INTERVAL: u32 = 10;
+
 /// Builds the list of addresses in use. `boot` is the id of the current boot, which is needed to find superseded
 /// sandboxes.
 pub fn list(snapshot: &Snapshot, boot: &str) -> NodeAddressesSpec {
@@ -181,6 +185,18 @@ impl Schedule {
         }
     }
 
+    /// Sets the intervals between writes. If they become shorter, the next writes come accordingly sooner.
+    pub(crate) fn set_interval(&mut self, interval: Duration, soon: Duration, now: Duration) {
+        let soon = soon.min(interval);
+        if (interval, soon) != (self.interval, self.soon) {
+            (self.interval, self.soon) = (interval, soon);
+            self.next_at = self
+                .next_at
+                .min(now + interval + self.jitter.part(interval / 5));
+            self.soon_at = self.soon_at.min(now + soon + self.jitter.part(soon / 5));
+        }
+    }
+
     /// Returns what to do now. `differs` says whether the addresses in use differ from the published list.
     pub(crate) fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
         if self.is_writing {
@@ -271,6 +287,28 @@ mod tests {
             .map(|it| it.superseded)
             .collect();
         assert_eq!(marks, [true, false]);
+    }
+
+    #[test]
+    fn a_shorter_interval_counts_at_once_and_a_longer_one_after_the_next_write() {
+        let write_at = |schedule: &mut Schedule, now| match schedule.next(true, false, now) {
+            ListStep::At(at) => at,
+            step => panic!("{step:?}"),
+        };
+        let mut schedule = Schedule::new(5 * MINUTE, MINUTE, 7, Duration::ZERO);
+        schedule.written(true, MINUTE);
+        let first = write_at(&mut schedule, MINUTE);
+        schedule.set_interval(20 * MINUTE, 2 * MINUTE, 2 * MINUTE);
+        assert_eq!(write_at(&mut schedule, 2 * MINUTE), first);
+        schedule.written(true, first);
+        assert!(write_at(&mut schedule, first) >= first + 20 * MINUTE);
+        schedule.set_interval(5 * MINUTE, MINUTE, first + MINUTE);
+        let sooner = write_at(&mut schedule, first + MINUTE);
+        assert!(sooner <= first + 7 * MINUTE, "{sooner:?}");
+        assert!(
+            schedule.soon_at <= first + 2 * MINUTE + MINUTE / 5,
+            "{schedule:?}"
+        );
     }
 
     #[test]

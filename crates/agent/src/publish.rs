@@ -13,7 +13,7 @@
 //! - If the condition about routes gets another status or reason, the status is written at once. If such changes follow
 //!   each other, the writes come less and less often, down to one in 8 s.
 //! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
-//!   status.
+//!   status. In a large cluster, the controller asks for a longer interval.
 //! - If nothing has changed, the status is not written.
 //!
 //! # Guarantees
@@ -252,6 +252,17 @@ impl Publisher {
     /// NodeSubnet.
     pub(crate) fn conditions(&self) -> &[Condition] {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
+    }
+
+    /// Sets the interval between writes that are not urgent. If it becomes shorter, the next write comes accordingly
+    /// sooner.
+    pub(crate) fn set_interval(&mut self, interval: Duration, now: Duration) {
+        if interval != self.interval {
+            self.interval = interval;
+            self.next_at = self
+                .next_at
+                .min(now + interval + self.jitter.part(interval / 5));
+        }
     }
 
     /// Makes a write that is not urgent due at once.

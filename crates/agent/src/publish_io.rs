@@ -1,4 +1,7 @@
 //! Requests to the API server: reading namespaces, and writing NodeSubnet.status and NodeAddresses.
+//!
+//! Writes of NodeAddresses remove the managed fields, which nobody needs, because only the agent writes the object. In
+//! writes of a status the API server ignores managed fields.
 
 use std::time::Duration;
 
@@ -96,7 +99,9 @@ pub(super) async fn write_list(
             return api.create(&params, &object).await;
         }
         let patch = Patch::Merge(json!({
-            "metadata": {"ownerReferences": object.metadata.owner_references},
+            "metadata": {
+                "ownerReferences": object.metadata.owner_references, "managedFields": [{}],
+            },
             "spec": {
                 "nodeUID": object.spec.node_uid, "bootID": object.spec.boot_id,
                 "asOf": object.spec.as_of, "addresses": object.spec.addresses,

@@ -133,6 +133,13 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<NodePool>,
 
+    /// The agent writes the status at most once in this many seconds, unless somebody waits for the change, and the
+    /// NodeAddresses at most once in ten times as many. The controller sets this in large clusters, so that all agents
+    /// together do not write too often. If the agent's own interval is longer, that one counts.
+    #[schemars(range(min = 0, max = 86_400))]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
+    pub status_interval_seconds: u32,
+
     /// Ranges of all pools in the cluster, merged, including pools from which this node gets nothing. The agent does
     /// not masquerade traffic between these ranges.
     #[schemars(length(max = MOST_POD_RANGES), inner(length(max = 43)))]

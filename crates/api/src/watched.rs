@@ -6,7 +6,8 @@
 //!
 //! # Caveats
 //! - Never write a whole object of these types: a replace would remove every skipped field. Only patch.
-//! - `metadata` has only the fields that Cadastre reads. For example, it lacks `managedFields` and `generateName`.
+//! - `metadata` has only the fields that Cadastre reads. For example, it lacks `generateName`, and of
+//!   `managedFields` it only has whether there are any.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     ManagedFieldsEntry, ObjectMeta, OwnerReference, Time,
 };
-use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::addresses::NodeAddresses;
@@ -236,10 +238,17 @@ struct SlimMeta {
     deletion_grace_period_seconds: Option<i64>,
     #[serde(skip)]
     generate_name: Option<String>,
-    #[serde(skip)]
+    /// Only whether there are any: the list is empty
+    #[serde(default, deserialize_with = "presence")]
     managed_fields: Option<Vec<ManagedFieldsEntry>>,
     #[serde(skip)]
     self_link: Option<String>,
+}
+
+/// Skips a list. Returns an empty one if it is there, or `None` if it is absent or null.
+fn presence<'de, D: Deserializer<'de>, T>(from: D) -> Result<Option<Vec<T>>, D::Error> {
+    let list = Option::<IgnoredAny>::deserialize(from)?;
+    Ok(list.map(|IgnoredAny| Vec::new()))
 }
 
 #[cfg(test)]
@@ -289,7 +298,11 @@ mod tests {
         assert!(
             meta.creation_timestamp < meta.deletion_timestamp && meta.creation_timestamp.is_some()
         );
-        assert_eq!(meta.managed_fields, None);
+        assert_eq!(
+            meta.managed_fields,
+            Some(Vec::new()),
+            "only that there are any"
+        );
         assert_eq!(spec.pod_cidr.as_deref(), Some("10.0.0.0/24"));
         assert_eq!(spec.pod_cidrs.as_ref().unwrap()[1], "fd00::/64");
         assert_eq!(spec.provider_id.as_deref(), Some("p"));

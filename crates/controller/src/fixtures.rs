@@ -173,6 +173,7 @@ pub(crate) fn subnet(name: &str, blocks: &[&str], wanted: u64) -> Subnet {
             ..NodeSubnetSpec::default()
         }),
         is_partial: false,
+        has_managed_fields: false,
         requests: Requests::default(),
         report: Some(Box::new(AgentReport {
             node_uid: name.into(),

@@ -28,6 +28,8 @@ pub struct ControllerSettings {
     pub publishes_routes: bool,
     /// What the controller writes to FRRConfigurations. If `None`, it does not touch them
     pub frr: Option<FrrSettings>,
+    /// How many statuses all agents together write in a minute at most, without those that somebody waits for
+    pub agent_writes_per_minute: u32,
 }
 
 /// What the controller writes to FRRConfigurations, besides the ranges.
@@ -54,6 +56,7 @@ impl Default for ControllerSettings {
             evicts_unserved: false,
             publishes_routes: false,
             frr: None,
+            agent_writes_per_minute: 6_000,
         }
     }
 }

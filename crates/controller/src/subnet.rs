@@ -6,6 +6,7 @@
 //! this loop.
 
 mod conditions;
+mod pace;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use self::pace::AgentPace;
 use self::spec::wanted;
 use super::allocations::AllocationState;
 use super::context::IN_USE_PAUSE;
@@ -61,6 +63,11 @@ pub struct Subnets {
     with_outcome: BTreeSet<NodeName>,
     /// Names of nodes with podCIDRs that their agents must not use, because other nodes use addresses in them
     withheld: BTreeSet<NodeName>,
+    /// How often agents may write
+    pace: AgentPace,
+    /// UIDs of NodeSubnets that were written to remove their managed fields. Each is written once for this, because
+    /// other programs might add managed fields again
+    stripped: BTreeSet<ObjectUid>,
 }
 
 impl Loop for Subnets {
@@ -102,6 +109,15 @@ impl Loop for Subnets {
 }
 
 impl Subnets {
+    /// Returns the loop of a new leader. `agent_writes` is the number of statuses that all agents together may write in
+    /// a minute.
+    pub(crate) fn new(agent_writes: u32) -> Self {
+        Self {
+            pace: AgentPace::new(agent_writes),
+            ..Self::default()
+        }
+    }
+
     /// Returns the next request for a NodeSubnet in the urgent queue. For each NodeSubnet in this queue, a node waits.
     pub(crate) fn next_urgent(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
         let look = |it: &mut Self, name: &NodeName, cx: &mut Context| it.look(name, true, cx);
@@ -160,7 +176,7 @@ impl Subnets {
             return KeyDecision::Send(request, Purpose::Subnet { name, urgent });
         }
         let is = cx.cache.subnets.get(&name).map(AsRef::as_ref);
-        let wanted = wanted(&name, is, cx.cache, cx.allocations);
+        let wanted = wanted(&name, is, cx.cache, cx.allocations, self.pace);
         if let Some(node) = cx.cache.nodes.get(&name) {
             self.report_left_out(node, wanted.as_ref(), cx.allocations, cx.reports);
         }
@@ -182,7 +198,11 @@ impl Subnets {
         {
             self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
         }
-        let Some(request) = difference(&name, wanted, is) else {
+        let mut difference = difference(&name, wanted.as_ref(), is);
+        if let (None, false, Some(spec), Some(is)) = (&difference, urgent, wanted, is) {
+            difference = self.strip(spec, is);
+        }
+        let Some(request) = difference else {
             return KeyDecision::Done;
         };
         let spec = match &request {
@@ -192,6 +212,18 @@ impl Subnets {
         };
         self.requests.send(name.clone(), spec);
         KeyDecision::Send(request, Purpose::Subnet { name, urgent })
+    }
+
+    /// Returns a write of the present spec if the NodeSubnet has managed fields. The API server adds them to each new
+    /// object, and then stores them again with each status that the agent writes. The write removes them (see
+    /// [`crate::cluster::writer`]), and from then on there are none. If no agent writes, the write is not worth it.
+    fn strip(&mut self, spec: NodeSubnetSpec, is: &Subnet) -> Option<ApiRequest> {
+        let is_written_often = is.report.is_some() && is.has_managed_fields;
+        if !is_written_often || !self.stripped.insert(is.uid.clone()) {
+            return None;
+        }
+        let spec = ObjectSpec::Subnet(spec);
+        Some(ApiRequest::Replace(KnownObject::of(is), spec))
     }
 
     /// Emits an event, once, if a NodeSubnet has no room for all pools that select the node.
@@ -286,18 +318,18 @@ fn present(subnet: &Subnet) -> &[SubnetCondition] {
 /// Returns the request after which the NodeSubnet has the spec `wanted`, or `None` if no request is needed.
 fn difference(
     name: &NodeName,
-    wanted: Option<NodeSubnetSpec>,
+    wanted: Option<&NodeSubnetSpec>,
     is: Option<&Subnet>,
 ) -> Option<ApiRequest> {
     match (wanted, is) {
         (None, None) => None,
         (Some(spec), None) => {
-            let spec = ObjectSpec::Subnet(spec);
+            let spec = ObjectSpec::Subnet(spec.clone());
             Some(ApiRequest::Create(name.clone().into(), spec))
         }
-        (Some(spec), Some(is)) if !is.is_partial && is.spec.as_ref() == Ok(&spec) => None,
+        (Some(spec), Some(is)) if !is.is_partial && is.spec.as_ref() == Ok(spec) => None,
         (Some(spec), Some(is)) => {
-            let spec = ObjectSpec::Subnet(spec);
+            let spec = ObjectSpec::Subnet(spec.clone());
             Some(ApiRequest::Replace(KnownObject::of(is), spec))
         }
         (None, Some(is)) => Some(ApiRequest::Delete(ObjectKind::Subnet, KnownObject::of(is))),

@@ -54,11 +54,15 @@ async fn the_object_of_a_block_is_restored_and_the_list_stays() -> Result<()> {
         .block_until(&had[0], "is there again", |it| it.uid() != before.uid())
         .await?;
     assert_eq!(again.spec, before.spec);
-    fixtures
+    let subnet = fixtures
         .subnet_until("mend-1", "lists the new object", |it| {
             it.spec.blocks.len() == 1 && Some(&it.spec.blocks[0].uid) == again.metadata.uid.as_ref()
         })
         .await?;
+    assert_eq!(
+        subnet.metadata.managed_fields, None,
+        "each write of the status would store them again"
+    );
     // The node continues to use its block. No other node got the block while the IPAMBlock did not exist.
     let more = agents.allocate("mend-1", "mend", "db").await?;
     assert_ne!(more, first);

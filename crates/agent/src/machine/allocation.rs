@@ -10,6 +10,7 @@ use super::cycle::{InFlight, Next, Phase};
 use super::{
     AgentEffect, AgentMachine, Observed, PendingOffer, STORE_PAUSE, StoreQuestion, Transaction,
 };
+use crate::addresses::LIST_INTERVAL;
 use crate::choice::serving;
 use crate::cri::Sandbox;
 use crate::rebuild;
@@ -59,7 +60,7 @@ impl AgentMachine {
         self.ranges_changed = false;
         let Some(wanted) = self.wanted_holding() else {
             let target = self.status_target();
-            self.set_target(target);
+            self.set_target(target, now);
             return Next::Go(Phase::Look);
         };
         // If a podCIDR is new to the store, another program such as host-local may have assigned addresses of it. So
@@ -141,7 +142,7 @@ impl AgentMachine {
         let PendingAllocation { wanted, target, .. } = pending;
         // A status must describe the ranges that are in the store. The store has the ranges of this NodeSubnet only
         // from now on, so the agent writes statuses to this NodeSubnet only from now on.
-        self.set_target(target);
+        self.set_target(target, now);
         if wanted != self.holding {
             let blocks = wanted.blocks.len();
             info!(node.uid = %wanted.node_uid, blocks, pools = wanted.pools.len(), "holds");
@@ -208,9 +209,10 @@ impl AgentMachine {
         }
     }
 
-    fn set_target(&mut self, target: StatusTarget) {
+    fn set_target(&mut self, target: StatusTarget, now: Duration) {
         match target {
             StatusTarget::This { subnet, relisted } => {
+                self.set_intervals(&subnet, now);
                 if relisted {
                     self.publisher.relisted();
                 }
@@ -219,6 +221,16 @@ impl AgentMachine {
             StatusTarget::Same => {}
             StatusTarget::Absent => self.publisher.lost(),
         }
+    }
+
+    /// Writes as often as the flags say, or less often if the controller asks for it because there are many agents.
+    fn set_intervals(&mut self, subnet: &SubnetSeen, now: Duration) {
+        let Ok(spec) = &subnet.spec else { return };
+        let asked = Duration::from_secs(spec.status_interval_seconds.into());
+        let publish = self.settings.publish_interval.max(asked);
+        let list = self.settings.addresses_interval.max(LIST_INTERVAL * asked);
+        self.publisher.set_interval(publish, now);
+        self.schedule.set_interval(list, publish, now);
     }
 
     /// Whether the NodeSubnet belongs to this Node object. If the spec of the NodeSubnet cannot be parsed, returns

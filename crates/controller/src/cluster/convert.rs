@@ -288,6 +288,7 @@ pub fn subnet(subnet: NodeSubnetLite) -> Subnet {
         version: version(meta.resource_version.as_deref()),
         spec,
         is_partial: lacks_parts,
+        has_managed_fields: meta.managed_fields.is_some(),
         requests: Requests::read(|name| annotations.get(name).map(String::as_str)),
         report: agent_report::read(&subnet.status),
     }

@@ -199,6 +199,8 @@ pub struct Subnet {
     pub spec: Result<NodeSubnetSpec, String>,
     /// Whether the spec had invalid parts, which are left out
     pub is_partial: bool,
+    /// Whether the API server stores which manager owns which field, although nobody needs this
+    pub has_managed_fields: bool,
     /// Users' requests about the node, from annotations of the NodeSubnet
     pub requests: Requests,
     /// The valid parts of the status that the agent wrote; `None` if the status is not a JSON object

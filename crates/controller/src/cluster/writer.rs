@@ -147,9 +147,10 @@ impl Writer {
                 let kind = spec.kind();
                 let mut object = object(&known.name, spec).map_err(Error::SerdeError)?;
                 let mut patch = spec_patch(&known, &object["spec"].take());
-                if let (ObjectKind::Routes, Some(patch)) = (kind, patch.as_array_mut()) {
-                    // Without them the API server keeps no managed fields. Every node receives every NodeRoutes, and
-                    // half of it would be managed fields.
+                let strips = matches!(kind, ObjectKind::Routes | ObjectKind::Subnet);
+                if let (true, Some(patch)) = (strips, patch.as_array_mut()) {
+                    // From this write on, the API server keeps no managed fields, which would be half of the object.
+                    // Every node receives every NodeRoutes, and each write of a status stores the whole NodeSubnet.
                     let none =
                         json!({"op": "add", "path": "/metadata/managedFields", "value": [{}]});
                     patch.push(none);

@@ -267,6 +267,9 @@ impl Leader {
             self.node_gone(gone, cache, now);
         }
         self.reevaluate_for(before, after);
+        if before.is_some() != after.is_some() {
+            self.loops.subnets.nodes_counted(cache, now.mono);
+        }
         let Some(node) = after else { return };
         self.loops.exhaustion.queue.add(node.name.clone());
         self.loops.queue_routes(&node.name);

@@ -139,7 +139,7 @@ loops! {
     "default_pool" default_pool: DefaultPool = DefaultPool::default(),
     "podcidr" podcidrs: PodCidrs = PodCidrs::default(),
     "demand" demand: Demand = Demand::default(),
-    "subnet" subnets: Subnets = Subnets::default(),
+    "subnet" subnets: Subnets = Subnets::new(settings.agent_writes_per_minute),
     "block" blocks: BlockLoop = BlockLoop::default(),
     "quarantine" quarantine: Quarantine = Quarantine::default(),
     "leaks" leaks: Leaks = Leaks::after(settings.leak_grace),

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::MOST_BYTES_OF_POOLS;
 use super::conditions::rejected_write;
+use super::pace::AgentPace;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::{ClusterCache, report_of};
 use crate::cluster::names::NodeName;
@@ -25,6 +26,7 @@ pub(super) fn wanted(
     is: Option<&Subnet>,
     cache: &ClusterCache,
     allocations: &AllocationState,
+    pace: AgentPace,
 ) -> Option<NodeSubnetSpec> {
     let quarantines = allocations.quarantined_of(name);
     let quarantines = quarantines.filter(|(_, it)| !it.released);
@@ -63,6 +65,10 @@ pub(super) fn wanted(
         machine_id: node.machine.machine_id.as_deref().map(str::to_owned),
         pod_cidrs,
         blocks,
+        status_interval_seconds: match pools.as_slice() {
+            [] => 0,
+            _ => pace.interval(cache.nodes.len(), status_interval(is)),
+        },
         // On a node without any pool, no agent of Cadastre runs, so nobody needs the ranges.
         pod_ranges: match pools.as_slice() {
             [] => Vec::new(),
@@ -76,6 +82,12 @@ pub(super) fn wanted(
         returned,
         quarantined,
     })
+}
+
+/// Returns the interval that the NodeSubnet has now.
+fn status_interval(is: Option<&Subnet>) -> u32 {
+    let spec = is.and_then(|is| is.spec.as_ref().ok());
+    spec.map_or(0, |spec| spec.status_interval_seconds)
 }
 
 /// Returns whether a live node needs a NodeSubnet that lists no range.

@@ -10,6 +10,8 @@ use crate::fixtures::{
 use cadastre_api::NodePool;
 use cadastre_daemon::watch::ObjectEvent;
 
+const PACE: AgentPace = AgentPace::UNLIMITED;
+
 /// The entry of a pool in a NodeSubnet: its name, whether it is retained, and its cooldown in seconds.
 type Entry = (&'static str, bool, u32);
 
@@ -31,7 +33,7 @@ fn assert_listed(change: impl FnOnce(&mut Pool), before: &[Entry], expected: &[E
     });
     subnet.spec.as_mut().unwrap().pools = listed.collect();
     let cache = cluster_of(vec![p, pool("q", "10.0.1.0/24")], vec![subnet.clone()]);
-    let wanted = wanted(&subnet.name, Some(&subnet), &cache, &rebuilt(&cache));
+    let wanted = wanted(&subnet.name, Some(&subnet), &cache, &rebuilt(&cache), PACE);
     let pools = wanted.unwrap().pools;
     let entry = |it: &'_ NodePool| (it.retained, it.terms.cooldown_seconds);
     let entries = pools.iter().map(|it| (it.name.as_str(), entry(it)));
@@ -65,10 +67,27 @@ fn a_spec_of_which_parts_are_invalid_is_written_again() {
             is_partial,
             ..is.clone()
         };
-        difference(&is.name, Some(spec.clone()), Some(&is))
+        difference(&is.name, Some(&spec), Some(&is))
     };
     assert!(request(false).is_none());
     assert!(matches!(request(true), Some(ApiRequest::Replace(..))));
+}
+
+#[test]
+fn managed_fields_are_removed_once_if_an_agent_writes_statuses() {
+    let mut subnets = Subnets::default();
+    let spec = NodeSubnetSpec::default();
+    let mut is = subnet("n", &[], 0);
+    is.has_managed_fields = true;
+    is.report = None;
+    assert_eq!(subnets.strip(spec.clone(), &is), None, "no agent writes");
+    is.report = Some(Box::default());
+    let request = subnets.strip(spec.clone(), &is);
+    assert!(
+        matches!(request, Some(ApiRequest::Replace(..))),
+        "{request:?}"
+    );
+    assert_eq!(subnets.strip(spec, &is), None, "only once");
 }
 
 #[test]
@@ -204,7 +223,8 @@ fn a_node_whose_first_block_is_rejected_has_a_node_subnet_for_the_condition() {
     demand.add_name(&"n".into(), &cache, &allocations);
     in_step(&cache, &mut allocations, NOW, |cx| demand.work(cx));
     let cidr = allocations.blocks.of(&"n".into()).next().unwrap().cidr;
-    let wanted = |allocations: &AllocationState| wanted(&"n".into(), None, &cache, allocations);
+    let wanted =
+        |allocations: &AllocationState| wanted(&"n".into(), None, &cache, allocations, PACE);
     assert!(wanted(&allocations).is_none(), "one write suffices");
     let call = ObjectCall::WriteBlock(cidr);
     for _ in 0..3 {
@@ -271,8 +291,9 @@ fn an_empty_node_subnet_of_a_live_node_stays() {
     let empty = subnet("n", &[], 0);
     let mut cache = cluster_of(Vec::new(), vec![empty.clone()]);
     let allocations = rebuilt(&cache);
-    let exists =
-        |cache: &ClusterCache| wanted(&empty.name, Some(&empty), cache, &allocations).is_some();
+    let exists = |cache: &ClusterCache| {
+        wanted(&empty.name, Some(&empty), cache, &allocations, PACE).is_some()
+    };
     assert!(exists(&cache));
     cache.nodes.change(ObjectEvent::Deleted(node("n")));
     assert!(!exists(&cache));

@@ -1,6 +1,7 @@
-//! Measures the bytes that agents' writes add to etcd. The bench reads etcd's metrics to find out by how many bytes one
-//! status, or one list of addresses, makes etcd's database and log grow. From the growth, the bench computes the bytes
-//! per second of a whole cluster.
+//! Measures the bytes that agents' writes add to etcd, by etcd's own counters: of one status and of one list of
+//! addresses, and of everything that the agents of a whole cluster write between two compactions.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cadastre_api::{AddressEntry, NodeAddresses, NodeAddressesSpec};
@@ -10,49 +11,148 @@ use cadastre_e2e::metrics::sum;
 use cadastre_e2e::nodes;
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
 use http::Method;
+use kube::Client;
 use serde_json::{Value, json};
 
 use super::{progress, say};
 
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 const LISTS: &str = "/apis/cadastre.dev/v1alpha1/nodeaddresses";
-/// Number of nodes whose objects are written. The cost of one write does not depend on this number.
+/// Number of nodes whose objects are written to measure one write. The cost of one write does not depend on this number.
 const NODES: u32 = 100;
 /// How many times each node's object is written. The result is the average over all writes.
 const WRITES: u32 = 10;
 /// The numbers of pods per node for which the writes are measured.
 const PODS: [u32; 3] = [30, 110, 250];
-/// The agent's `--addresses-interval` in seconds, which is also the interval between two compactions of etcd.
-const INTERVAL: f64 = 300.0;
-/// Status writes per second of a cluster in which 200 pods per second start and end, see docs/performance.md.
-const STATUSES: f64 = 91.0;
+/// The number of pods per node of the whole cluster.
+const MOST_PODS: u32 = 110;
+/// Pods that start or end in the whole cluster in a second.
+const POD_EVENTS: f64 = 200.0;
+/// Statuses that all agents write in a second at most: `--agent-writes-per-minute` of the controller.
+const STATUSES: f64 = 100.0;
+/// Seconds between two compactions of etcd.
+const COMPACTION: u32 = 300;
 
-/// Runs the bench and prints a table. The printed rates are those of a cluster with `count` nodes.
+/// Runs the bench and prints two tables. The second one is for a cluster with `count` nodes.
 pub async fn run(count: u32) -> Result<()> {
-    say(
-        "| pods a node | what | bytes of etcd's database a write | of its log | writes a second at most | bytes a second in all |",
-    )?;
-    say("|---|---|---|---|---|---|")?;
+    say("| pods a node | what | bytes of the object | of etcd's database a write | of its log |")?;
+    say("|---|---|---|---|---|")?;
     for pods in PODS {
         progress(&format!("{NODES} nodes with {pods} pods"))?;
-        let (cluster, _) = with_crds(Options::default()).await?;
-        send(&cluster, (0..NODES).map(subnet).collect()).await?;
-        send(&cluster, (0..NODES).map(|n| new_list(n, pods)).collect()).await?;
-        let statuses = |write| (0..NODES).map(move |n| status(n, pods, write));
-        let lists = |write| (0..NODES).map(move |n| list(n, pods, write));
-        let of_status = cost(&cluster, (0..WRITES).flat_map(statuses).collect()).await?;
-        let of_list = cost(&cluster, (0..WRITES).flat_map(lists).collect()).await?;
-        row(pods, "NodeSubnet.status", of_status, STATUSES)?;
-        row(pods, "NodeAddresses", of_list, f64::from(count) / INTERVAL)?;
+        let (cluster, client) = filled(NODES, pods).await?;
+        let of_status = cost(&cluster, statuses(NODES, pods, NODES * WRITES)).await?;
+        let of_list = cost(&cluster, lists(NODES, pods, NODES * WRITES)).await?;
+        for (what, path, (db, log)) in [
+            ("NodeSubnet.status", SUBNETS, of_status),
+            ("NodeAddresses", LISTS, of_list),
+        ] {
+            let size = size(&client, path).await?;
+            say(&format!(
+                "| {pods} | {what} | {size} | {db:.0} | {log:.0} |"
+            ))?;
+        }
     }
-    Ok(())
+    window(count).await
 }
 
-fn row(pods: u32, what: &str, (db, log): (f64, f64), rate: f64) -> Result<()> {
+/// Lets all agents of a cluster write for the time between two compactions of etcd, and prints by how much etcd grows.
+async fn window(count: u32) -> Result<()> {
+    let Rates { status, list } = Rates::of(count);
+    progress(&format!("{count} nodes with {MOST_PODS} pods"))?;
+    let (cluster, _) = filled(count, MOST_PODS).await?;
+    let before = sizes(&cluster).await?;
+    let (mut statuses_sent, mut lists_sent) = (0, 0);
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    for second in 1..=COMPACTION {
+        ticks.tick().await;
+        let mut calls = Vec::new();
+        while f64::from(statuses_sent) < status * f64::from(second) {
+            calls.push(write_status(
+                statuses_sent % count,
+                MOST_PODS,
+                statuses_sent / count + 1,
+            ));
+            statuses_sent += 1;
+        }
+        while f64::from(lists_sent) < list * f64::from(second) {
+            calls.push(write_list(
+                lists_sent % count,
+                MOST_PODS,
+                lists_sent / count + 1,
+            ));
+            lists_sent += 1;
+        }
+        cluster.endpoint()?.send_all(4, calls).await?;
+    }
+    let after = sizes(&cluster).await?;
+    say("")?;
+    say(
+        "| nodes | pods a node | statuses a second | lists a second | growth of etcd's file in 300 s | of the part in use | of its log |",
+    )?;
+    say("|---|---|---|---|---|---|---|")?;
+    let growth = |of: fn(&Sizes) -> f64| (of(&after) - of(&before)) / 1e6;
+    let (file, in_use, log) = (
+        growth(|it| it.file),
+        growth(|it| it.in_use),
+        growth(|it| it.log),
+    );
     say(&format!(
-        "| {pods} | {what} | {db:.0} | {log:.0} | {rate:.1} | {:.0} KB |",
-        (db * rate) / 1_000.0
+        "| {count} | {MOST_PODS} | {status:.1} | {list:.1} | {file:.1} MB | {in_use:.1} MB | {log:.1} MB |"
     ))
+}
+
+/// How often all agents together write in a second.
+struct Rates {
+    status: f64,
+    list: f64,
+}
+
+impl Rates {
+    /// Returns the rates for a cluster with this many nodes, in which pods start and end at random. After a write an
+    /// agent waits for its interval, to which it adds up to a fifth, and then for the next pod that starts or ends,
+    /// unless one has meanwhile.
+    fn of(nodes: u32) -> Self {
+        let nodes = f64::from(nodes);
+        let between_events = nodes / POD_EVENTS;
+        let rate = |interval: f64| {
+            let pause = 1.1 * interval;
+            nodes / (pause + between_events * (-pause / between_events).exp())
+        };
+        // The controller rounds this interval up, so real agents write less often.
+        let asked = nodes / STATUSES;
+        Self {
+            status: rate(asked.max(30.0)),
+            list: rate((10.0 * asked).max(300.0)),
+        }
+    }
+}
+
+/// Returns a cluster in which each node has a NodeSubnet with a status, and a list, as agents leave them.
+async fn filled(nodes: u32, pods: u32) -> Result<(ControlPlane, Client)> {
+    let options = Options {
+        // A compaction would hide a part of the growth.
+        apiserver_args: vec!["--etcd-compaction-interval=0".to_owned()],
+        ..Options::default()
+    };
+    let (cluster, fixtures) = with_crds(options).await?;
+    send(&cluster, (0..nodes).map(subnet).collect()).await?;
+    send(&cluster, (0..nodes).map(|n| new_list(n, pods)).collect()).await?;
+    send(&cluster, statuses(nodes, pods, nodes)).await?;
+    send(&cluster, (0..nodes).map(strip).collect()).await?;
+    send(&cluster, lists(nodes, pods, nodes)).await?;
+    Ok((cluster, fixtures.client))
+}
+
+/// Returns this many writes of statuses, of one node after the other.
+fn statuses(nodes: u32, pods: u32, writes: u32) -> Vec<Call> {
+    let write = |n| write_status(n % nodes, pods, n / nodes);
+    (0..writes).map(write).collect()
+}
+
+/// Returns this many writes of lists, of one node after the other.
+fn lists(nodes: u32, pods: u32, writes: u32) -> Vec<Call> {
+    let write = |n| write_list(n % nodes, pods, n / nodes);
+    (0..writes).map(write).collect()
 }
 
 /// Returns the bytes that one write adds to etcd's database and to its log.
@@ -61,16 +161,33 @@ async fn cost(cluster: &ControlPlane, calls: Vec<Call>) -> Result<(f64, f64)> {
     let before = sizes(cluster).await?;
     send(cluster, calls).await?;
     let after = sizes(cluster).await?;
-    Ok(((after.0 - before.0) / writes, (after.1 - before.1) / writes))
+    let growth = |of: fn(&Sizes) -> f64| (of(&after) - of(&before)) / writes;
+    Ok((growth(|it| it.in_use), growth(|it| it.log)))
 }
 
-async fn sizes(cluster: &ControlPlane) -> Result<(f64, f64)> {
+/// Sizes of what etcd has written, in bytes.
+struct Sizes {
+    /// The file of the database
+    file: f64,
+    /// The part of the file that is in use
+    in_use: f64,
+    log: f64,
+}
+
+async fn sizes(cluster: &ControlPlane) -> Result<Sizes> {
     let samples = cluster.etcd_metrics().await?;
     let of = |name| sum(&samples, name, &[]);
-    Ok((
-        of("etcd_mvcc_db_total_size_in_use_in_bytes"),
-        of("etcd_disk_wal_write_bytes_total"),
-    ))
+    Ok(Sizes {
+        file: of("etcd_mvcc_db_total_size_in_bytes"),
+        in_use: of("etcd_mvcc_db_total_size_in_use_in_bytes"),
+        log: of("etcd_disk_wal_write_bytes_total"),
+    })
+}
+
+/// Returns the size of the first object at this path, as JSON.
+async fn size(client: &Client, path: &str) -> Result<usize> {
+    let request = http::Request::get(format!("{path}/{}", name(0))).body(Vec::new())?;
+    Ok(client.request_text(request).await?.len())
 }
 
 async fn send(cluster: &ControlPlane, calls: Vec<Call>) -> Result<()> {
@@ -110,7 +227,14 @@ fn subnet(n: u32) -> Call {
     Call::new(Method::POST, SUBNETS.to_owned(), JSON, &object)
 }
 
-fn status(n: u32, pods: u32, write: u32) -> Call {
+/// The write by which the controller removes a NodeSubnet's managed fields.
+fn strip(n: u32) -> Call {
+    let path = format!("{SUBNETS}/{}", name(n));
+    let change = json!({"metadata": {"managedFields": [{}]}});
+    Call::new(Method::PATCH, path, MERGE_PATCH, &change)
+}
+
+fn write_status(n: u32, pods: u32, write: u32) -> Call {
     let Value::Array(blocks) = blocks(n) else {
         return subnet(n);
     };
@@ -163,8 +287,10 @@ fn new_list(n: u32, pods: u32) -> Call {
     Call::new(Method::POST, LISTS.to_owned(), JSON, &json!(list))
 }
 
-fn list(n: u32, pods: u32, write: u32) -> Call {
+fn write_list(n: u32, pods: u32, write: u32) -> Call {
     let path = format!("{LISTS}/{}", name(n));
-    let change = json!({"spec": addresses(n, pods, write + 1)});
+    let change = json!({
+        "metadata": {"managedFields": [{}]}, "spec": addresses(n, pods, write + 1),
+    });
     Call::new(Method::PATCH, path, MERGE_PATCH, &change)
 }

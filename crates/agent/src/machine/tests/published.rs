@@ -125,6 +125,42 @@ fn the_first_list_of_a_node_is_written_soon_and_with_the_counts_of_its_blocks() 
 }
 
 #[test]
+fn the_controller_can_ask_for_longer_intervals() {
+    let spec = |seconds: u32| {
+        let mut spec = blocks(&[A]);
+        spec["statusIntervalSeconds"] = seconds.into();
+        spec
+    };
+    let mut bench = Bench::seen(spec(120));
+    let effects = bench.run();
+    stored(&mut bench, effects);
+    let mut used = 0;
+    // Changes a count, which nobody waits for, each second, until a status is written. Returns how long that took.
+    let mut next = |bench: &mut Bench| {
+        for seconds in 0.. {
+            used = (used + 1) % 20;
+            bench.snapshot.blocks[0].counts.used = used;
+            bench.on(AgentEvent::Changed);
+            bench.pass(SECOND);
+            let effects = bench.run();
+            if stored(bench, effects).is_some() {
+                return seconds;
+            }
+        }
+        0
+    };
+    next(&mut bench);
+    let seconds = next(&mut bench);
+    assert!((119..=145).contains(&seconds), "{seconds}");
+    bench.subnet(u64::MAX, spec(0));
+    let seconds = next(&mut bench);
+    assert!(
+        seconds <= 37,
+        "the shorter interval counts at once: {seconds}"
+    );
+}
+
+#[test]
 fn o13_the_servers_get_changes_before_any_other_effect() {
     let mut bench = Bench::idle(blocks(&[A]));
     bench.subnet(2, blocks(&[A, B]));

@@ -1,0 +1,127 @@
+//! How often agents write what nobody waits for, so that all of them together stay below a limit.
+//!
+//! Statuses and NodeAddresses are most of what Cadastre adds to etcd in a large cluster. Only the controller knows how
+//! many nodes there are, so it tells each agent the interval. In small clusters it tells nothing, and the interval is
+//! that of the agent's flags.
+
+use super::Subnets;
+use crate::cluster::cache::ClusterCache;
+use std::time::Duration;
+
+/// The agents' interval in small clusters, in seconds: the default of their `--publish-interval`.
+const USUAL: u32 = 30;
+/// The longest interval in seconds. The CRD allows no longer one.
+const LONGEST: u32 = 86_400;
+/// An interval stays until it is this many times as long as needed, so that a number of nodes that goes up and down
+/// does not change every NodeSubnet again and again.
+const LARGEST_EXCESS: u32 = 3;
+/// When the interval changes, NodeSubnets are written one by one, with this pause between them. Nobody waits for them.
+const SPREAD: Duration = Duration::from_millis(20);
+
+/// Limits how many statuses agents write.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AgentPace {
+    /// The limit for all agents together. If it is 0, there is none
+    writes_per_minute: u32,
+    /// The interval for the number of nodes when the NodeSubnets were last queued for it
+    interval: u32,
+}
+
+impl AgentPace {
+    #[cfg(test)]
+    pub(super) const UNLIMITED: Self = Self {
+        writes_per_minute: 0,
+        interval: 0,
+    };
+
+    pub(super) fn new(writes_per_minute: u32) -> Self {
+        Self {
+            writes_per_minute,
+            interval: 0,
+        }
+    }
+
+    /// Returns the interval in seconds that a NodeSubnet should have, or 0 if agents need not be slowed down. `is` is
+    /// the interval that it has. It stays as long as it is sufficient and not much too long.
+    pub(super) fn interval(self, nodes: usize, is: u32) -> u32 {
+        let Some(needed) = self.needed(nodes) else {
+            return 0;
+        };
+        if (needed..=needed.saturating_mul(LARGEST_EXCESS)).contains(&is) && is > USUAL {
+            return is;
+        }
+        // 30, 45, 60, 90, 120, 180, ...
+        let mut step = USUAL;
+        while step < needed {
+            let is_doubled = step.is_multiple_of(USUAL) && (step / USUAL).is_power_of_two();
+            step = if is_doubled {
+                step / 2 * 3
+            } else {
+                step / 3 * 4
+            };
+        }
+        if step == USUAL { 0 } else { step.min(LONGEST) }
+    }
+
+    /// Returns the shortest interval in seconds that keeps the limit.
+    fn needed(self, nodes: usize) -> Option<u32> {
+        let nodes = u64::try_from(nodes).unwrap_or(u64::MAX);
+        let seconds = nodes.saturating_mul(60);
+        let needed = seconds.checked_div(u64::from(self.writes_per_minute))?;
+        Some(u32::try_from(needed).map_or(LONGEST, |it| it.min(LONGEST)))
+    }
+}
+
+impl Subnets {
+    /// Queues all NodeSubnets if the number of nodes requires another interval than before.
+    pub(crate) fn nodes_counted(&mut self, cache: &ClusterCache, now: Duration) {
+        let interval = self.pace.interval(cache.nodes.len(), 0);
+        if std::mem::replace(&mut self.pace.interval, interval) == interval {
+            return;
+        }
+        let mut at = now;
+        for subnet in cache.subnets.iter() {
+            at += SPREAD;
+            self.queue.add_at(subnet.name.clone(), at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_of_small_clusters_are_not_slowed_down() {
+        let pace = AgentPace::new(6_000);
+        assert_eq!([0, 1, 3_000].map(|nodes| pace.interval(nodes, 0)), [0; 3]);
+        assert_eq!(AgentPace::new(0).interval(1_000_000, 60), 0, "no limit");
+    }
+
+    #[test]
+    fn all_agents_together_stay_below_the_limit() {
+        let pace = AgentPace::new(6_000);
+        let all = [3_100, 5_000, 9_000, 50_000, 500_000].map(|nodes| pace.interval(nodes, 0));
+        assert_eq!(all, [45, 60, 90, 720, 5_760]);
+        for nodes in (1..200_000).step_by(77) {
+            let interval = pace.interval(nodes, 0).max(USUAL);
+            let needed = nodes.div_ceil(100).max(30);
+            assert!(interval as usize >= needed - 1, "{nodes}: {interval}");
+            assert!(
+                (interval as usize) * 2 < needed * 3 + 2,
+                "{nodes}: {interval}"
+            );
+        }
+        assert_eq!(pace.interval(usize::MAX, 0), LONGEST);
+    }
+
+    #[test]
+    fn an_interval_stays_while_it_is_sufficient_and_not_much_too_long() {
+        let pace = AgentPace::new(6_000);
+        assert_eq!(pace.interval(5_900, 60), 60);
+        assert_eq!(pace.interval(2_100, 60), 60);
+        assert_eq!(pace.interval(1_900, 60), 0, "much too long");
+        assert_eq!(pace.interval(6_100, 60), 90, "too short");
+        assert_eq!(pace.interval(2_500, 7), 0, "nobody has set this");
+    }
+}
