@@ -102,10 +102,12 @@ async fn a_status_that_somebody_else_wrote_is_set_right() {
     let nothing = cadastre_api::NodeAddressesSpec::default();
     api.list_addresses("right-1", nothing).await.unwrap();
     publishes(&api, "right-1", vec![address.clone()]).await;
+    let both = vec![address, machine.add("c2").await.unwrap()];
+    publishes(&api, "right-1", both.clone()).await;
     let list = api.addresses.get("right-1").await.unwrap();
     assert_eq!(list.metadata.managed_fields, None, "they only cost space");
     let params = kube::api::DeleteParams::default();
     api.addresses.delete("right-1", &params).await.unwrap();
-    publishes(&api, "right-1", vec![address]).await;
+    publishes(&api, "right-1", both).await;
     drop(machine);
 }
