@@ -96,9 +96,8 @@ impl Plan {
         }
     }
 
-    /// How many statuses all agents together may write in a minute. In some runs so few that agents of two nodes have to
-    /// write less often, so that the interval changes with each node that comes or goes. This, too, follows from other
-    /// draws.
+    /// How many statuses all agents together may write in a minute. In some runs so few that the agents of seven nodes
+    /// have to write less often, so that the interval changes as nodes come and go. This, too, follows from other draws.
     pub fn agent_writes_per_minute(&self) -> u32 {
         if self.names % 6 == 1 { 12 } else { 6_000 }
     }

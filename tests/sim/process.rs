@@ -262,7 +262,8 @@ pub fn lease_settings(process: usize, incarnation: u32) -> LeaseSettings {
     }
 }
 
-/// Returns whether a write may be sent now, by the rule of the real process. `None` means that it has to wait until the Lease is written.
+/// Returns whether a write may be sent now, by the rule of the real process. `None` means that it has to wait until the
+/// Lease is written.
 pub fn may_send(
     leadership: &Leadership,
     outgoing: &OutgoingRequest,

@@ -32,7 +32,7 @@ use cadastre_node::{Attachment, AttachmentRecord, OWN_INTERFACE, PodRef, Snapsho
 pub(crate) const TO_BE_REPORTED: Duration = Duration::from_secs(10);
 
 /// When the controller asks for a longer interval between statuses, the interval between lists is at least this many
-/// times as long. A list is about ten times as large as a status.
+/// times as long, because a list is much larger than a status.
 pub(crate) const LIST_INTERVAL: u32 = 10;
 
 /// Builds the list of addresses in use. `boot` is the id of the current boot, which is needed to find superseded
@@ -190,10 +190,8 @@ impl Schedule {
         let soon = soon.min(interval);
         if (interval, soon) != (self.interval, self.soon) {
             (self.interval, self.soon) = (interval, soon);
-            self.next_at = self
-                .next_at
-                .min(now + interval + self.jitter.part(interval / 5));
-            self.soon_at = self.soon_at.min(now + soon + self.jitter.part(soon / 5));
+            self.next_at = self.next_at.min(now + self.jitter.pause(interval));
+            self.soon_at = self.soon_at.min(now + self.jitter.pause(soon));
         }
     }
 
@@ -222,11 +220,11 @@ impl Schedule {
     /// Records that a write has ended. If `done` is false, the next write follows after the pause `soon`.
     pub(crate) fn written(&mut self, done: bool, now: Duration) {
         self.is_writing = false;
-        self.soon_at = now + self.soon + self.jitter.part(self.soon / 5);
+        self.soon_at = now + self.jitter.pause(self.soon);
         self.next_at = self.soon_at;
         if done {
             self.overdue_since = None;
-            self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
+            self.next_at = now + self.jitter.pause(self.interval);
         }
     }
 

@@ -20,6 +20,11 @@ impl Jitter {
         let thousandths = u32::try_from(self.0 % 1000).unwrap_or(0);
         of * thousandths / 1000
     }
+
+    /// Returns a random pause: the interval, and less than a fifth more.
+    pub(crate) fn pause(&mut self, interval: Duration) -> Duration {
+        interval + self.part(interval / 5)
+    }
 }
 
 /// Returns the pause after a failure. `failures` is the number of earlier failures. The pause is `first`, doubled for

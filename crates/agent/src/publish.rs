@@ -259,9 +259,7 @@ impl Publisher {
     pub(crate) fn set_interval(&mut self, interval: Duration, now: Duration) {
         if interval != self.interval {
             self.interval = interval;
-            self.next_at = self
-                .next_at
-                .min(now + interval + self.jitter.part(interval / 5));
+            self.next_at = self.next_at.min(now + self.jitter.pause(interval));
         }
     }
 
@@ -372,7 +370,7 @@ impl Publisher {
                 self.partial = cut.map(|sent| (version.clone(), sent));
                 self.failures = 0;
                 self.behind_since = None;
-                self.next_at = now + self.interval + self.jitter.part(self.interval / 5);
+                self.next_at = now + self.jitter.pause(self.interval);
                 self.seen(&version, *status);
             }
             WriteOutcome::Outdated => {

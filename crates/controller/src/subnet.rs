@@ -65,9 +65,9 @@ pub struct Subnets {
     withheld: BTreeSet<NodeName>,
     /// How often agents may write
     pace: AgentPace,
-    /// UIDs of NodeSubnets that were written to remove their managed fields. Each is written once for this, because
+    /// Names of NodeSubnets that were written to remove their managed fields. Each is written once for this, because
     /// other programs might add managed fields again
-    stripped: BTreeSet<ObjectUid>,
+    stripped: BTreeSet<NodeName>,
 }
 
 impl Loop for Subnets {
@@ -219,7 +219,7 @@ impl Subnets {
     /// [`crate::cluster::writer`]), and from then on there are none. If no agent writes, the write is not worth it.
     fn strip(&mut self, spec: NodeSubnetSpec, is: &Subnet) -> Option<ApiRequest> {
         let is_written_often = is.report.is_some() && is.has_managed_fields;
-        if !is_written_often || !self.stripped.insert(is.uid.clone()) {
+        if !is_written_often || !self.stripped.insert(is.name.clone()) {
             return None;
         }
         let spec = ObjectSpec::Subnet(spec);
@@ -255,6 +255,7 @@ impl Subnets {
     pub fn gone(&mut self, node: &Node) {
         self.left_out.remove(&node.uid);
         self.with_outcome.remove(&node.name);
+        self.stripped.remove(&node.name);
     }
 
     /// Records that a write for the node has succeeded, or has failed so often that it counts as one that keeps

@@ -4,9 +4,10 @@
 //! many nodes there are, so it tells each agent the interval. In small clusters it tells nothing, and the interval is
 //! that of the agent's flags.
 
+use std::time::Duration;
+
 use super::Subnets;
 use crate::cluster::cache::ClusterCache;
-use std::time::Duration;
 
 /// The agents' interval in small clusters, in seconds: the default of their `--publish-interval`.
 const USUAL: u32 = 30;
@@ -28,12 +29,6 @@ pub(super) struct AgentPace {
 }
 
 impl AgentPace {
-    #[cfg(test)]
-    pub(super) const UNLIMITED: Self = Self {
-        writes_per_minute: 0,
-        interval: 0,
-    };
-
     pub(super) fn new(writes_per_minute: u32) -> Self {
         Self {
             writes_per_minute,

@@ -10,8 +10,6 @@ use crate::fixtures::{
 use cadastre_api::NodePool;
 use cadastre_daemon::watch::ObjectEvent;
 
-const PACE: AgentPace = AgentPace::UNLIMITED;
-
 /// The entry of a pool in a NodeSubnet: its name, whether it is retained, and its cooldown in seconds.
 type Entry = (&'static str, bool, u32);
 
@@ -33,7 +31,13 @@ fn assert_listed(change: impl FnOnce(&mut Pool), before: &[Entry], expected: &[E
     });
     subnet.spec.as_mut().unwrap().pools = listed.collect();
     let cache = cluster_of(vec![p, pool("q", "10.0.1.0/24")], vec![subnet.clone()]);
-    let wanted = wanted(&subnet.name, Some(&subnet), &cache, &rebuilt(&cache), PACE);
+    let wanted = wanted(
+        &subnet.name,
+        Some(&subnet),
+        &cache,
+        &rebuilt(&cache),
+        AgentPace::default(),
+    );
     let pools = wanted.unwrap().pools;
     let entry = |it: &'_ NodePool| (it.retained, it.terms.cooldown_seconds);
     let entries = pools.iter().map(|it| (it.name.as_str(), entry(it)));
@@ -223,8 +227,9 @@ fn a_node_whose_first_block_is_rejected_has_a_node_subnet_for_the_condition() {
     demand.add_name(&"n".into(), &cache, &allocations);
     in_step(&cache, &mut allocations, NOW, |cx| demand.work(cx));
     let cidr = allocations.blocks.of(&"n".into()).next().unwrap().cidr;
-    let wanted =
-        |allocations: &AllocationState| wanted(&"n".into(), None, &cache, allocations, PACE);
+    let wanted = |allocations: &AllocationState| {
+        wanted(&"n".into(), None, &cache, allocations, AgentPace::default())
+    };
     assert!(wanted(&allocations).is_none(), "one write suffices");
     let call = ObjectCall::WriteBlock(cidr);
     for _ in 0..3 {
@@ -292,7 +297,14 @@ fn an_empty_node_subnet_of_a_live_node_stays() {
     let mut cache = cluster_of(Vec::new(), vec![empty.clone()]);
     let allocations = rebuilt(&cache);
     let exists = |cache: &ClusterCache| {
-        wanted(&empty.name, Some(&empty), cache, &allocations, PACE).is_some()
+        wanted(
+            &empty.name,
+            Some(&empty),
+            cache,
+            &allocations,
+            AgentPace::default(),
+        )
+        .is_some()
     };
     assert!(exists(&cache));
     cache.nodes.change(ObjectEvent::Deleted(node("n")));

@@ -1,6 +1,7 @@
 //! Measures the bytes that agents' writes add to etcd, by etcd's own counters: of one status and of one list of
 //! addresses, and of everything that the agents of a whole cluster write between two compactions.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -40,8 +41,10 @@ pub async fn run(count: u32) -> Result<()> {
     for pods in PODS {
         progress(&format!("{NODES} nodes with {pods} pods"))?;
         let (cluster, client) = filled(NODES, pods).await?;
-        let of_status = cost(&cluster, statuses(NODES, pods, NODES * WRITES)).await?;
-        let of_list = cost(&cluster, lists(NODES, pods, NODES * WRITES)).await?;
+        // Each object was written once already.
+        let writes = || NODES..NODES * (WRITES + 1);
+        let of_status = cost(&cluster, calls(write_status, NODES, pods, writes())).await?;
+        let of_list = cost(&cluster, calls(write_list, NODES, pods, writes())).await?;
         for (what, path, (db, log)) in [
             ("NodeSubnet.status", SUBNETS, of_status),
             ("NodeAddresses", LISTS, of_list),
@@ -61,28 +64,16 @@ async fn window(count: u32) -> Result<()> {
     progress(&format!("{count} nodes with {MOST_PODS} pods"))?;
     let (cluster, _) = filled(count, MOST_PODS).await?;
     let before = sizes(&cluster).await?;
-    let (mut statuses_sent, mut lists_sent) = (0, 0);
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
-    for second in 1..=COMPACTION {
+    for second in 0..COMPACTION {
         ticks.tick().await;
-        let mut calls = Vec::new();
-        while f64::from(statuses_sent) < status * f64::from(second) {
-            calls.push(write_status(
-                statuses_sent % count,
-                MOST_PODS,
-                statuses_sent / count + 1,
-            ));
-            statuses_sent += 1;
-        }
-        while f64::from(lists_sent) < list * f64::from(second) {
-            calls.push(write_list(
-                lists_sent % count,
-                MOST_PODS,
-                lists_sent / count + 1,
-            ));
-            lists_sent += 1;
-        }
-        cluster.endpoint()?.send_all(4, calls).await?;
+        // Each node's objects were written once, so the writes of this time follow those.
+        let due = |rate| {
+            count + whole(rate * f64::from(second))..count + whole(rate * f64::from(second + 1))
+        };
+        let mut due_calls = calls(write_status, count, MOST_PODS, due(status));
+        due_calls.extend(calls(write_list, count, MOST_PODS, due(list)));
+        cluster.endpoint()?.send_all(4, due_calls).await?;
     }
     let after = sizes(&cluster).await?;
     say("")?;
@@ -137,22 +128,25 @@ async fn filled(nodes: u32, pods: u32) -> Result<(ControlPlane, Client)> {
     let (cluster, fixtures) = with_crds(options).await?;
     send(&cluster, (0..nodes).map(subnet).collect()).await?;
     send(&cluster, (0..nodes).map(|n| new_list(n, pods)).collect()).await?;
-    send(&cluster, statuses(nodes, pods, nodes)).await?;
+    send(&cluster, calls(write_status, nodes, pods, 0..nodes)).await?;
     send(&cluster, (0..nodes).map(strip).collect()).await?;
-    send(&cluster, lists(nodes, pods, nodes)).await?;
+    send(&cluster, calls(write_list, nodes, pods, 0..nodes)).await?;
     Ok((cluster, fixtures.client))
 }
 
-/// Returns this many writes of statuses, of one node after the other.
-fn statuses(nodes: u32, pods: u32, writes: u32) -> Vec<Call> {
-    let write = |n| write_status(n % nodes, pods, n / nodes);
-    (0..writes).map(write).collect()
+/// Returns writes of statuses or lists, of one node after the other. `writes` are their numbers, counted over all nodes.
+fn calls(write: Write, nodes: u32, pods: u32, writes: Range<u32>) -> Vec<Call> {
+    let write = |n| write(n % nodes, pods, n / nodes);
+    writes.map(write).collect()
 }
 
-/// Returns this many writes of lists, of one node after the other.
-fn lists(nodes: u32, pods: u32, writes: u32) -> Vec<Call> {
-    let write = |n| write_list(n % nodes, pods, n / nodes);
-    (0..writes).map(write).collect()
+/// Returns the write number `write` of the object of node `n`, which has `pods` pods. Each write changes the object.
+type Write = fn(n: u32, pods: u32, write: u32) -> Call;
+
+/// Rounds a small positive number down.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(number: f64) -> u32 {
+    number as u32
 }
 
 /// Returns the bytes that one write adds to etcd's database and to its log.
