@@ -85,6 +85,26 @@ impl Subnets {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::{cluster_of, subnet};
+
+    #[test]
+    fn another_number_of_nodes_queues_all_node_subnets_if_it_needs_another_interval() {
+        let seconds = Duration::from_secs;
+        let of_nodes = |names: &[&str]| {
+            let subnets = names.iter().map(|name| subnet(name, &[], 0));
+            cluster_of(Vec::new(), subnets.collect())
+        };
+        let (two, three) = (of_nodes(&["a", "b"]), of_nodes(&["a", "b", "c"]));
+        let mut subnets = Subnets::new(3);
+        let mut queued = |cache, at| {
+            subnets.nodes_counted(cache, at);
+            let next = || subnets.queue.pop(at + seconds(1));
+            std::iter::from_fn(next).count()
+        };
+        assert_eq!(queued(&two, seconds(1)), 2, "once in 45 s, not in 30 s");
+        assert_eq!(queued(&two, seconds(2)), 0, "as before");
+        assert_eq!(queued(&three, seconds(3)), 3, "once in 60 s");
+    }
 
     #[test]
     fn agents_of_small_clusters_are_not_slowed_down() {
