@@ -96,10 +96,10 @@ impl Plan {
         }
     }
 
-    /// How many statuses all agents together may write in a minute. In some runs so few that the agents of seven nodes
+    /// How many statuses all agents together may write in a minute. In some runs so few that the agents of four nodes
     /// have to write less often, so that the interval changes as nodes come and go. This, too, follows from other draws.
     pub fn agent_writes_per_minute(&self) -> u32 {
-        if self.names % 6 == 1 { 12 } else { 6_000 }
+        if self.names % 6 == 1 { 6 } else { 6_000 }
     }
 
     /// Whether agents write a file for a routing daemon. This, too, follows from the slice.
