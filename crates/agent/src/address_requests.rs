@@ -12,7 +12,7 @@ use cadastre_api::{AddressRequest, MOST_ADDRESS_REQUESTS};
 /// How long a request is kept after the last ADD that made it.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// The requests, by the UID of the pod.
+/// The address requests, at most one per pod, by the pod's UID.
 #[derive(Debug, Default)]
 pub struct AddressRequestBook(BTreeMap<String, Entry>);
 
@@ -48,7 +48,7 @@ impl AddressRequestBook {
         self.0.remove(pod_uid).is_some()
     }
 
-    /// Returns all requests, sorted by the UIDs of their pods, and the time at which the first of them expires.
+    /// Removes expired requests. Returns the others, sorted by pod UID, and the time at which the next one expires.
     pub fn current(&mut self, now: Duration) -> (Vec<AddressRequest>, Option<Duration>) {
         self.0.retain(|_, it| it.until > now);
         let all = self.0.values().map(|it| it.request.clone()).collect();

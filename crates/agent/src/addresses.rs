@@ -1,16 +1,15 @@
 //! The content of the node's NodeAddresses, and when it is written. The code here uses neither IO nor a clock.
 //!
-//! - If an address was released, and the controller or a user waits for the release, the list is written `soon` after
-//!   the last write (see [`Schedule`]).
-//! - If an address of a superseded sandbox was released, the list is written `soon` after the last write.
-//! - If an address was assigned on a second network or to a container without a pod, and no pod reports the address,
-//!   the list is written `soon` after the last write. The reason is that only this list can restore the address if the
-//!   store is lost.
-//! - After any other change, the list is written once per interval, with jitter.
-//! - If nothing has changed, the list is not written.
+//! [`Schedule`] writes the list once per interval, with jitter. If nothing has changed, the list is not written. Urgent
+//! changes are written after a shorter interval, which is called `soon`. A change is urgent in these cases:
+//! - There is no NodeAddresses yet.
+//! - An address was released, and the controller or a user waits for the release.
+//! - An address of a superseded sandbox was released.
+//! - An address was assigned on a second network or to a container without a pod, and no pod reports the address. If
+//!   the store is lost, only this list can restore such an address.
 //!
 //! # Guarantees
-//! - Equal state gives equal text: lists are sorted. The list always fits into one API object.
+//! - Equal states give equal lists, because the entries are sorted. The list always fits into one API object.
 //! - Only one write is under way at a time, and writes are never closer together than `soon`.
 
 use std::collections::BTreeSet;
@@ -141,9 +140,9 @@ pub(crate) struct Schedule {
 pub(crate) enum ListStep {
     /// Write the list, then call [`Schedule::written`]
     Write,
-    /// Ask again at this time
+    /// Call [`Schedule::next`] again at this time
     At(Duration),
-    /// Ask again when the state has changed
+    /// Call [`Schedule::next`] again when the state has changed
     Nothing,
 }
 
@@ -185,7 +184,7 @@ impl Schedule {
         }
     }
 
-    /// Sets the intervals between writes. If they become shorter, the next writes come accordingly sooner.
+    /// Sets the intervals between writes. If an interval becomes shorter, the next write comes accordingly sooner.
     pub(crate) fn set_interval(&mut self, interval: Duration, soon: Duration, now: Duration) {
         let soon = soon.min(interval);
         if (interval, soon) != (self.interval, self.soon) {
@@ -195,7 +194,8 @@ impl Schedule {
         }
     }
 
-    /// Returns what to do now. `differs` says whether the addresses in use differ from the published list.
+    /// Returns what to do now. `differs` says whether the addresses in use differ from the published list, and `urgent`
+    /// whether the difference is written after the shorter interval.
     pub(crate) fn next(&mut self, differs: bool, urgent: bool, now: Duration) -> ListStep {
         if self.is_writing {
             return ListStep::Nothing;
@@ -228,7 +228,7 @@ impl Schedule {
         }
     }
 
-    /// Returns for how long a write has been overdue.
+    /// Returns for how long a write has been overdue; zero if none is overdue.
     pub(crate) fn lag(&self, now: Duration) -> Duration {
         let since = self.overdue_since;
         since.map_or(Duration::ZERO, |since| now.saturating_sub(since))

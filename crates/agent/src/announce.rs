@@ -1,13 +1,13 @@
 //! The file from which a routing daemon on the node, such as BIRD, FRR or GoBGP, announces the node's ranges.
 //!
-//! The file is rendered from a template ([`AnnounceTemplate`]), and the daemon is told to read it again ([`reload`]).
+//! The agent renders the file from a template ([`AnnounceTemplate`]), and makes the daemon read the file ([`reload`]).
 //!
 //! # Guarantees
-//! - A node reports a block as released only after the daemon was told to read a file without the block. So the block
-//!   is withdrawn before the controller allocates it to another node. If the daemon cannot be told, the block stays
-//!   with the node.
-//! - A node announces what it has borrowed, and the claimed addresses of its pods, as routes of their own. They win,
-//!   because their prefixes are longer than that of the block that they lie in.
+//! - A node reports a block as released only after the daemon has been made to read a file without the block. So the
+//!   daemon withdraws the route before the controller allocates the block to another node. If the reload fails, the
+//!   block stays with the node.
+//! - A node announces borrowed ranges, and the claimed addresses of its pods, as separate routes. Routers prefer these
+//!   routes, because their prefixes are longer than the prefix of the block that contains them.
 //! - While another network serves the pods of the node, nothing is announced.
 
 mod bird;
@@ -29,7 +29,7 @@ use cadastre_core::node_allocation::{NodeAllocation, claim_of_pool, is_claim};
 use reload::Reload;
 
 /// The template for BIRD 2 and 3: a static protocol for each family, which the configuration of BIRD exports by BGP or
-/// OSPF. The type of the routes is `unreachable`, so that the router never sends packets for an unused address back.
+/// OSPF. The routes have the type `unreachable`, so that packets for unused addresses do not loop between routers.
 pub const BIRD: &str = "\
 # Written by the agent of Cadastre on the node {{ node }}, and written again after each change.
 {% for family in [4, 6] %}
@@ -45,7 +45,7 @@ protocol static cadastre{{ family }} {
 /// The names that a template can use.
 const NAMES: [&str; 2] = ["node", "ranges"];
 
-/// A template of the file.
+/// A template of the file, which was checked by rendering it with sample ranges.
 #[derive(Clone, Debug)]
 pub struct AnnounceTemplate(String);
 
@@ -71,7 +71,7 @@ struct Range<'a> {
 }
 
 impl AnnounceTemplate {
-    /// Checks a template by rendering it with sample ranges.
+    /// Checks the template `text`: it may use only the names `node` and `ranges`, and must render with sample ranges.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
         template::check(text, &NAMES)?;
         let this = Self(text.to_owned());
@@ -124,20 +124,20 @@ fn number(family: Family) -> u8 {
     }
 }
 
-/// Keeps the file equal to the node's ranges.
+/// Writes the file when the node's ranges change, and makes the routing daemon read the file.
 #[derive(Debug)]
 pub struct Announcement {
     node: String,
     path: PathBuf,
     template: AnnounceTemplate,
     reload: Reload,
-    /// Whether the daemon was told to read the file in its present state. An earlier agent process may have ended
-    /// between the write and the reload, so the daemon is told once after each start.
+    /// Whether a reload has succeeded since the last write of the file. False after a start of the agent, because an
+    /// earlier agent process may have ended between the write and the reload
     is_loaded: AtomicBool,
 }
 
 impl Announcement {
-    /// Returns the keeper of the file `path`. The first call of [`Self::refresh`] writes it.
+    /// Returns the announcement of `node` in the file `path`. The first call of [`Self::refresh`] writes the file.
     pub fn new(node: String, path: PathBuf, template: AnnounceTemplate, reload: Reload) -> Self {
         Self {
             node,
@@ -148,13 +148,13 @@ impl Announcement {
         }
     }
 
-    /// Writes the file unless it is up to date, and tells the daemon to read it. Not to be called twice at a time.
+    /// Writes the file if it is out of date, and then reloads the daemon if needed. Must not be called concurrently.
     pub(crate) async fn refresh(&self, allocation: &NodeAllocation) -> Result<(), AnnounceError> {
         let path = self.path.display();
         let text = self.template.render(&self.node, allocation);
         let text = text.map_err(|error| AnnounceError(format!("{path}: {error}")))?;
         let written = put(&self.path, text.as_bytes(), 0o644);
-        // A write that has failed may have replaced the file all the same.
+        // A failed write may already have replaced the file.
         if !matches!(written, Ok(false)) {
             self.is_loaded.store(false, Ordering::Relaxed);
         }
@@ -173,19 +173,19 @@ impl Announcement {
     }
 }
 
-/// Why the ranges are not announced.
+/// Why the ranges are not announced, as a text for users.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct AnnounceError(String);
 
 impl AnnounceError {
-    /// Returns an error with this text.
+    /// Returns an error with `text`, which the message of the condition `RangesAnnounced` contains.
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 }
 
-/// Returns the condition `RangesAnnounced`.
+/// Returns the condition `RangesAnnounced`. If `announced` is an error, the condition is `False` and contains its text.
 pub(crate) fn condition(announced: &Result<(), AnnounceError>) -> Condition {
     let (status, reason, message) = match announced {
         Ok(()) => (

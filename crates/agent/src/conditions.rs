@@ -14,8 +14,8 @@ pub(crate) fn condition(type_: &str, status: &str, reason: &str, message: String
     }
 }
 
-/// Returns a condition like [`condition`]. Returns `None` if the condition is false and `before` does not contain it, so a condition that was never true is not
-/// published.
+/// Returns a condition with the status `True` or `False`. Returns `None` if the status is `False` and `before` contains
+/// no condition of this type. So a condition that was never true is not published.
 pub(crate) fn set(
     type_: &str,
     (is_true, reason, message): (bool, &str, String),

@@ -63,7 +63,7 @@ pub(crate) fn text(it: &Conflict) -> String {
     )
 }
 
-/// Returns the conflicts for NodeSubnet.status.
+/// Returns at most [`MOST_CONFLICTS`] conflicts for NodeSubnet.status.
 pub(crate) fn listed(snapshot: &Snapshot) -> Vec<AddressConflict> {
     let all = snapshot.conflicts.iter().take(MOST_CONFLICTS);
     let all = all.map(|it| AddressConflict {

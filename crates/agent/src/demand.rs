@@ -1,9 +1,9 @@
 //! Computes how many addresses the node wants of each pool, and which empty blocks the node can release.
 //!
 //! Demand is the sum of the addresses that are in use, cooling or withdrawn, the pool's low mark (`warm.low`), and one
-//! address for each waiting ADD. With `warm.minimum: MaxPods`, it is at least one address for each pod that the node
-//! may run, and one for each waiting ADD. Because waiting ADDs count, the controller learns from the demand whether
-//! pods wait.
+//! address for each waiting ADD. With `warm.minimum: MaxPods`, the demand is at least one address for each pod that the
+//! node may run, and one for each waiting ADD. Because waiting ADDs count, the controller learns from the demand
+//! whether pods wait.
 //!
 //! Addresses that a block never assigns (gateway, network and broadcast address) are not part of the demand. The
 //! controller computes the capacity of a block from the counts that the agent reports (in use, cooling, withdrawn,
@@ -14,9 +14,10 @@
 //! - A node without a block of a pool requests one only while an ADD wants an address of the pool. So the node requests
 //!   nothing from a pool with `assignment: Manual` or `firstBlock: OnDemand` until a pod needs the pool.
 //! - After a surplus block was released, the node does not request it again. The reason is that a release leaves at
-//!   least as many addresses free as the high mark (`warm.high`), and the high mark is never below the low mark. It also
-//!   leaves at least the minimum.
-//! - The node keeps the last block of each pool and family, unless the block is recalled and no ADD waits for the pool.
+//!   least as many addresses free as the high mark (`warm.high`), and the high mark is never below the low mark. A
+//!   release also leaves the addresses that `warm.minimum` requires.
+//! - The node keeps the last block of each pool and family. It releases a recalled last block if no ADD waits for the
+//!   pool.
 //! - The node never requests addresses of claims, because the controller allocates them when it observes the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +35,8 @@ pub(crate) type PendingAdds = BTreeMap<String, u64>;
 pub(crate) struct PoolWant {
     /// How many addresses of each family the node wants, including addresses that are in use, cooling or withdrawn
     pub demand: u64,
-    /// How many addresses of the node's blocks can be used for pods. If the pool has both families, this is the smaller
-    /// of their two counts
+    /// How many addresses of the node's blocks can be used for pods. If the pool has both families, the count of the
+    /// family with fewer addresses
     pub capacity: u64,
 }
 

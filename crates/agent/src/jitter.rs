@@ -21,7 +21,7 @@ impl Jitter {
         of * thousandths / 1000
     }
 
-    /// Returns a random pause: the interval, and less than a fifth more.
+    /// Returns `interval` plus a random duration below a fifth of `interval`.
     pub(crate) fn pause(&mut self, interval: Duration) -> Duration {
         interval + self.part(interval / 5)
     }

@@ -4,8 +4,8 @@
 //! sometimes a DEL never reaches Cadastre's plugin. Without a DEL, an address of a pod is released only on two proofs:
 //!
 //! - The proof from the API shows that the pod is gone or finished: a complete list of this node's pods does not
-//!   contain the pod, or contains it as finished. Unless the controller has named the address, the pod must have been
-//!   gone or finished for a grace period.
+//!   contain the pod, or contains it as finished. Before that, the agent waits for a grace period, but not if the
+//!   controller has named the address or a user has confirmed that the container is gone.
 //! - The proof from the node shows that the sandbox is gone: the runtime has no sandbox of that id, or the network
 //!   namespace is gone, or the attachment is of an earlier boot.
 //!

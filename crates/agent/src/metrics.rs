@@ -42,9 +42,9 @@ pub struct AgentMetrics {
     pub(crate) events_dropped: IntCounter,
     /// Routes that the agent has added to the kernel
     pub(crate) routes: IntGauge,
-    /// Routes that could not be added
+    /// Routes that could not be added, and nodes without an address of the family of their pods
     pub(crate) route_errors: IntGauge,
-    /// Whether the routing daemon could not be given the node's ranges
+    /// 1 if the last attempt to pass the node's ranges to the routing daemon failed, else 0
     pub(crate) announce_errors: IntGauge,
     /// Pools for which time series exist
     pools: Arc<Mutex<BTreeSet<String>>>,

@@ -21,7 +21,7 @@ use rustix::net::{
 const INTERRUPTED: u16 = 0x10;
 /// The maximum number of attempts to get a dump that is not interrupted.
 const MOST_DUMPS: u32 = 4;
-/// The types of messages from here on are those of objects. Lower types are errors and the ends of dumps.
+/// The lowest type of messages that describe an object. Messages of lower types are errors and the ends of dumps.
 const FIRST_OBJECT: u16 = 0x10;
 
 /// Whether the kernel has answered with this error.
@@ -50,8 +50,8 @@ pub(crate) fn exchange(
     Ok(answers)
 }
 
-/// Returns all objects for which the kernel is asked. Objects of unknown content are left out: they were added by other
-/// programs.
+/// Returns all objects that `request` asks for, such as all routes of a family. Objects that cannot be parsed are left
+/// out, because other programs have added them.
 pub(crate) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     for _ in 0..MOST_DUMPS {
         let (mut objects, mut is_interrupted) = (Vec::new(), false);
@@ -129,7 +129,7 @@ fn ask(request: RouteNetlinkMessage, flags: u16) -> io::Result<OwnedFd> {
 
 /// The header of a message, which can be read even if the content of the message is unknown.
 struct Header {
-    /// The length of the message. It is not zero
+    /// The length of the message in bytes, including the header
     length: usize,
     message_type: u16,
     flags: u16,

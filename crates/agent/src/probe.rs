@@ -33,7 +33,7 @@ impl Prober {
         self.rounds.load(Ordering::Acquire)
     }
 
-    /// Waits until no other round is under way.
+    /// Waits until no other round is under way. No other round begins before the returned guard is dropped.
     pub(crate) async fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().await
     }

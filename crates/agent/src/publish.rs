@@ -5,13 +5,12 @@
 //! - If a block was released or a range was withdrawn, the status is written at once, but at most once in 250 ms. The
 //!   controller has asked for both, so its requests bound the number of these writes. If the stored status loses such a
 //!   report, the report is repeated less and less often, down to once in 8 s.
-//! - If a block is in use although the controller does not list it, and the stored status does not report this block, the
-//!   status is written at once. If such changes follow each other, the writes come less and less often, down to one in
-//!   8 s.
+//! - If a block is in use that neither the controller lists nor the stored status reports, the status is written at
+//!   once. If such changes follow each other, the writes come less and less often, down to one in 8 s.
 //! - If an address is requested for another pod, the status is written at once. If such requests follow each other, the
 //!   writes come less and less often, down to one in 8 s, until one of the requests ends.
-//! - If the condition about routes gets another status or reason, the status is written at once. If such changes follow
-//!   each other, the writes come less and less often, down to one in 8 s.
+//! - If the condition `RoutesReady` or `RangesAnnounced` gets another status or reason, the status is written at once.
+//!   If such changes follow each other, the writes come less and less often, down to one in 8 s.
 //! - After any other change, the status is written once per interval, with jitter. Every write contains the complete
 //!   status. In a large cluster, the controller asks for a longer interval.
 //! - If nothing has changed, the status is not written.
@@ -64,11 +63,11 @@ pub(crate) struct Publisher {
     address_pace: Pace,
     /// The pace of urgent writes that report releases or withdrawals
     answer_pace: Pace,
-    /// The releases and withdrawals that the last of these writes reported
+    /// The releases and withdrawals that the last urgent write of such a report contained
     answered: BTreeSet<String>,
     /// The pace of urgent writes that report blocks in use that the controller does not list
     other_pace: Pace,
-    /// The pace of urgent writes that report a change of the routes
+    /// The pace of urgent writes that report a change of the condition `RoutesReady` or `RangesAnnounced`
     routes_pace: Pace,
     /// The types of conditions that the stored status must not have
     unwanted: Vec<&'static str>,
@@ -143,9 +142,9 @@ pub(crate) enum PublishStep {
         /// Whether an urgent change caused the write
         urgent: bool,
     },
-    /// Ask again at this time, unless an event causes an earlier call
+    /// Call [`Publisher::next`] again at this time, or earlier after an event
     At(Duration),
-    /// Ask again when the state has changed
+    /// Call [`Publisher::next`] again when the state has changed
     Nothing,
 }
 
@@ -254,8 +253,8 @@ impl Publisher {
         self.seen.as_ref().map_or(&[], |it| &it.status.conditions)
     }
 
-    /// Sets the interval between writes that are not urgent. If it becomes shorter, the next write comes accordingly
-    /// sooner.
+    /// Sets the interval between writes that are not urgent. If the interval becomes shorter, the next write comes
+    /// accordingly sooner.
     pub(crate) fn set_interval(&mut self, interval: Duration, now: Duration) {
         if interval != self.interval {
             self.interval = interval;
@@ -418,7 +417,7 @@ impl Publisher {
     }
 }
 
-/// Whether the first version is older than the second. Versions are compared as numbers. If one is not a number, the
+/// Whether `version` is older than `than`. The versions are compared as numbers. If either of them is not a number, the
 /// result is false.
 fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u128>(), than.parse::<u128>()) {
@@ -495,7 +494,7 @@ fn answers_in(status: &NodeSubnetStatus) -> BTreeSet<String> {
     status.withdrawn.iter().cloned().chain(released).collect()
 }
 
-/// Whether a block is in use that the controller does not list and the stored status does not report. The controller may
+/// Whether a block is in use that neither the controller lists nor the stored status reports. The controller may
 /// allocate such a block to another node.
 fn is_unlisted(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snapshot) -> bool {
     let (_, blocks) = reported_parts(is, wanted);
@@ -506,8 +505,8 @@ fn is_unlisted(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus, snapshot: &Snap
     })
 }
 
-/// Whether a condition about routes in `wanted` has another status or reason than the stored one. A change of only its
-/// text is not urgent, because a new node may change the text on all nodes.
+/// Whether `RoutesReady` or `RangesAnnounced` has another status or reason in `wanted` than in the stored status. A
+/// change of only the text is not urgent, because a new node may change the text on all nodes.
 fn is_routes_news(is: &NodeSubnetStatus, wanted: &NodeSubnetStatus) -> bool {
     let of = |status: &NodeSubnetStatus, type_: &str| {
         let condition = status.conditions.iter().find(|it| it.type_ == type_);

@@ -1,8 +1,8 @@
 //! Direct routes to the pods of the other nodes (`--routes=direct`), in the kernel's main routing table.
 //!
-//! The NodeRoutes objects list which ranges each node has, and the node's addresses. Each agent watches all of them,
-//! and adds a route for each range of another node. This needs no tunnel and no other dataplane, but all nodes must be
-//! on one link. A task of its own does this work, because nothing else in the agent depends on it.
+//! Each NodeRoutes object lists the ranges and the addresses of one node. Each agent watches all NodeRoutes, and adds a
+//! route for each range of another node. Direct routes need no tunnel and no other dataplane, but all nodes must be on
+//! one link. A separate task maintains the routes, because nothing else in the agent depends on them.
 //!
 //! | file | subject |
 //! |---|---|
@@ -17,7 +17,7 @@
 //!   no route is changed.
 //! - A route that was deleted, for example because its interface was down, comes back within [`CHECK_PAUSE`].
 //! - Routes that other programs have added are neither changed nor deleted.
-//! - While another network serves the pods of the node, the agent has no routes: that network may use the same ranges.
+//! - While another network serves the node's pods, the agent has no routes, as that network may use the same ranges.
 
 mod apply;
 mod kernel;
@@ -46,10 +46,10 @@ pub use report::RoutesReport;
 const CHECK_PAUSE: Duration = Duration::from_secs(10);
 /// The shortest pause between changes of the kernel's routes.
 const APPLY_PAUSE: Duration = Duration::from_millis(100);
-/// While the objects keep changing, changes of the kernel's routes take at most one part in this many of the time. The
-/// kernel's routes are read before each change, which takes long in large clusters.
+/// After a change of the kernel's routes, the next change waits this many times as long as the change took, but at most
+/// [`CHECK_PAUSE`]. In large clusters a change takes long, because it begins with a read of the kernel's routes.
 const APPLY_SHARE: u32 = 10;
-/// The time for the first list. After this time, the agent reports that there is no list.
+/// How long the agent waits for the first list of NodeRoutes before it reports that there is none.
 const LIST_LIMIT: Duration = Duration::from_secs(15);
 /// The capacity of the queue of watch events. While the queue is full, the watch pauses.
 const BACKLOG: usize = 256;

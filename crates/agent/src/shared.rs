@@ -19,7 +19,7 @@ use cadastre_api::POOLS_ANNOTATION;
 use cadastre_daemon::events::EventNote;
 use cadastre_node::Add;
 
-/// The state that the main loop and the servers on the node's sockets share.
+/// The [`WatchState`], which the main loop writes, and the [`ServiceState`], which the servers write.
 #[derive(Default)]
 pub struct SharedState {
     watched: watch::Sender<Arc<WatchState>>,
@@ -54,8 +54,8 @@ pub struct WatchState {
     pub allocating_pools: BTreeSet<String>,
     /// The namespaces of the pods of this node
     pub namespaces: Namespaces,
-    /// Whether a lost store is not replaced yet because pods may have addresses on second networks that no source
-    /// shows. This takes minutes
+    /// Whether the replacement of a lost store waits, because pods may have addresses on second networks that no source
+    /// shows. The wait takes up to five minutes
     pub waits_for_second_networks: bool,
 }
 

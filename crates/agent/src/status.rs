@@ -23,7 +23,7 @@ const MOST_DEMAND: u64 = 1_000_000;
 
 /// Returns the status of the node's NodeSubnet without its conditions and requested addresses, which the caller adds.
 /// `boot` is the id of the running boot. `orphans` are addresses whose pods are gone or finished, each with the pod's
-/// UID, sorted.
+/// UID, sorted. `is_announced` returns whether the routing daemon may still announce a range.
 pub(crate) fn status(
     snapshot: &Snapshot,
     wants: &BTreeMap<String, PoolWant>,

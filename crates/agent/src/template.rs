@@ -5,7 +5,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior};
 use serde::Serialize;
 
-/// The most steps of one rendering. A file for a node with 4,096 ranges takes about a tenth.
+/// The maximum number of steps of one rendering. A file for a node with 4,096 ranges needs about a tenth of them.
 const FUEL: u64 = 1_000_000;
 
 /// Why a template cannot be used.
@@ -61,7 +61,7 @@ pub(crate) fn render(text: &str, values: impl Serialize) -> Result<String, Templ
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    // With these settings, a line that only has a statement leaves no line in the text.
+    // With these settings, a line that contains only a statement leaves no line in the output.
     let syntax = SyntaxConfig::builder()
         .keep_trailing_newline(true)
         .trim_blocks(true)

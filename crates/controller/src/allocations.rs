@@ -47,7 +47,7 @@ use quarantined::{left_of, machine};
 pub struct SyncOutcome {
     /// podCIDRs of the Node that are new in the ledger, because this leader did not allocate them.
     pub foreign: Vec<Cidr>,
-    /// Whether the Node has a podCIDR that the ledger had recorded in a state other than allocated.
+    /// Whether the Node has a podCIDR that the ledger had recorded as in flight, indeterminate or quarantined.
     pub confirmed: bool,
     /// Whether a range became free, because the node has got other podCIDRs.
     pub freed: bool,
@@ -59,7 +59,7 @@ pub struct SyncOutcome {
 /// The ledger of ranges, and the state on which decisions about ranges depend.
 #[derive(Clone, Debug, Default)]
 pub struct AllocationState {
-    /// The holdings of all nodes and claims
+    /// Which range each node and claim has, including quarantined ranges
     pub ledger: RangeLedger,
     /// What each pool may allocate now, and to which nodes
     pub pools: PoolStates,
@@ -67,7 +67,7 @@ pub struct AllocationState {
     pub quarantined: BTreeMap<QuarantineKey, QuarantinedRanges>,
     /// The blocks of all nodes, and the blocks in quarantine
     pub blocks: BlockTable,
-    /// The addresses that IPClaims have
+    /// The addresses of each IPClaim, including addresses that its status does not contain yet
     pub claims: ClaimTable,
     /// Parts of blocks that the controller has asked nodes to lend
     pub lending: LendingTable,
@@ -76,10 +76,10 @@ pub struct AllocationState {
     pub leak_candidates: BTreeMap<ObjectUid, BTreeSet<(Addr, PodUid)>>,
     /// Blocks that agents use although the API server has lost them, and that cannot be adopted yet
     pub unadopted: UnadoptedBlocks,
-    /// Whether the agent grace still runs. During the grace, agents report blocks that the API server has lost, and no
-    /// block is allocated
+    /// Whether the agent grace still runs: the time after a gap in which agents report blocks that the API server has
+    /// lost. During that time no block is allocated
     pub in_agent_grace: bool,
-    /// Whether this term follows a gap. During a gap, the API server may have been restored from a backup.
+    /// Whether a gap preceded this term: a time without a leader, perhaps with a restore of the API server
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
@@ -126,8 +126,8 @@ impl AllocationState {
         (allocations, overlapping)
     }
 
-    /// Returns the ledger's holder for the podCIDRs of the node with this UID. Creates the holder if the ledger has
-    /// none for the UID.
+    /// Returns the holder number under which the ledger records the podCIDRs of the node with the UID `uid`. Assigns a
+    /// number to a node that has none.
     pub fn holder(&mut self, name: &NodeName, uid: &ObjectUid) -> Holder {
         self.holders.intern(HolderUse::PodCidrs, name, uid)
     }
@@ -143,7 +143,7 @@ impl AllocationState {
             .collect()
     }
 
-    /// Returns whether any write is indeterminate.
+    /// Returns whether the outcome of any write of podCIDRs is unknown.
     pub(crate) fn has_indeterminate(&self) -> bool {
         self.indeterminate() > 0
     }
@@ -170,7 +170,7 @@ impl AllocationState {
         conflicts.len()
     }
 
-    /// Returns the name and UID of the node that a holder stands for, or `None` for the holder of all claims.
+    /// Returns the name and UID of the node to which a holder number belongs, or `None` for the number of all claims.
     pub fn node_of(&self, holder: Holder) -> Option<&(NodeName, ObjectUid)> {
         self.holders.node_of(holder)
     }
@@ -219,7 +219,7 @@ impl AllocationState {
         synced
     }
 
-    /// Returns whether the address lies in a block or podCIDR of the node.
+    /// Returns whether the address lies in a podCIDR of the node, or in a block of which it is owner or standby.
     pub(crate) fn is_in_range_of(&self, node: &Node, addr: Addr) -> bool {
         let blocks = self.blocks.of(&node.uid);
         let blocks = blocks.chain(self.blocks.on_standby(&node.uid));

@@ -1,5 +1,5 @@
-//! The loop of IPClaims: it allocates their addresses, gives these to the nodes of their pods, and writes the claims'
-//! statuses.
+//! The claim loop: it allocates addresses to IPClaims, allocates these addresses as blocks to the nodes of the claims'
+//! pods, and writes the claims' statuses.
 //!
 //! # How a claim's address gets to a pod
 //! 1. The address is recorded in the ledger and in the claim's status. From then on it is allocated to nothing else.
@@ -158,8 +158,8 @@ impl ClaimLoop {
         self.requests.forget(name);
     }
 
-    /// Handles queued claims: allocates addresses to the claims, and gives the addresses to nodes or recalls them.
-    /// Returns what other loops must check.
+    /// Handles queued claims: allocates addresses to the claims, and allocates the addresses as blocks to nodes or
+    /// recalls these blocks. Returns what other loops must check.
     pub(crate) fn work(&mut self, cx: &mut Context) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
         let mut has_room = false;
@@ -344,8 +344,8 @@ fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())
 }
 
-/// Returns how long the addresses of a deleted claim have to wait, so that no other pod gets them before the cooldown
-/// of their pool is over.
+/// Returns how much is left of the pool's cooldown for the addresses of a deleted claim. No other pod gets the
+/// addresses before the cooldown is over.
 fn cooldown_left(claim: &Claim, cx: &Context) -> Duration {
     let Some(released_at) = claim.status.released_at else {
         return Duration::ZERO;

@@ -44,13 +44,13 @@ const AT_ONCE: usize = 64;
 /// Minimum interval between two rounds in which empty blocks are recalled for waiting nodes.
 const RECALL_PAUSE: Duration = Duration::from_secs(1);
 
-/// A node that waits for blocks of a pool.
+/// The wait of a node for blocks of a pool that had no free block for the node.
 #[derive(Clone, Debug)]
 pub struct WaitingNode {
     uid: ObjectUid,
     /// Start of the wait, by the monotonic clock
     since: Duration,
-    /// How many addresses the node lacks
+    /// How many addresses of the pool the node lacks, in the family in which it lacks most
     missing: u64,
     /// How urgently the node needs the addresses
     need: NodeNeed,
@@ -92,7 +92,7 @@ pub struct Demand {
 /// What a node still lacks from a pool that has no free block.
 #[derive(Clone, Debug)]
 struct Lacking {
-    /// How many addresses the node lacks
+    /// How many addresses of the pool the node lacks, in the family in which it lacks most
     missing: u64,
     /// How urgently the node needs the addresses
     need: NodeNeed,
@@ -145,15 +145,14 @@ impl Demand {
         }
     }
 
-    /// Returns whether another node waits for the pool with a need that is more urgent than the need for a first block
-    /// without demand.
+    /// Returns whether another node waits for the pool with a need that is more urgent than [`NodeNeed::Unused`].
     fn is_needed_elsewhere(&self, pool: &PoolName, node: &Node) -> bool {
         let mut waits = self.waiting.get(pool).into_iter().flatten();
         waits.any(|(name, wait)| *name != node.name && wait.need < NodeNeed::Unused)
     }
 
-    /// Ends a node's wait, and returns the ended wait. If all nodes that still wait want only a first block without
-    /// demand, queues these nodes, because they may have waited only for this node.
+    /// Ends a node's wait, and returns the ended wait. If all nodes that still wait have only the need
+    /// [`NodeNeed::Unused`], queues these nodes, because perhaps only this node kept them waiting.
     fn end_wait(&mut self, pool: &PoolName, node: &NodeName) -> Option<WaitingNode> {
         let waits = self.waiting.get_mut(pool)?;
         let ended = waits.remove(node)?;

@@ -1,8 +1,8 @@
 //! The command `configure` on the control socket of BIRD.
 //!
-//! Each line of an answer begins with a code of four digits, and a line of the text that belongs to it follows with a
-//! space at the front. After the code a hyphen stands for a line with more to follow, and a space for the last line.
-//! Codes that begin with 0 to 2 are answers, 8 and 9 are errors.
+//! A line of an answer begins with a code of four digits, or with a space if it continues the previous line. After the
+//! code there is a space in the last line of the answer, and a hyphen in the lines before. A code that begins with 8 or
+//! 9 means an error.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 /// The most bytes that are read from the socket.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// Has BIRD read its configuration. Returns once BIRD has accepted it, or the text of BIRD's error.
+/// Makes BIRD read its configuration, and waits until BIRD has accepted it. The error is a text for users.
 pub(super) async fn configure(path: &Path) -> Result<(), String> {
     let stream = UnixStream::connect(path).await;
     let stream = stream.map_err(|error| format!("cannot connect: {error}. Does BIRD run?"))?;
@@ -24,7 +24,7 @@ pub(super) async fn configure(path: &Path) -> Result<(), String> {
     answer(&mut lines).await
 }
 
-/// Reads an answer up to its last line. Returns its text if it is an error.
+/// Reads an answer up to its last line. If BIRD answers with an error, fails with the text of the answer.
 async fn answer<R: tokio::io::AsyncRead + Unpin>(lines: &mut BufReader<R>) -> Result<(), String> {
     let mut all = String::new();
     loop {

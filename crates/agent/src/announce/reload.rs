@@ -1,4 +1,4 @@
-//! How a routing daemon is told to read its configuration again.
+//! Makes a routing daemon read its configuration again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::bird;
 
-/// How long the daemon or the command may take.
+/// The time limit of a reload, by the daemon or by the command.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The most characters of an answer that an error quotes.
 const MOST_QUOTED: usize = 300;
 
-/// How the daemon is told.
+/// How the agent makes the routing daemon read its configuration again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reload {
     /// The daemon notices a new file by itself
@@ -38,7 +38,7 @@ impl FromStr for Reload {
         match (how, what) {
             ("none", "") => Ok(Self::None),
             ("bird", path) if path.starts_with('/') => Ok(Self::Bird(path.into())),
-            // The kernel cuts longer names.
+            // The kernel truncates longer names of processes.
             ("process", name) if (1..=15).contains(&name.len()) => Ok(Self::Process(name.into())),
             ("command", line) if line.starts_with('/') => {
                 let words = line.split_whitespace().map(str::to_owned);
@@ -51,7 +51,7 @@ impl FromStr for Reload {
     }
 }
 
-/// Why the daemon was not told, or did not accept its configuration.
+/// Why a reload failed: the daemon could not be reached, or did not accept its configuration.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReloadError {
     #[error("{path}: {text}", path = path.display())]
@@ -69,7 +69,7 @@ pub(super) enum ReloadError {
 }
 
 impl Reload {
-    /// Tells the daemon to read its configuration.
+    /// Makes the daemon read its configuration. Fails if this takes longer than [`LIMIT`].
     pub(super) async fn run(&self) -> Result<(), ReloadError> {
         let told = async {
             match self {
@@ -137,7 +137,7 @@ async fn command(words: &[String]) -> Result<(), ReloadError> {
     Err(ReloadError::Command(program.to_owned(), status, said))
 }
 
-/// Returns the beginning of a text in one line.
+/// Returns the first [`MOST_QUOTED`] characters of `text`, without line breaks.
 fn cut(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").chars().take(MOST_QUOTED).collect()

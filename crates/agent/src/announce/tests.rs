@@ -75,7 +75,7 @@ async fn the_daemon_is_told_after_a_start_and_after_each_change_until_it_reads()
         it.refresh(&allocation(&["10.0.0.0/26"])).await.unwrap();
         assert_eq!(read(), "10.0.0.0/26;");
     }
-    // The next process does not know whether the daemon was told.
+    // After a restart, the agent does not know whether the daemon has read the file.
     let it = announcement(&file, text, reload());
     it.refresh(&allocation(&["10.0.0.0/26"])).await.unwrap();
     assert_eq!(read(), "10.0.0.0/26;".repeat(2));

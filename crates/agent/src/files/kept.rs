@@ -45,7 +45,7 @@ pub struct FilesReported {
 }
 
 impl FilesReported {
-    /// Returns whether another network serves the node's pods, and so is responsible for their traffic.
+    /// Whether another network serves the node's pods. If so, the agent does not masquerade, route or announce.
     pub fn is_left_to_others(&self) -> bool {
         matches!(self.network_owner, Some(PodNetworkOwner::Left(_)))
     }

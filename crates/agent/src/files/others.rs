@@ -168,8 +168,8 @@ fn names_plugin(conf: &Value) -> bool {
     }
 }
 
-/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's. Multus is a plugin of a list or a
-/// configuration by itself, and names the cluster network by its file or by its name.
+/// Whether `conf` is a configuration of Multus whose cluster network is Cadastre's. Multus can be a plugin in a list or
+/// have a configuration of its own. `clusterNetwork` is the file or the name of the cluster network.
 fn is_over(conf: &Value, own: &str, network: &str) -> bool {
     let plugins = conf["plugins"].as_array().into_iter().flatten();
     let named = plugins

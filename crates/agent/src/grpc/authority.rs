@@ -126,7 +126,7 @@ fn renamed_block(block: &[u8]) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// What the name of a header field tells about the field.
+/// The kind of a header field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Authority,

@@ -223,7 +223,8 @@ impl AgentMachine {
         }
     }
 
-    /// Writes as often as the flags say, or less often if the controller asks for it because there are many agents.
+    /// Sets the intervals between writes to those of the flags. If there are many agents, the controller asks for a
+    /// longer interval, which then applies.
     fn set_intervals(&mut self, subnet: &SubnetSeen, now: Duration) {
         let Ok(spec) = &subnet.spec else { return };
         let asked = Duration::from_secs(spec.status_interval_seconds.into());

@@ -18,8 +18,8 @@ use cadastre_core::node_allocation::NodeAllocation;
 #[derive(Debug)]
 pub(super) struct Announcer {
     desired: Desired<Arc<NodeAllocation>, Result<(), AnnounceError>>,
-    /// The ranges that the daemon may announce now; `None` if any, because it may still follow the file of an earlier
-    /// agent process
+    /// The ranges that the daemon may be announcing. `None` if these can be any ranges, because the daemon may still
+    /// use the file of an earlier agent process
     announced: Option<BTreeSet<Cidr>>,
 }
 
@@ -33,7 +33,7 @@ impl Announcer {
         self.announced.as_ref().is_none_or(|it| it.contains(range))
     }
 
-    /// Returns whether to give the daemon these ranges now.
+    /// Returns whether to write the file with these ranges now. If so, the daemon may announce them from now on.
     fn begins(&mut self, wanted: &Arc<NodeAllocation>, now: Duration) -> bool {
         let begins = self.desired.begins(wanted, now);
         if begins && let Some(announced) = &mut self.announced {
@@ -64,7 +64,7 @@ fn ranges(allocation: &NodeAllocation) -> impl Iterator<Item = Cidr> {
 }
 
 impl AgentMachine {
-    /// Returns whether the routing daemon may announce the range. Until it no longer does, the block is not reported as
+    /// Whether the routing daemon may still announce the range. While this is true, the block is not reported as
     /// released.
     pub(super) fn may_announce(&self, range: &Cidr) -> bool {
         let announcer = self.announcer.as_ref();
@@ -72,8 +72,8 @@ impl AgentMachine {
             && !Mutation::ReleasedWhileAnnounced.is_on()
     }
 
-    /// Gives the routing daemon the ranges of the node, or none if another network serves its pods. Does nothing until
-    /// that is known.
+    /// Passes the node's ranges to the routing daemon. If another network serves the node's pods, passes no ranges.
+    /// Does nothing until it is known which network serves the pods.
     pub(super) fn announce(&mut self, now: Duration, effects: &mut Vec<AgentEffect>) {
         let Some(is_left) = self.serves_pods().map(|it| !it) else {
             return;
@@ -97,7 +97,7 @@ impl AgentMachine {
         }
     }
 
-    /// Returns the condition that says whether the daemon has the node's ranges; `None` before the first attempt.
+    /// Returns the condition `RangesAnnounced`; `None` before the first write of the file has ended.
     pub(super) fn announce_condition(&self, effects: &mut Vec<AgentEffect>) -> Option<Condition> {
         let report = self.announcer.as_ref()?.desired.reported()?;
         effects.push(AgentEffect::Count(CountedEvent::Announced(report.is_ok())));

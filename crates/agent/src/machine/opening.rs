@@ -38,11 +38,11 @@ pub(super) struct Opening {
     is_lost: bool,
     /// The text of the event about a damaged store. The text is kept until the event can be emitted
     damage: Option<String>,
-    /// What was known when the creation of a store was first possible
+    /// Set once only unknown addresses on second networks can delay the creation of a store; `None` before
     possible: Option<Possible>,
 }
 
-/// The moment from which on the creation of a store can wait for addresses on second networks.
+/// The moment from which on only unknown addresses on second networks can delay the creation of a store.
 #[derive(Debug)]
 struct Possible {
     /// The moment, as a time since boot
@@ -244,9 +244,9 @@ impl AgentMachine {
     /// Returns whether the creation of a store must wait, because pods may have addresses on second networks that no
     /// source shows. The wait ends after [`SETUP_LIMIT`]. After this time, each sandbox that was being set up when the
     /// store was lost is ready or has failed. No new sandbox gets an address during the wait, because no ADD is
-    /// handled. So pods that come during the wait have no addresses, unless a pod may get addresses before the agent
-    /// sees the pod (`unknownPods: Serve`). If no agent has published a status in this boot, no store was lost, and
-    /// there is no wait.
+    /// handled. So the wait ignores pods that come later. With `unknownPods: Serve` it includes them, because a pod may
+    /// get addresses before the agent sees the pod. If no agent has published a status in this boot, no store was lost,
+    /// and there is no wait.
     fn waits_for_second_networks(&mut self, now: &Now, effects: &mut Vec<AgentEffect>) -> bool {
         let subnet = self.subnet();
         let published = subnet.and_then(|it| it.status.agent.as_ref());

@@ -38,8 +38,8 @@ const OTHERS_FIRST: &str = "OthersFirst";
 /// other programs have added or changed, and repeats an earlier write that failed.
 const CHECK_PAUSE: Duration = Duration::from_secs(5);
 
-/// An empty set. On a node without a NodeSubnet, neither the controller nor a user can ask for addresses to be
-/// released.
+/// The addresses to be released if the node has no NodeSubnet. The set is empty, because the requests for releases are
+/// in the NodeSubnet.
 static NOTHING: BTreeSet<Addr> = BTreeSet::new();
 
 /// Something outside of the agent, such as files, whose state the agent keeps equal to the desired state `T`. Each
@@ -121,7 +121,7 @@ impl AgentMachine {
         }
     }
 
-    /// Returns whether new pods of the node use Cadastre's network; `None` until that is known.
+    /// Returns whether new pods of the node use Cadastre's network; `None` before the first report about the files.
     pub(crate) fn serves_pods(&self) -> Option<bool> {
         Some(!self.files.reported.as_ref()?.is_left_to_others())
     }

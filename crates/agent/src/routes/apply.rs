@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - A route that cannot be added does not keep other routes from being added.
-//! - If a node is not on this node's link, there is no route to its pods, not even an earlier one that leads elsewhere.
+//! - If a node is not on this node's link, the agent has no route to its pods, and deletes an outdated route to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,7 +19,7 @@ use cadastre_core::{Cidr, Family};
 /// The maximum number of errors in a message.
 const MOST_ERRORS: usize = 3;
 
-/// Which of the wanted routes the kernel has.
+/// The result of [`apply`]: how many of the wanted routes the kernel has, and why the others are missing.
 #[derive(Debug, Default)]
 pub(super) struct AppliedRoutes {
     /// The number of wanted routes that the kernel has
@@ -33,7 +33,7 @@ pub(super) struct AppliedRoutes {
 }
 
 impl AppliedRoutes {
-    /// Returns what the agent reports about these routes.
+    /// Returns the report for the condition `RoutesReady`.
     pub(super) fn report(&self) -> RoutesReport {
         let off_link = (!self.off_link.is_empty()).then(|| not_on_link(self.off_link.iter()));
         match (self.errors.is_empty(), off_link) {
@@ -66,7 +66,7 @@ pub(super) fn apply(wanted: &WantedRoutes) -> AppliedRoutes {
         let routes: BTreeMap<Cidr, RouteTarget> = of_family.map(|(it, to)| (*it, *to)).collect();
         match kernel::read(family) {
             Ok(found) => Pass::new(wanted, &found, &mut applied).run(&routes),
-            // A kernel without IPv6 cannot be asked, and has no routes to delete.
+            // A kernel without IPv6 answers with an error, and has no routes to delete.
             Err(_) if routes.is_empty() => {}
             Err(error) => {
                 applied.missing += routes.len();
@@ -82,7 +82,7 @@ pub(super) fn apply(wanted: &WantedRoutes) -> AppliedRoutes {
 pub(super) fn remove_all() -> io::Result<usize> {
     let mut count = 0;
     for family in Family::ALL {
-        // A kernel without IPv6 cannot be asked.
+        // A kernel without IPv6 answers with an error.
         let Ok(found) = kernel::read(family) else {
             continue;
         };
@@ -94,7 +94,7 @@ pub(super) fn remove_all() -> io::Result<usize> {
     Ok(count)
 }
 
-/// The changes of the routes of one family.
+/// One pass over the kernel's routes of a family, which changes them to the wanted ones.
 struct Pass<'a> {
     wanted: &'a WantedRoutes,
     found: &'a FoundRoutes,
@@ -136,7 +136,7 @@ impl<'a> Pass<'a> {
             }
         }
         for (change, mut error) in failed {
-            // A route that is deleted now may have kept the node from being on the link.
+            // A deleted route may have covered the node's address, so that the kernel did not find the node on a link.
             if is_any_deleted {
                 match self.put(change) {
                     Ok(()) => continue,

@@ -1,4 +1,4 @@
-//! The kernel's main routing table, as far as the agent writes it.
+//! Reads and changes the agent's routes in the kernel's main routing table.
 //!
 //! # Guarantees
 //! - Only routes with the agent's [`PROTOCOL`] are replaced or deleted.
@@ -27,9 +27,9 @@ pub(super) const PROTOCOL: u8 = 202;
 /// The routes of one family in the kernel's main table.
 #[derive(Debug, Default)]
 pub(super) struct FoundRoutes {
-    /// The agent's routes
+    /// The routes with the agent's [`PROTOCOL`]
     pub ours: PresentRoutes,
-    /// Routes of other programs with a metric of the agent, with the number of the program's protocol
+    /// Routes of other programs that have one of the agent's metrics, by range and metric, with their protocol number
     pub others: BTreeMap<(Cidr, u32), u8>,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum RouteError {
     Other(io::Error),
 }
 
-/// Reads the routes of a family.
+/// Reads the agent's routes of a family, and the routes of other programs that have the same metrics.
 pub(super) fn read(family: Family) -> io::Result<FoundRoutes> {
     let mut question = RouteMessage::default();
     question.header.address_family = family_of(family);
@@ -58,7 +58,7 @@ pub(super) fn read(family: Family) -> io::Result<FoundRoutes> {
     Ok(found)
 }
 
-/// Adds a route.
+/// Adds a route. Fails with [`RouteError::Taken`] if there is a route with the same range and metric.
 pub(super) fn add(cidr: Cidr, target: RouteTarget) -> Result<(), RouteError> {
     put(cidr, target, NLM_F_CREATE | NLM_F_EXCL)
 }
@@ -71,7 +71,7 @@ pub(super) fn replace(cidr: Cidr, target: RouteTarget) -> Result<(), RouteError>
 /// Deletes the agent's route of this range and metric. Routes with another protocol stay.
 pub(super) fn delete(cidr: Cidr, metric: u32) -> io::Result<()> {
     let mut route = message(cidr, metric);
-    // The kernel compares the scope unless it is this one.
+    // With the scope `nowhere`, the kernel deletes a route of any scope.
     route.header.scope = RouteScope::NoWhere;
     match exchange(RouteNetlinkMessage::DelRoute(route), 0) {
         Err(error) if is_errno(&error, Errno::SRCH) => Ok(()),
@@ -158,7 +158,7 @@ impl FoundRoutes {
                 _ => {}
             }
         }
-        // A route for packets of some senders or of some types of service is none of the agent's.
+        // The agent adds no routes that are limited to a source or a type of service.
         let is_general = route.header.source_prefix_length == 0 && route.header.tos == 0;
         let Some(cidr) = Cidr::new(first, route.header.destination_prefix_length) else {
             return;

@@ -1,8 +1,8 @@
 //! The NodeRoutes objects as the watch has shown them.
 //!
 //! # Guarantees
-//! - The objects are not complete until the first list has ended. After that, a new list removes objects only when it
-//!   ends.
+//! - [`KnownRoutes::complete`] returns no objects until the first list has ended. A later list removes objects only
+//!   when it ends.
 //! - A part of an object that cannot be parsed is left out, and the size of each object is bounded.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,14 +19,14 @@ use cadastre_daemon::watch::ObjectEvent;
 pub(super) struct NodeRoutesSeen {
     /// The resourceVersion; 0 if it is no number
     pub version: u64,
-    /// The node's own addresses
+    /// The addresses of the node, which are the gateways of routes to `destinations`
     pub via: Vec<Addr>,
     /// The ranges that are reached through the node
     pub destinations: Vec<Cidr>,
 }
 
 impl NodeRoutesSeen {
-    /// Parses the texts of a spec.
+    /// Parses the addresses and ranges of a spec, and leaves out invalid ones. The number of each is bounded.
     pub(super) fn new(version: u64, spec: &NodeRoutesSpec) -> Self {
         let via = spec.via.iter().take(MOST_VIA);
         let destinations = spec.destinations.iter().take(MOST_DESTINATIONS);
@@ -52,7 +52,7 @@ pub(super) fn read(object: NodeRoutesLite) -> (String, NodeRoutesSeen) {
     (name, NodeRoutesSeen::new(version, &spec))
 }
 
-/// All objects by name.
+/// The NodeRoutes objects that the watch has shown, by name.
 #[derive(Debug, Default)]
 pub(super) struct KnownRoutes {
     objects: BTreeMap<String, NodeRoutesSeen>,

@@ -2,7 +2,7 @@
 //! other nodes by direct routes, and its message says what to do if not.
 //!
 //! # Guarantees
-//! - The text does not depend on how many routes there are, so a change of another node's ranges causes no write.
+//! - The text does not depend on the number of routes, so changes of other nodes' ranges cause no write of the status.
 
 use cadastre_api::ROUTES_READY;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -18,7 +18,7 @@ pub enum RoutesReport {
     /// The agent adds no routes, so there is no condition
     #[default]
     Off,
-    /// It is not known yet whether there are routes, so a condition stays as it is
+    /// It is not known yet whether there are routes, so an existing condition stays as it is
     Pending,
     /// The API server has not listed the NodeRoutes
     NotListed,
@@ -26,15 +26,14 @@ pub enum RoutesReport {
     LeftToOthers,
     /// The kernel has all routes
     Installed,
-    /// The text says why some routes are missing: nodes are not on this node's link
+    /// Some routes are missing because their nodes are not on this node's link. The text names the nodes
     NotOnLink(String),
-    /// The text says why some routes are missing
+    /// Some routes are missing for other reasons, which the text names
     Failed(String),
 }
 
 impl RoutesReport {
-    /// Returns the condition to set. Returns `None` if there should be none, or if an existing condition should stay as it
-    /// is.
+    /// Returns the condition to set; [`Self::Off`] and [`Self::Pending`] set none.
     pub(crate) fn condition(&self) -> Option<Condition> {
         let (status, reason, message) = match self {
             Self::Off | Self::Pending => return None,

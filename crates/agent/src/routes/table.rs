@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::known::NodeRoutesSeen;
 use cadastre_core::{Addr, Cidr, Family};
 
-/// The metric of routes to other nodes. Other programs use other metrics by default, so their routes of the same range
-/// stay beside those of the agent.
+/// The metric of routes to other nodes. Other programs use other metrics by default, so the kernel can have their route
+/// to a range beside the agent's.
 pub(super) const METRIC: u32 = 202;
-/// The metric of routes which refuse packets. It is so high that any other route of the same prefix wins, such as that
-/// of a bridge with the node's pods.
+/// The metric of routes which refuse packets. It is so high that the kernel prefers any other route of the same prefix,
+/// such as the route to the bridge of the node's pods.
 pub(super) const REFUSE_METRIC: u32 = 4_278_198_272;
 
-/// Ranges from which routes must not be made: the node itself, links, and groups of hosts use them.
+/// The agent adds no route that overlaps these unspecified, loopback, link-local, multicast and broadcast addresses.
 const NEVER: [&str; 8] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -29,13 +29,13 @@ const NEVER: [&str; 8] = [
     "ff00::/8",
 ];
 
-/// What happens with packets to a range.
+/// What the kernel does with packets to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouteTarget {
-    /// They are sent to this address, which must be on a link of this node
+    /// Sends the packets to this address, which must be on a link of this node
     Via(Addr),
-    /// They are refused. The node's pods have routes of their own, so only packets to addresses that no pod has are
-    /// refused. Without this route, the default gateway or another node would send such packets back
+    /// Refuses packets to addresses that no pod has. The node's pods have routes of their own, which take precedence.
+    /// Without this route, the default gateway or another node would send packets to unused addresses back
     Unreachable,
 }
 
@@ -53,9 +53,9 @@ impl RouteTarget {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WantedRoutes {
     pub routes: BTreeMap<Cidr, RouteTarget>,
-    /// The name of the node that has an address
+    /// The names of the nodes, by each of their addresses
     pub nodes: BTreeMap<Addr, String>,
-    /// The names of nodes with ranges of a family of which they have no address
+    /// The names of nodes that have ranges of a family, but no address of that family
     pub without_address: BTreeSet<String>,
 }
 
@@ -112,8 +112,8 @@ impl WantedRoutes {
     }
 }
 
-/// Leaves out ranges of the own node that lie in a larger range of the own node. The larger range refuses the same
-/// packets, and a bridge may have the larger range without a route for each pod.
+/// Leaves out ranges of this node in a larger range of this node, whose route refuses the same packets. If the pods'
+/// bridge has a route only to the larger range, a route to the smaller range would cut off pods.
 fn without_nested(
     routes: impl Iterator<Item = (Cidr, RouteTarget)>,
 ) -> BTreeMap<Cidr, RouteTarget> {
@@ -131,8 +131,8 @@ fn without_nested(
     kept
 }
 
-/// The agent's routes that the kernel has, by range and metric. The target is `None` if the agent of this version adds
-/// no such route.
+/// The agent's routes that the kernel has, by range and metric. The target is `None` for a kind of route that this
+/// version of the agent does not add.
 pub(super) type PresentRoutes = BTreeMap<(Cidr, u32), Option<RouteTarget>>;
 
 /// A change of one route of the kernel.

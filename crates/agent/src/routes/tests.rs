@@ -1,4 +1,4 @@
-//! Tests with a real kernel. Each runs as root in a network namespace of its own, and passes without a check otherwise.
+//! Tests with a real kernel. Each test runs in a network namespace of its own. Without root, the tests check nothing.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -48,7 +48,7 @@ fn is_inside_with(test: &str, prefix: &[&str]) -> bool {
     false
 }
 
-/// Runs commands of `ip`, one a line.
+/// Runs `ip` once for each line of `commands`.
 fn ip(commands: &str) {
     for line in commands.lines().map(str::trim).filter(|it| !it.is_empty()) {
         let status = Command::new("ip").args(line.split(' ')).status().unwrap();
@@ -56,7 +56,7 @@ fn ip(commands: &str) {
     }
 }
 
-/// Returns the output of a command of `ip`, one entry a line.
+/// Returns the lines of the output of a command of `ip`.
 fn shown(command: &str) -> Vec<String> {
     let output = Command::new("ip")
         .args(command.split(' '))
@@ -152,7 +152,7 @@ fn routes_are_added_replaced_and_deleted() {
             "fd00:0:0:1::/64 via 2001:db8::4 dev br0 metric 202 pref medium",
         ]
     );
-    // The routes of an interface that goes down are gone, and come back.
+    // When an interface goes down, the kernel deletes its routes. The agent adds them again.
     ip("link set br0 down
         link set br0 up
         -6 address add 2001:db8::1/64 dev br0 nodad");
@@ -233,7 +233,7 @@ fn a_node_that_is_not_on_the_link_is_named() {
     let stale = |it: &String| it.starts_with("10.0.1.0/26") || it.starts_with("fd00:0:0:1::");
     assert!(!all.iter().any(stale), "{all:?}");
 
-    // A route of the agent must not keep a new node from being on the link.
+    // An outdated route of the agent covers the address of a new node. The node still counts as on the link.
     ip("route add 192.0.2.64/26 via 192.0.2.9 proto 202 metric 202");
     let applied = apply_all(&[own(), a("192.0.2.70", "2001:db8::2")]);
     assert_eq!(applied.report(), RoutesReport::Installed, "{applied:?}");

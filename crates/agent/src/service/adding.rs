@@ -5,8 +5,8 @@
 //! wait for the pod ──► ask the store: best pool alone ──► all pools ──► wait for a block, ask again ──► done
 //! ```
 //!
-//! If the store answers that addresses have to be probed first, they are probed. Then the store gets the same request
-//! again.
+//! If the store answers that addresses have to be probed first, the service probes them. Then the store gets the same
+//! request again.
 //!
 //! # Guarantees
 //! - A wait of an ADD ends when the caller's deadline is near, or earlier if the maximum wait for a block is over.
@@ -94,7 +94,7 @@ struct Adding {
 enum Attempt {
     /// An address of the pools that the store's note lists for the pod (`notes.rs`)
     ByNote,
-    /// An address of the best of several pools. The ADD can wait only for this pool until the given time
+    /// An address of the best of several pools. If none is free, the ADD waits for a block of this pool until this time
     Best(PoolOrder, Duration),
     /// An address of any of these pools
     Any(PoolOrder),

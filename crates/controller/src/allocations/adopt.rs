@@ -14,9 +14,9 @@
 //! them.
 //!
 //! # Caveats
-//! An agent can keep any range from other nodes by reporting the range as a block, but only as many blocks as a node
-//! may have. A block is adopted only if the pool could also have allocated it to the node. So the block must lie in a
-//! pool that selects the node, and must be no larger than the pool's blocks. The node must stay within
+//! By reporting a range as a block, an agent can keep it from other nodes, for at most as many ranges as a node may
+//! have blocks. A block is adopted only if the pool could also have allocated it to the node. So the block must lie in
+//! a pool that selects the node, and must be no larger than the pool's blocks. The node must stay within
 //! `maxBlocksPerNode`. After a gap (a time without a leader), the leader ignores this limit, because a node may have
 //! got another block in place of a lost block that it still uses. The lost block must not go to another node.
 

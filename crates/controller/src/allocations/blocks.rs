@@ -45,7 +45,7 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// Returns the block with exactly this range.
+    /// Returns the block with exactly this range. A block that only contains the range does not count.
     pub fn get(&self, cidr: &Cidr) -> Option<&BlockEntry> {
         self.entries.get(cidr)
     }

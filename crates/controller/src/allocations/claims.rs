@@ -21,14 +21,14 @@ use crate::cluster::objects::Claim;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Holder, HoldingId, HoldingState};
 
-/// All claims that have addresses.
+/// All claims that have addresses, by claim name and by address.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimTable {
     entries: BTreeMap<ClaimName, ClaimEntry>,
     by_address: BTreeMap<Cidr, ClaimName>,
 }
 
-/// The addresses of one claim.
+/// The addresses of one claim, each with its holding in the ledger.
 #[derive(Clone, Debug)]
 pub(crate) struct ClaimEntry {
     pub uid: ObjectUid,
@@ -91,7 +91,7 @@ impl ClaimTable {
 }
 
 impl AllocationState {
-    /// Returns whether the holder is the one that all claims share.
+    /// Returns whether `holder` is the holder number that all claims share.
     pub(crate) fn is_of_claims(&self, holder: Holder) -> bool {
         self.holders.is_of_claims(holder)
     }
@@ -136,7 +136,7 @@ impl AllocationState {
         (entry.is_held() && wide != *address).then_some(entry)
     }
 
-    /// Returns whether any node, live or deleted, has an address of a claim as a block.
+    /// Returns whether any node, live or deleted, has a block that is an address of the claim.
     pub(crate) fn has_block_of(&self, claim: &ClaimName) -> bool {
         let mut cidrs = self
             .claims
@@ -190,8 +190,8 @@ impl AllocationState {
     }
 
     /// Records the addresses that a claim's status contains. Does nothing if the ledger already has other addresses of
-    /// the claim, or if another claim has one of these addresses. Addresses that this leader chose and the API server
-    /// has not stored yet are replaced, because an earlier leader chose those in the status.
+    /// the claim, or if another claim has one of these addresses. The addresses in the status replace addresses that
+    /// this leader chose but the API server has not stored yet, because an earlier leader wrote the status.
     pub(crate) fn claim_seen(&mut self, claim: &Claim) {
         let stored: Vec<Cidr> = claim.addresses().map(Cidr::host).collect();
         if let Some(entry) = self.claims.entries.get_mut(&claim.name) {

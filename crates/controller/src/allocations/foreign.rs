@@ -116,8 +116,8 @@ impl AllocationState {
         of_node.is_some_and(|it| it.cidrs.contains(cidr))
     }
 
-    /// Returns the podCIDRs of a Node in the form in which its NodeSubnet should list them. `is` contains the
-    /// NodeSubnet that exists now.
+    /// Returns the podCIDRs of a Node in the form in which its NodeSubnet should list them. `is` is the present
+    /// NodeSubnet, if there is one.
     pub fn listed_pod_cidrs(&self, node: &Node, is: Option<&Subnet>) -> Vec<AllocatedRange> {
         let mut cidrs = node.pod_cidrs.to_vec();
         cidrs.retain(|it| !self.is_too_wide(it, node) || !self.pools.is_any_over(it));
@@ -129,7 +129,7 @@ impl AllocationState {
         listed
     }
 
-    /// Returns whether another node, live or deleted, holds addresses of the range. A quarantined range of an earlier
+    /// Returns whether another node, live or deleted, has addresses of the range. A quarantined range of an earlier
     /// Node with this Node's name does not count.
     fn is_of_another(&self, range: &Cidr, node: &Node) -> bool {
         let is_own = |holding: &Holding| {

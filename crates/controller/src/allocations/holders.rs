@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::Holder;
 
-/// The form of a holder's ranges. The podCIDRs of a node and its blocks have separate holders.
+/// Whether a holder number stands for the podCIDRs or the blocks of a node. A node has a separate number for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HolderUse {
     /// Ranges in `node.spec.podCIDRs`
@@ -56,7 +56,7 @@ impl HolderIds {
         self.claims == Some(holder)
     }
 
-    /// Returns a number that no other holder has.
+    /// Assigns an unused holder number to the node `who`, or to all claims if `who` is `None`.
     fn number(&mut self, who: Option<(NodeName, ObjectUid)>) -> Holder {
         if let Some(holder) = self.free.pop() {
             self.nodes[holder.0 as usize] = who;

@@ -1,16 +1,16 @@
 //! The part of the ledger about lending: parts of blocks that other nodes have borrowed, or are about to borrow.
 //!
-//! A borrowed block is a block of its own, with the life of every block. Its entry names its *parent*: the block of the
-//! lender of which it is a part. The lender assigns no address of the part, because its NodeSubnet lists the part in
+//! A borrowed block has an IPAMBlock of its own, like every block. Its entry names its *parent*: the lender's block
+//! that contains it. The lender assigns no address of the part, because its NodeSubnet lists the part in
 //! `spec.withdraw` for as long as the borrowed block exists. If the parent ends first, the borrowed block stays.
 //!
 //! Before the borrowed block exists, an `Ask` records that the controller has asked the lender for the part. The lender
-//! may have withdrawn the part already. The asks are in no API object, so the next leader does not know them. The next
-//! leader returns each withdrawn part that has not become a block to its lender.
+//! may have withdrawn the part already. The asks are in no API object, so the next leader does not know them. If a
+//! withdrawn part has not become a block by then, the next leader returns the part to the lender.
 //!
 //! # Guarantees
-//! - A confirmed block lies inside another node's block only if the other node has handed it over: either for a claim,
-//!   or for the node that borrows it.
+//! - A confirmed block lies inside another node's block only if that node has handed the range over, either to a claim
+//!   or to the node that borrows the range.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) struct Ask {
     pub pool: PoolName,
     /// The block that contains the part, with the name of the block's node
     pub parent: Parent,
-    /// UID of the node of the parent
+    /// UID of the node that has the parent
     pub lender: ObjectUid,
     /// Name and UID of the node that borrows the part
     pub borrower: (NodeName, ObjectUid),
@@ -71,7 +71,7 @@ impl AllocationState {
         });
         let borrowed = self.borrowed_from(block).filter(|it| {
             let is_early = it.recall.is_some() && Mutation::LentReturnedInUse.is_on();
-            // No NodeSubnet ever listed a provisional block, so one that is about to be deleted does not count.
+            // A provisional block that is about to be deleted does not count, because no NodeSubnet ever listed it.
             let is_void = it.is_leaving() && !it.confirmed;
             !is_early && !is_void
         });
@@ -121,8 +121,8 @@ impl AllocationState {
             && !self.is_handed_over(block, &parent.map_or(*block, |it| it.cidr), cache)
     }
 
-    /// Returns the node from whose block `other` the block `block` is borrowed. Returns `None` if `block` is not
-    /// borrowed from `other`, or if the node is not live.
+    /// Returns the lender of `block`: the node that has `other`, the wider block from which `block` is borrowed.
+    /// Returns `None` if `block` is not borrowed from `other`, or if the lender is not live.
     fn lender_of<'a>(
         &self,
         block: &Cidr,
@@ -138,8 +138,8 @@ impl AllocationState {
         (node.uid == owner.uid).then_some(node.as_ref())
     }
 
-    /// Returns whether an address of a block lies in a smaller block inside that block. The smaller block is the
-    /// address of a claim, or another node has borrowed it.
+    /// Returns whether `addr`, an address of `block`, lies in a smaller block inside `block`. The smaller block is
+    /// either the address of a claim, or a part that another node has borrowed.
     pub(crate) fn is_in_nested_block(&self, addr: Addr, block: &Cidr) -> bool {
         let host = Cidr::host(addr);
         let is_of_claim = host != *block && self.blocks.get(&host).is_some();

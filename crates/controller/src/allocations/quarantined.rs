@@ -32,8 +32,8 @@ pub struct QuarantinedRanges {
     pub until: Duration,
     /// Earliest end of the quarantine as wall time, which NodeSubnets record for users and for the next leader.
     pub until_wall: Timestamp,
-    /// Whether the ranges are to be freed. This is so if the quarantine is over and no pod uses the ranges, or if a
-    /// live node has the ranges again. This entry is removed once no NodeSubnet records it.
+    /// Whether the quarantine has ended: its time is over and no pod uses the ranges, or a live node has the ranges
+    /// again. The entry is removed once no NodeSubnet records the quarantine any more.
     pub released: bool,
 }
 
@@ -50,9 +50,9 @@ impl QuarantinedRanges {
 }
 
 impl AllocationState {
-    /// Ends the quarantine of an earlier Node of this name if the live node has all ranges of the quarantine. Otherwise
-    /// the quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a new
-    /// quarantine starts.
+    /// Ends the quarantine of an earlier Node of this name if the live node has all ranges of the quarantine. Without
+    /// this, the quarantine would last until no pod of the live node uses the ranges. When the live node is deleted, a
+    /// new quarantine starts.
     pub(super) fn end_superseded_quarantine(&mut self, node: &Node) {
         let first = (node.name.clone(), "".into());
         let quarantines = self.quarantined.range_mut(first..);
@@ -112,8 +112,8 @@ impl AllocationState {
         from.take_while(move |((it, _), _)| it == name)
     }
 
-    /// Records the quarantines that the NodeSubnet lists, as far as they are about podCIDRs. If the node of the
-    /// NodeSubnet is gone, also quarantines the podCIDRs of that node.
+    /// Records the quarantines of podCIDRs that the NodeSubnet lists. If the node of the NodeSubnet is gone, also
+    /// quarantines the podCIDRs of that node.
     pub(super) fn restore_subnet(&mut self, subnet: &Subnet, cache: &ClusterCache, now: Now) {
         let Ok(spec) = &subnet.spec else { return };
         let live = cache.nodes.get(&subnet.name).map(|node| node.uid.clone());

@@ -24,8 +24,8 @@ use cadastre_api::Recall;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Returns the UID of the virtual machine for which all of these blocks are, and the blocks. Returns `None` if the
-/// blocks are not all for the same virtual machine.
+/// Returns the UID of the VirtualMachineInstance to which all these blocks belong, and the blocks. Returns `None` if
+/// they do not all belong to the same one.
 fn of_machine<'a>(held: &[Cidr], cx: &'a Context) -> Option<(&'a ObjectUid, Vec<&'a BlockEntry>)> {
     let blocks = held.iter().map(|cidr| cx.allocations.blocks.get(cidr));
     let blocks: Vec<&BlockEntry> = blocks.collect::<Option<_>>()?;

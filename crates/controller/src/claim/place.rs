@@ -15,8 +15,8 @@ use cadastre_api::Recall;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, HoldingState};
 
-/// Gives the addresses of a claim to the node of the pod that names the claim. Recalls the addresses from a node
-/// without such a pod, and from a node that cannot get all of them. If the pod has to wait, returns the reason.
+/// Allocates a claim's addresses, as blocks, to the node of the pod that names the claim. Recalls the blocks from a
+/// node without such a pod, and from a node that cannot get all of them. If the pod has to wait, returns the reason.
 pub(super) fn place(
     claim: &Claim,
     cx: &mut Context,

@@ -103,7 +103,7 @@ fn has_addresses_without_claim(pod: &PodClaim, cx: &Context) -> bool {
     asked.is_served && is_in_ranges(node, asked, cx)
 }
 
-/// Returns whether no pod names the claim and no node has an address of it.
+/// Returns whether no pod names the claim and no node has an address of the claim.
 fn is_unused(claim: &Claim, cx: &Context) -> bool {
     if Mutation::ClaimExpiresInUse.is_on() {
         return true;

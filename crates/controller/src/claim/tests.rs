@@ -101,8 +101,8 @@ impl Fixture {
         })
     }
 
-    /// Lets the loop decide and write until nothing is left to write. Returns the addresses of the claim, and the
-    /// reason and text of its problem.
+    /// Lets the loop decide and write until nothing is left to write. Returns the addresses in the claim's status, and
+    /// the reason and message of its condition.
     pub(super) fn settle(&mut self, name: &str) -> (Vec<String>, String, String) {
         for _ in 0..10 {
             let requests = self.requests();
@@ -659,7 +659,7 @@ fn of_two_claims_that_record_one_address_the_older_has_it() {
     assert_eq!(of.map(|it| &**it), Some("default/b"));
     let (_, reason, text) = fixture.settle("default/a");
     assert_eq!(reason, "AddressInUse", "{text}");
-    // A claim that does not have the address allocates it to no node.
+    // No node gets the address through a claim that does not have the address.
     fixture.applied(claiming_pod("x", "default/a", Some("a")));
     fixture.settle("default/a");
     assert!(fixture.node_of("10.0.0.4/32").is_none());

@@ -34,7 +34,7 @@ const MOST_NODE_ADDRESSES: usize = 16;
 /// A node keeps addresses for at most this many pods, whatever its kubelet says. Otherwise one kubelet could get all
 /// addresses of a pool with `warm.minimum: MaxPods`.
 const MOST_PODS: u16 = 1_024;
-/// Of the annotation with a node's AS number, this many characters are kept. They are more than an AS number has.
+/// Maximum number of characters that are kept of the annotation with a node's AS number. No AS number is longer.
 const LONGEST_ASN: usize = 32;
 /// Maximum length of a machine's identity, in bytes. A longer identity is ignored, because identities are copied into
 /// other objects.
@@ -110,7 +110,7 @@ pub fn node(node: NodeLite) -> Node {
     }
 }
 
-/// Returns the beginning of the annotation, which is longer than any AS number.
+/// Cuts the annotation with the AS number to [`LONGEST_ASN`] characters.
 fn asn_text(text: &str) -> Text {
     text.chars().take(LONGEST_ASN).collect::<String>().into()
 }
@@ -223,7 +223,7 @@ pub fn pod(pod: PodLite) -> Pod {
     }
 }
 
-/// Returns whether a controller replaces the pod if it is evicted, without choosing the node itself.
+/// Returns whether an evicted pod is replaced by its controller, and the scheduler chooses the node of the new pod.
 fn is_replaceable(owners: &[OwnerReference]) -> bool {
     let mut controllers = owners.iter().filter(|it| it.controller == Some(true));
     controllers.any(|it| matches!(&*it.kind, "ReplicaSet" | "StatefulSet" | "Job"))
@@ -237,7 +237,7 @@ fn tolerates_exhaustion(spec: &PodLiteSpec) -> bool {
     all.any(|it| is_of_key(&it.key) && is_of_effect(&it.effect))
 }
 
-/// Converts an IPAMClaim to its UID, its network, and whether it is being deleted.
+/// Converts an IPAMClaim to its UID and its network.
 pub fn ipam_claim(claim: IPAMClaimLite) -> IpamClaim {
     IpamClaim {
         uid: claim.metadata.uid.unwrap_or_default().into(),
@@ -346,13 +346,13 @@ fn keep_entries<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str
     }
 }
 
-/// Sorts the addresses of a Node: other nodes send packets for its pods to the first address of the same family.
+/// Sorts InternalIP addresses first. Other nodes send packets for a node's pods to its first address of that family.
 fn internal_first(mut addresses: Vec<NodeAddressLite>) -> Vec<NodeAddressLite> {
     addresses.sort_by_key(|it| it.type_ != "InternalIP");
     addresses
 }
 
-/// Converts a NodeRoutes. If the spec is invalid, the result has no routes, so that the controller replaces it.
+/// Converts a NodeRoutes. If the spec is invalid, the result has no routes, so that the controller replaces the spec.
 pub fn routes(routes: NodeRoutesLite) -> Routes {
     let meta = routes.metadata;
     Routes {
@@ -363,7 +363,7 @@ pub fn routes(routes: NodeRoutesLite) -> Routes {
     }
 }
 
-/// Converts an FRRConfiguration.
+/// Converts an FRRConfiguration. If the object's name lacks the prefix, `name` is the full name.
 pub fn frr_configuration(object: FRRConfigurationLite) -> FrrConfiguration {
     let meta = object.metadata;
     let name = meta.name.unwrap_or_default();

@@ -69,7 +69,7 @@ name! {
     PoolName;
     /// The namespace and name of an IPClaim, as `namespace/name`.
     ClaimName;
-    /// The `metadata.uid` of an object of any kind. It is never used twice.
+    /// The `metadata.uid` of an object of any kind. The API server never uses a UID twice.
     ObjectUid;
     /// The id of a term of leadership, which the fence writes to Nodes. It is not the name of the leader's process.
     TermId;

@@ -32,7 +32,7 @@ pub struct ObjectUpdate<T> {
     pub after: Option<Arc<T>>,
 }
 
-/// The state of a cache when a request was sent.
+/// The state of a cache when a request was sent, by which the cache finds out whether the answer is outdated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheMark {
     /// The number of times that a list of the watch had begun or ended when the request was sent, see
@@ -174,7 +174,7 @@ impl<T: Object> ObjectCache<T> {
         self.objects.is_empty()
     }
 
-    /// Removes all objects, because the API server does not have the kind. The first list is not complete any more.
+    /// Removes all objects, because the API server does not have the kind. Afterwards, `is_listed` returns false.
     pub(crate) fn clear(&mut self) -> Vec<ObjectUpdate<T>> {
         self.listed = None;
         let names: Vec<T::Name> = self.objects.keys().cloned().collect();

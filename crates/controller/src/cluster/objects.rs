@@ -44,27 +44,27 @@ macro_rules! object {
 }
 object!(Node: NodeName, Subnet: NodeName, Routes: NodeName, FrrConfiguration: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
 
-/// A NodeRoutes.
+/// A NodeRoutes: the ranges that are reached through a node, and the addresses of that node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routes {
     /// `metadata.name`: the node's name
     pub name: NodeName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
     /// `spec`; empty if it is invalid
     pub spec: NodeRoutesSpec,
 }
 
-/// An FRRConfiguration of frr-k8s.
+/// An FRRConfiguration of frr-k8s, which says what a node announces by BGP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FrrConfiguration {
     /// The name of the node, which follows the prefix in `metadata.name`
     pub name: NodeName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
     /// Whether the object has the label, and the prefix in its name, of the objects that the controller writes
     pub is_ours: bool,
@@ -79,7 +79,7 @@ pub struct Node {
     pub name: NodeName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
     /// `metadata.labels`, sorted by key
     pub labels: Box<[(Text, Text)]>,
@@ -100,7 +100,7 @@ pub struct Node {
     pub addresses: Box<[Addr]>,
     /// Identity of the machine, which stays the same if the Node object is deleted and created again
     pub machine: MachineIdentity,
-    /// `spec.taints`
+    /// `spec.taints`, including those of other programs
     pub taints: Box<[NodeTaint]>,
     /// The message of the condition `AddressesExhausted`, if this condition is true
     pub exhausted: Option<Text>,
@@ -146,9 +146,9 @@ impl Node {
 /// Identifies the machine behind a Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineIdentity {
-    /// `spec.providerID`
+    /// `spec.providerID` of the Node; `None` if it is empty or too long
     pub provider_id: Option<Text>,
-    /// `status.nodeInfo.machineID`
+    /// `status.nodeInfo.machineID` of the Node; `None` if it is empty or too long
     pub machine_id: Option<Text>,
 }
 
@@ -170,15 +170,15 @@ pub struct Pool {
     pub name: PoolName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
-    /// `metadata.generation`
+    /// `metadata.generation`, which grows with each change of the spec
     pub generation: i64,
     /// `metadata.creationTimestamp`, seconds since 1970
     pub created: i64,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
-    /// `metadata.finalizers`
+    /// `metadata.finalizers`, including those of other programs
     pub finalizers: Vec<String>,
     /// The spec, or why it is invalid
     pub spec: Result<IPPoolSpec, String>,
@@ -193,13 +193,13 @@ pub struct Subnet {
     pub name: NodeName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
     /// The spec, or why it is invalid
     pub spec: Result<NodeSubnetSpec, String>,
     /// Whether the spec had invalid parts, which are left out
     pub is_partial: bool,
-    /// Whether the API server stores which manager owns which field, although nobody needs this
+    /// Whether `metadata.managedFields` is set. The next write of the spec removes it, because nothing needs it
     pub has_managed_fields: bool,
     /// Users' requests about the node, from annotations of the NodeSubnet
     pub requests: Requests,
@@ -256,13 +256,13 @@ impl AgentReport {
 /// A condition of a NodeSubnet, as last written by anybody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubnetCondition {
-    /// `type`
+    /// `type`, such as `Accepted`
     pub kind: Text,
     /// `status`: `True`, `False` or `Unknown`
     pub status: Text,
     /// `reason`, in CamelCase
     pub reason: Text,
-    /// `message`
+    /// `message`, a text for users
     pub message: String,
     /// `lastTransitionTime` as text; empty if the condition is new
     pub since: Text,
@@ -358,9 +358,9 @@ pub struct Block {
     pub name: Text,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
-    /// Whether the spec was changed after the creation. If not, `version` is the version of the creation
+    /// Whether the spec was changed after the creation. Before any change, `version` is that of the creation
     pub touched: bool,
     /// The spec, or why it is invalid
     pub spec: Result<BlockSpec, String>,
@@ -396,7 +396,7 @@ pub struct BlockSpec {
 /// A block of which a node has lent a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// Range of the block
+    /// Range of the wider block, which contains the lent part
     pub cidr: Cidr,
     /// Name of the node that has the block and has lent the part
     pub node: NodeName,
@@ -452,15 +452,15 @@ pub struct Claim {
     pub name: ClaimName,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
-    /// `metadata.generation`
+    /// `metadata.generation`, which grows with each change of the spec
     pub generation: i64,
     /// `metadata.creationTimestamp`, seconds since 1970
     pub created: i64,
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
-    /// `metadata.finalizers`
+    /// `metadata.finalizers`, including those of other programs
     pub finalizers: Vec<String>,
     /// The spec, or why it is invalid
     pub spec: Result<ClaimSpec, String>,
@@ -522,13 +522,13 @@ impl Claim {
 pub struct ClaimStatus {
     /// The valid entries of `status.addresses`
     pub addresses: Box<[Addr]>,
-    /// `status.pool`
+    /// `status.pool`: the pool of the addresses
     pub pool: Option<PoolName>,
-    /// `status.node`
+    /// `status.node`: the node that has the addresses; `None` if no node has them
     pub node: Option<NodeName>,
-    /// `status.since`
+    /// `status.since`: when `status.node` was set to this node
     pub since: Option<Timestamp>,
-    /// `status.releasedAt`
+    /// `status.releasedAt`: when a node last released the addresses
     pub released_at: Option<Timestamp>,
     /// The condition `Ready`, without its message
     pub ready: Option<ReadyCondition>,
@@ -541,9 +541,9 @@ pub struct ClaimStatus {
 pub struct ReadyCondition {
     /// Whether the condition is `True`
     pub is_true: bool,
-    /// `reason`
+    /// `reason`, in CamelCase
     pub reason: Box<str>,
-    /// `lastTransitionTime`
+    /// `lastTransitionTime`: when `is_true` last changed
     pub since: Timestamp,
 }
 
@@ -601,9 +601,9 @@ pub struct ServiceRange {
     pub name: Text,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
-    /// `spec.cidrs`
+    /// The valid entries of `spec.cidrs`
     pub cidrs: Vec<Cidr>,
 }
 
@@ -614,7 +614,7 @@ pub struct Pod {
     pub name: Text,
     /// `metadata.uid`
     pub uid: ObjectUid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion` as a number; 0 if it is invalid
     pub version: u64,
     /// Whether the phase is Succeeded or Failed, so that the pod no longer uses its addresses
     pub finished: bool,
@@ -665,7 +665,7 @@ pub struct IpamClaim {
 /// The claim that a pod uses, and the node to which the pod is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {
-    /// The claim, in the namespace of the pod
+    /// The claim, as `namespace/name`; the namespace is that of the pod
     pub claim: ClaimName,
     /// Name of the pod, without its namespace
     pub pod: Text,
@@ -675,7 +675,7 @@ pub struct PodClaim {
     pub node: Option<NodeName>,
     /// `metadata.creationTimestamp`, seconds since 1970; 0 if CNI requests the addresses
     pub created: i64,
-    /// Who creates the claim
+    /// Whether a user or the controller creates the claim, and why
     pub source: ClaimSource,
     /// The virtual machine that runs in the pod. `None` if there is none, or if no annotation of the pod names the
     /// claim

@@ -68,8 +68,8 @@ impl Record {
             .chain(&self.interface_claims)
     }
 
-    /// Returns the node that has to give the pod an address of the pools that serve by default. Returns `None` if the
-    /// pod has its addresses or gets them in another way.
+    /// Returns the node of the pod, if the pod waits for an address of a pool that serves by default. Returns `None` if
+    /// the pod has addresses, uses a claim, or names pools.
     fn waits_on(&self) -> Option<&NodeName> {
         let is_waiting = !self.finished && self.addresses.is_empty();
         let is_by_default = self.claim.is_none() && self.needs_default;
@@ -78,10 +78,10 @@ impl Record {
     }
 }
 
-/// Pods that wait for an address that neither a claim nor a pool that they name gives them.
+/// Pods that wait for an address of a pool that serves by default. These pods use no claim and name no pools.
 #[derive(Clone, Debug, Default)]
 struct Unserved {
-    /// Such pods of each node
+    /// The waiting pods, by the node to which they are bound
     by_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
     /// Nodes whose pods have changed since [`PodIndex::take_nodes`] was last called
     changed: BTreeSet<NodeName>,
@@ -230,7 +230,7 @@ impl PodIndex {
         self.claiming.keys()
     }
 
-    /// Updates the requests from one source, which were `before` and are now `after`. Finds out again which claims the
+    /// Updates the requests from one source, which were `before` and are now `after`. Also updates which claims the
     /// affected pods use.
     pub(crate) fn change_requests(
         &mut self,
@@ -246,7 +246,7 @@ impl PodIndex {
         }
     }
 
-    /// Finds out again which claim a pod uses, because the requests of CNI for the pod have changed.
+    /// Updates which claim a pod uses, because the requests of CNI for the pod have changed.
     fn update_claim(&mut self, uid: PodUid) {
         let Some(record) = self.by_uid.get_mut(&uid) else {
             return;
@@ -281,7 +281,7 @@ impl PodIndex {
         std::mem::take(&mut self.unserved.changed)
     }
 
-    /// Returns how many pods of the node wait for an address that no claim and no named pool gives them.
+    /// Returns how many pods of the node wait for an address of a pool that serves by default.
     pub fn unserved(&self, node: &NodeName) -> usize {
         self.unserved.by_node.get(node).map_or(0, BTreeSet::len)
     }

@@ -8,7 +8,7 @@ use cadastre_daemon::watch::LastHeard;
 
 use super::lease::Leadership;
 
-/// Combines the states of the election and of the controller. Clones share the same state.
+/// Computes `/readyz` from the election and the controller's progress. Clones share the same state.
 #[derive(Clone, Debug, Default)]
 pub struct LeaderReadiness {
     readiness: Readiness,
@@ -29,10 +29,10 @@ struct State {
 pub struct ControllerProgress {
     /// Kinds of objects whose first list has not arrived yet
     pub missing: Vec<&'static str>,
-    /// The steps that the fence still has to do; `None` if there are none. If `allocating` is true, blocks are
-    /// allocated before the fence is done
+    /// The steps that the fence still has to do; `None` if there are none. If `allocating` is also true, blocks are
+    /// already allocated before the fence is done
     pub fencing: Option<String>,
-    /// Whether this process leads and allocates
+    /// Whether this process leads and allocates ranges by now; a leader is not ready before that
     pub allocating: bool,
 }
 
@@ -60,7 +60,7 @@ impl LeaderReadiness {
         self.change_state(|state| state.lapsed = lapsed);
     }
 
-    /// Records how far this process has come on the way to allocation. `/readyz` shows it.
+    /// Records how far this process has come on the way to allocation. `/readyz` shows this progress.
     pub fn update(&self, progress: ControllerProgress) {
         self.change_state(|state| state.progress = Some(progress));
     }

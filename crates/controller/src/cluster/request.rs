@@ -39,7 +39,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// All kinds that the controller writes.
+    /// All kinds of which the controller creates or changes objects. `Pod` is missing, because pods are only evicted.
     pub const ALL: [ObjectKind; 7] = [
         ObjectKind::Node,
         ObjectKind::Subnet,
@@ -50,7 +50,7 @@ impl ObjectKind {
         ObjectKind::Claim,
     ];
 
-    /// Returns the kind's name in the API.
+    /// Returns the `kind` in the API, such as `NodeSubnet`.
     pub fn name(self) -> &'static str {
         match self {
             ObjectKind::Node => "Node",
@@ -138,11 +138,11 @@ pub enum ObjectSpec {
 pub struct NewClaim {
     /// The spec of the claim: its pool, and how long the claim stays after its last use
     pub spec: IPClaimSpec,
-    /// The owner of the claim: the pod, or the pod's StatefulSet
+    /// The object that owns the claim: a pod, a StatefulSet or an IPAMClaim; `None` if nothing owns it
     pub owner: Option<ClaimOwner>,
 }
 
-/// The object that owns a claim, so that Kubernetes deletes the claim with it.
+/// The object that owns a claim. The garbage collector deletes the claim after this object is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "fields named for what they are")]
 pub struct ClaimOwner {
@@ -227,7 +227,7 @@ pub struct PodCidrAllocation {
     pub cidrs: Vec<Cidr>,
 }
 
-/// The term to write to a node, with the guards.
+/// A touch: a write of the leader's term to a Node's annotation, with the guards.
 ///
 /// A touch needs the same guards as an allocation. Without guards, a late touch by an earlier leader could restore the
 /// earlier term, and then late allocations by that leader would succeed.
@@ -260,7 +260,7 @@ pub struct TaintsChange {
 /// A change of the condition `AddressesExhausted` of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExhaustedChange {
-    /// Name of the node
+    /// Name of the node whose condition changes
     pub name: NodeName,
     /// UID of the node; a Node that was created again under this name has another UID
     pub uid: ObjectUid,
@@ -339,25 +339,25 @@ impl ApiRequest {
     reason = "short-lived, and most are the large ones"
 )]
 pub enum RequestOutcome {
-    /// The node after the request.
+    /// The Node that the API server returned to a read or a write.
     Node(Node),
-    /// The NodeSubnet after the request.
+    /// The NodeSubnet that the API server returned to a read or a write.
     Subnet(Subnet),
-    /// The NodeRoutes after the request.
+    /// The NodeRoutes that the API server returned to a read or a write.
     Routes(Routes),
-    /// The FRRConfiguration after the request.
+    /// The FRRConfiguration that the API server returned to a read or a write.
     FrrConfiguration(FrrConfiguration),
-    /// The pool after the request.
+    /// The IPPool that the API server returned to a read or a write.
     Pool(Pool),
     /// All nodes, as the answer to a list.
     Nodes(Vec<Node>),
     /// All NodeSubnets, as the answer to a list.
     Subnets(Vec<Subnet>),
-    /// The claim after the request.
+    /// The IPClaim that the API server returned to a read or a write.
     Claim(Claim),
     /// All claims, as the answer to a list.
     Claims(Vec<Claim>),
-    /// The block after the request.
+    /// The IPAMBlock that the API server returned to a read or a write.
     Block(Block),
     /// All blocks, as the answer to a list.
     Blocks(Vec<Block>),
@@ -365,7 +365,7 @@ pub enum RequestOutcome {
     Pools(Vec<Pool>),
     /// An IPAMClaim, as the answer to a read or a write of its status.
     IpamClaim(IpamClaim),
-    /// kubeadm's configuration, if there is one.
+    /// The text of kubeadm's `ClusterConfiguration`; `None` if the ConfigMap lacks this key.
     Kubeadm(Option<String>),
     /// The pods that are bound to the node that the request names.
     Pods(Vec<Pod>),

@@ -66,7 +66,7 @@ impl Writer {
         }
     }
 
-    /// Sets the namespace of FRRConfigurations.
+    /// Sets the namespace in which FRRConfigurations are created, read and changed.
     #[must_use]
     pub fn with_frr_namespace(self, frr_namespace: String) -> Self {
         Writer {
@@ -266,7 +266,7 @@ impl Writer {
         }
     }
 
-    /// Returns the path of an object. The name of a claim contains its namespace, and that of an FRRConfiguration is the
+    /// Returns the path of an object. The name of a claim contains its namespace. `name` of an FRRConfiguration is the
     /// name of its node.
     fn path(&self, kind: ObjectKind, name: &str) -> String {
         let collection = self.collection_of(kind, name);
@@ -292,7 +292,7 @@ impl Writer {
         .await
     }
 
-    /// Sends a merge patch that takes effect only on the version in `known`.
+    /// Sends a merge patch that takes effect only on the version in `known`. `part` is `/status` or empty.
     async fn merge(
         &self,
         kind: ObjectKind,

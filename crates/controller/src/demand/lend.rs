@@ -53,7 +53,7 @@ const REST: Duration = Duration::from_secs(30);
 /// free.
 const RECALLING: Duration = Duration::from_secs(2);
 
-/// Waiting nodes by pool.
+/// The waiting nodes of each pool, by node name.
 type Waits = BTreeMap<PoolName, BTreeMap<NodeName, WaitingNode>>;
 /// Name and UID of a node.
 type NodeKey = (NodeName, ObjectUid);

@@ -24,7 +24,7 @@ pub struct BlockEntry {
     pub owner: Owner,
     /// The parent of the block, if the owner has borrowed the block. This field stays set when the parent is gone
     pub parent: Option<Parent>,
-    /// The time since which the owner has had the block, rounded up to whole seconds
+    /// When the block was allocated to a node; in quarantine, when the quarantine began. Rounded up to whole seconds
     pub since: Timestamp,
     /// Earliest end of the quarantine as wall time. The object records this time for users and for the next leader
     pub until: Option<Timestamp>,
@@ -39,12 +39,12 @@ pub struct BlockEntry {
     pub confirmed: bool,
     /// The next request for the block's object, if the object needs one
     pub step: Step,
-    /// Whether a request for the block's object is in flight
+    /// Whether a request for the block's object is unanswered; until then no other request for the object is sent
     pub in_flight: bool,
     /// Whether the block's object must be read before the next step, because the outcome of a write is unknown
     pub to_read: bool,
-    /// Monotonic time until which the controller waits for the watch to deliver the object. After that, it reads the
-    /// object
+    /// Monotonic time until which the controller waits for the watch to deliver the object. After this time, the
+    /// controller reads the object
     pub await_until: Duration,
     /// How the block is recalled from the owner; `None` if it is not recalled
     pub recall: Option<Recall>,
@@ -57,11 +57,11 @@ pub struct BlockEntry {
     /// UID of the VirtualMachineInstance whose pods may have the block's address, if the block was allocated for the
     /// claim of such a pod. The UID never changes
     pub vmi: Option<ObjectUid>,
-    /// The number that the owner's NodeSubnet appends to the object's UID when it lists the block; 0 if it appends none
+    /// The owner's standby number, which NodeSubnets append to the object's UID; 0 if the owner was never a standby
     pub number: u32,
     /// Nodes that may have the block in addition to the owner, in the order in which they were added
     pub standby: Vec<Standby>,
-    /// The highest number that the NodeSubnet of any node has appended to the object's UID
+    /// The highest standby number that any node has had for this block; 0 if no node was ever a standby
     pub last_number: u32,
 }
 
@@ -114,7 +114,7 @@ impl BlockEntry {
         self.confirmed && !self.owner.quarantined && !self.is_leaving()
     }
 
-    /// Returns whether the owner's agent has released the block.
+    /// Returns whether the owner's agent has released the block, according to `report`.
     pub(crate) fn is_released(&self, report: Option<&AgentReport>) -> bool {
         self.report_for(report).is_some_and(|it| it.released)
     }
@@ -149,8 +149,8 @@ impl BlockEntry {
         self.step == Step::Delete
     }
 
-    /// Returns what the owner's agent reports about this block. Returns `None` if `report` is about another UID of the
-    /// node, or if it reports the block under another UID.
+    /// Returns what the owner's agent reports about this block. Returns `None` if the report is for another node UID,
+    /// or if it contains the block only under another object UID.
     pub fn report_for<'a>(&self, report: Option<&'a AgentReport>) -> Option<&'a BlockReport> {
         let report = report.filter(|report| report.node_uid == self.owner.uid)?;
         self.reported(report, self.number)

@@ -58,9 +58,9 @@ impl AllocationState {
         }
     }
 
-    /// Records a block that a NodeSubnet lists. If the node is live (`alive`), the node gets the block, even if the
-    /// block's object names another owner. There is one exception: another node has the range by now, with another
-    /// object than the list names. The list of a deleted node counts only if no other node holds the range.
+    /// Records a block that a NodeSubnet lists. A live node (`alive`) gets the block, even if the block's object names
+    /// another owner. An outdated list is ignored: another node has the range by now, with another object than the list
+    /// names. The list of a deleted node counts only if no other node has the range.
     pub(crate) fn restore_listed(
         &mut self,
         name: &NodeName,

@@ -280,10 +280,9 @@ impl AllocationState {
         })
     }
 
-    /// Returns whether the node of `block` may have handed an address of a claim over. The NodeSubnet that recorded this
-    /// may be lost, so only the objects show it: `block` was not created after the last writes of the claim and of the
-    /// claim's block. If the node has handed nothing over yet, its NodeSubnet asks for the address when it lists the
-    /// block.
+    /// Returns whether the node of `block` may have handed `address` over to a claim. The NodeSubnet that recorded this
+    /// may be lost, so the ages of the objects decide: `block` must be older than the last writes of the claim and of
+    /// the claim's block. If nothing was handed over yet, the NodeSubnet requests the address when it lists `block`.
     fn may_be_handed_over(&self, address: &Cidr, block: &Cidr, cache: &ClusterCache) -> bool {
         let claim = self.claims.of(address);
         let Some(claim) = claim.and_then(|name| cache.claims.get(name)) else {

@@ -39,7 +39,7 @@ impl AllocationState {
 
     /// Quarantines the blocks of a node whose UID is gone. Two kinds of blocks are not quarantined. A block whose
     /// creation was never requested is dropped. If a block has a live standby, the standby becomes the owner. Returns
-    /// all blocks that the UID had.
+    /// all blocks of which the node was the owner or a standby.
     pub(crate) fn quarantine_blocks(
         &mut self,
         name: &NodeName,
@@ -100,8 +100,8 @@ impl AllocationState {
         dropped.map(|entry| entry.owner.name).collect()
     }
 
-    /// Gives quarantined blocks of a machine to the machine's new Node. Blocks that their pools would no longer
-    /// allocate to the Node stay in quarantine. Returns the blocks that were given back.
+    /// Reassigns quarantined blocks of a machine to the machine's new Node. Blocks that their pools would no longer
+    /// allocate to the Node stay in quarantine. Returns the reassigned blocks.
     pub(crate) fn return_blocks(&mut self, node: &Node, now: Now) -> Vec<Cidr> {
         let returned = self.quarantined_blocks_of(node);
         for cidr in &returned {

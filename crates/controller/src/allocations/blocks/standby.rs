@@ -60,7 +60,7 @@ pub(super) struct Share {
 }
 
 impl BlockEntry {
-    /// Returns the standby with this UID.
+    /// Returns the standby whose node has this UID. The owner is no standby.
     pub(crate) fn standby_of(&self, uid: &ObjectUid) -> Option<&Standby> {
         self.standby.iter().find(|it| it.owner.uid == *uid)
     }
@@ -143,7 +143,7 @@ impl BlockEntry {
         !(is_standby && others.any(is_new))
     }
 
-    /// Returns what an agent reports about this block if the agent's NodeSubnet lists the block with this number.
+    /// Returns what an agent reports about this block. `number` is the standby number in the agent's NodeSubnet, or 0.
     pub(super) fn reported<'a>(
         &self,
         report: &'a AgentReport,
@@ -174,8 +174,7 @@ impl BlockTable {
         cidrs.filter_map(|cidr| self.entries.get(cidr))
     }
 
-    /// Calls `change` with the entry of a block, so that it can change the standbys. Also schedules a write of the
-    /// object.
+    /// Lets `change` change the standbys of a block. Also schedules a write of the block's object.
     fn change_standbys(&mut self, cidr: &Cidr, change: impl FnOnce(&mut BlockEntry)) {
         let to_judge = self.to_judge.contains(cidr);
         if let Some(mut entry) = self.remove(cidr) {
@@ -190,8 +189,8 @@ impl BlockTable {
 }
 
 impl AllocationState {
-    /// Adds a node to the standbys of a block, unless the block has too many. The node's NodeSubnet lists the block
-    /// once the API server has stored the standby.
+    /// Adds a node to the standbys of a block. Does nothing if the block has [`MOST_STANDBY`] standbys already. The
+    /// node's NodeSubnet lists the block once the API server has stored the standby.
     pub(crate) fn add_standby(&mut self, cidr: &Cidr, node: &Node) {
         let has_room = |it: &BlockEntry| it.standby.len() < MOST_STANDBY;
         if !self.blocks.get(cidr).is_some_and(has_room) {
@@ -211,7 +210,7 @@ impl AllocationState {
     }
 
     /// Records that `owner` is a standby of the block. The block's object does not name this standby, but an earlier
-    /// leader has listed the block in the NodeSubnet of its node.
+    /// leader has listed the block in the NodeSubnet of the standby.
     pub(super) fn restore_standby(&mut self, cidr: &Cidr, owner: Owner, number: u32) {
         self.blocks.change_standbys(cidr, |entry| {
             entry.last_number = entry.last_number.max(number);
@@ -247,11 +246,11 @@ impl AllocationState {
         self.blocks.change_standbys(cidr, drop);
     }
 
-    /// Takes the block away from its owner, which no longer has it. If the block has live standbys, one of them becomes
-    /// the owner. If all standbys are deleted nodes, one of them becomes the owner, and the block is quarantined. If the
-    /// block has no standby, its object is deleted.
+    /// Ends the ownership of a node that no longer has the block. If the block has live standbys, one of them becomes
+    /// the owner. If all standbys are deleted nodes, one of them becomes the owner, and the block is quarantined. If
+    /// the block has no standby, its object is deleted.
     ///
-    /// After a quarantine, a deleted standby causes no further quarantine. The quarantine began when no live node had the
+    /// After a quarantine, a deleted standby causes no further one. The quarantine began when no live node had the
     /// block, so it counts for every deleted node that had the block.
     pub(crate) fn owner_left(&mut self, cidr: &Cidr, now: Now) {
         let Some(entry) = self.blocks.get_mut(cidr) else {

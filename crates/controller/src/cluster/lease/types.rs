@@ -17,9 +17,9 @@ pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 /// The identity of a candidate, and the durations of the election.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
-    /// Name of this process; becomes part of the holder in the record
+    /// Name of this process, usually the host name: the first part of the Lease's `holderIdentity`
     pub identity: String,
-    /// Distinguishes this process from all others of the same name
+    /// Distinguishes this process from all others of the same name: the second part of `holderIdentity`
     pub nonce: String,
     /// How long other candidates wait after the last change of the Lease before they take over
     pub lease_duration: Duration,
@@ -51,7 +51,7 @@ impl LeaseSettings {
         Err(problem)
     }
 
-    /// Returns the holder identity that the Lease has while this process leads.
+    /// Returns the `spec.holderIdentity` of this process: identity and nonce, joined by `_`.
     pub(super) fn holder(&self) -> String {
         format!("{}_{}", self.identity, self.nonce)
     }
@@ -62,9 +62,9 @@ impl LeaseSettings {
 pub struct LeaseRecord {
     /// The value of `spec.holderIdentity`; `None` if the Lease has no holder
     pub holder: Option<String>,
-    /// The value of `spec.leaseDurationSeconds`
+    /// The value of `spec.leaseDurationSeconds`; 15 seconds if this field is not valid
     pub lease_duration: Duration,
-    /// The value of `spec.leaseTransitions`
+    /// The value of `spec.leaseTransitions`, which grows when the holder changes; 0 if it is not set
     pub transitions: i64,
     /// Whether the annotation `cadastre.dev/unsettled` is set: the last holder released the Lease while writes were
     /// indeterminate
@@ -122,7 +122,7 @@ pub enum LeaseAnswer {
 pub enum Leadership {
     /// Another process leads, or none does.
     Standby {
-        /// The leader, if it is known
+        /// The `spec.holderIdentity` of the leader, if it is known
         leader: Option<String>,
     },
     /// This process leads, until [`LeadershipTerm::valid_until`].
@@ -159,13 +159,13 @@ pub struct LeadershipTerm {
 pub struct LeaseContent {
     /// The term for which the content was decided. During any other term, the elector ignores the content
     pub term: TermId,
-    /// The number for which requests may wait. [`LeadershipTerm::named`] reaches the number when the content is
+    /// Requests may wait until [`LeadershipTerm::named`] reaches this number, which happens when the content is
     /// written. If the number is higher than in the last content, the Lease is written at once
     pub number: u64,
     /// Allocations of podCIDRs that may be in flight; `None` as long as only those of earlier leaders are known
     pub intents: Option<Arc<WriteIntents>>,
-    /// Whether the agent grace, in which agents report after a gap, is over. Until the agent grace is over, the Lease
-    /// records the gap
+    /// Whether the agent grace is over: the time after a gap in which agents report. Until then, the Lease records the
+    /// gap
     pub agents_heard: bool,
 }
 
@@ -208,7 +208,7 @@ pub enum Takeover {
 }
 
 impl Takeover {
-    /// Returns a description for logs.
+    /// Returns a description for logs, such as `clean hand-over`.
     pub fn as_str(self) -> &'static str {
         match self {
             Takeover::First => "first start",
