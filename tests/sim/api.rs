@@ -249,6 +249,10 @@ impl Api {
             ApiRequest::List(Of::Subnet) => RequestOutcome::Subnets(all(&self.subnets)),
             ApiRequest::List(Of::Block) => RequestOutcome::Blocks(all(&self.blocks)),
             ApiRequest::List(Of::Claim) => RequestOutcome::Claims(all(&self.claims)),
+            ApiRequest::List(Of::Routes) => RequestOutcome::RoutesList(all(&self.routes)),
+            ApiRequest::List(Of::FrrConfiguration) => {
+                RequestOutcome::FrrConfigurations(all(&self.frr_configurations))
+            }
             ApiRequest::List(Of::Pool) => RequestOutcome::Pools(all(&self.pools)),
             ApiRequest::ListPodsOf { node } => {
                 RequestOutcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
@@ -414,7 +418,7 @@ impl Api {
                 let set = |pool: &mut Pool| pool.status = Some(status.clone());
                 RequestOutcome::Pool(self.update(as_read, set)?)
             }
-            ApiRequest::List(Of::Pod | Of::Routes | Of::FrrConfiguration)
+            ApiRequest::List(Of::Pod)
             | ApiRequest::Read(Of::Pod, _)
             | ApiRequest::Replace(_, ObjectSpec::Pool(_) | ObjectSpec::Claim(_))
             | ApiRequest::Delete(Of::Node | Of::Pool | Of::Pod, _)

@@ -336,6 +336,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         ReleasedWhileAnnounced => sim(Agents, 5_000),
         AnsweredBeforeStored => sim(Agents, 3_000),
         FailedWriteIgnored => sim(Agents, 5_000),
+        EarlierRoutesNotListed => unit(
+            "controller::machine::scripts::no_block_is_deleted_before_the_noderoutes_of_earlier_leaders_are_listed",
+        ),
         CooldownIgnored => sim(Agents, 3_000),
         ProbeSkipped => sim(Probing, 1_000),
         ConflictAssigned => sim(Probing, 1_000),

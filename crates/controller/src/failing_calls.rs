@@ -106,6 +106,7 @@ impl ObjectCall {
             }
             Purpose::IpamClaim { name, step } => step.call(name),
             Purpose::Relist(_)
+            | Purpose::ListRoutes(_)
             | Purpose::Listening
             | Purpose::Touch { .. }
             | Purpose::DefaultPool => return None,

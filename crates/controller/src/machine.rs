@@ -119,6 +119,8 @@ pub struct Controller {
     reports: Vec<EventRecord>,
     stopping: bool,
     foreign_allocations: u64,
+    /// When the present term began, by the monotonic clock
+    won: Duration,
     /// Whether a list has shown that the API server was restored to an older state
     put_back: bool,
 }
@@ -139,6 +141,7 @@ impl Controller {
             reports: Vec::new(),
             stopping: false,
             foreign_allocations: 0,
+            won: Duration::ZERO,
             put_back: false,
         }
     }
@@ -149,10 +152,15 @@ impl Controller {
         match event {
             ControllerEvent::Nodes(change) => self.watched(change, now),
             ControllerEvent::Subnets(change) => self.watched(change, now),
-            ControllerEvent::Routes(change) => self.routes_watched(change, now),
+            ControllerEvent::Routes(change) => {
+                self.routes_watched(change, now);
+                let is_listed = self.cache.routes.is_listed_since(self.won);
+                self.cache.awaits_routes &= !is_listed;
+            }
             ControllerEvent::FrrConfigurations(change) => {
                 self.routes_watched(change, now);
-                self.cache.awaits_frr_configurations &= !self.cache.frr_configurations.is_listed();
+                let is_listed = self.cache.frr_configurations.is_listed_since(self.won);
+                self.cache.awaits_frr_configurations &= !is_listed;
             }
             ControllerEvent::NoFrrConfigurations => {
                 self.cache.awaits_frr_configurations = false;
@@ -334,6 +342,9 @@ impl Controller {
             Leadership::Leading(term) => match &mut self.leader {
                 Some(leader) if leader.term.id == term.id => leader.renewed(term),
                 _ => {
+                    self.won = now.mono;
+                    self.cache.awaits_routes = !Mutation::EarlierRoutesNotListed.is_on();
+                    self.cache.awaits_frr_configurations = self.settings.frr.is_some();
                     self.leader = Some(Leader::new(term, &self.settings, now));
                 }
             },

@@ -54,6 +54,9 @@ pub enum Purpose {
     /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate. `urgent` is true if the
     /// node waits for the write
     Subnet { name: NodeName, urgent: bool },
+    /// A list of all objects of a kind that list the ranges of nodes. No block is deleted before it is in the cache,
+    /// because earlier leaders may have written objects that the watch has not shown
+    ListRoutes(ObjectKind),
     /// A write or a read of the object of this kind that lists the ranges of a node: its NodeRoutes or FRRConfiguration
     Routes { kind: ObjectKind, name: NodeName },
     /// The list of a deleted node's pods. It is the last check before the node's podCIDRs become free
@@ -111,11 +114,12 @@ impl Purpose {
             Purpose::Taints { .. } | Purpose::Exhausted { .. } | Purpose::Evict { .. } => {
                 "exhaustion"
             }
-            Purpose::Routes {
+            Purpose::ListRoutes(ObjectKind::FrrConfiguration)
+            | Purpose::Routes {
                 kind: ObjectKind::FrrConfiguration,
                 ..
             } => "frr_configuration",
-            Purpose::Routes { .. } => "routes",
+            Purpose::ListRoutes(_) | Purpose::Routes { .. } => "routes",
             Purpose::LeakPods { .. } => "leaks",
             Purpose::Block { .. } | Purpose::BlockPods { .. } => "block",
             Purpose::Quarantine { .. } => "quarantine",

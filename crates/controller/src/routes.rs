@@ -60,6 +60,9 @@ pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
 
     fn cached(cache: &ClusterCache) -> &ObjectCache<Self>;
 
+    /// Returns whether the cache may lack objects that earlier leaders have written.
+    fn is_awaited(cache: &ClusterCache) -> bool;
+
     /// Returns the ranges that the object lists.
     fn ranges(&self) -> BTreeSet<Cidr>;
 
@@ -92,6 +95,9 @@ pub(crate) struct RouteLoop<K: RouteKind> {
     /// The value is what the request writes, if it is a write of a spec
     requests: InFlight<NodeName, Option<ObjectSpec>>,
     settings: K::Settings,
+    /// Has an entry while the list of all objects has to be requested
+    lists: Queue<()>,
+    is_listing: bool,
     /// Nodes whose objects have a name that an object of somebody else has, and the monotonic time of the next look
     foreign: BTreeMap<NodeName, Duration>,
     /// Nodes with a problem that an event has reported
@@ -104,6 +110,8 @@ impl<K: RouteKind> Default for RouteLoop<K> {
             queue: Queue::default(),
             requests: InFlight::default(),
             settings: K::Settings::default(),
+            lists: Queue::default(),
+            is_listing: false,
             foreign: BTreeMap::new(),
             problems: BTreeMap::new(),
         }
@@ -112,10 +120,14 @@ impl<K: RouteKind> Default for RouteLoop<K> {
 
 impl<K: RouteKind> Loop for RouteLoop<K> {
     fn load(&self) -> Load {
-        self.queue.load()
+        self.queue.load() + self.lists.load()
     }
 
     fn next(&mut self, cx: &mut Context) -> Option<(ApiRequest, Purpose)> {
+        if K::is_awaited(cx.cache) && self.lists.pop(cx.now.mono).is_some() {
+            self.is_listing = true;
+            return Some((ApiRequest::List(K::KIND), Purpose::ListRoutes(K::KIND)));
+        }
         work_off(self, |it| &mut it.queue, Self::look, cx)
     }
 
@@ -124,6 +136,12 @@ impl<K: RouteKind> Loop for RouteLoop<K> {
             self.requests.answered(name, answer);
             self.note_foreign(name, answer.outcome, cx);
             self.queue.add(name.clone());
+        }
+        if *answer.purpose == Purpose::ListRoutes(K::KIND) {
+            self.is_listing = false;
+            if K::is_awaited(cx.cache) {
+                self.lists.add_failed((), cx.now.mono);
+            }
         }
         AffectedLoops::default()
     }
@@ -139,6 +157,9 @@ impl<K: RouteKind> RouteLoop<K> {
 
     /// Queues all nodes, because a term has begun or all objects of the kind have been listed.
     pub(crate) fn requeue_all(&mut self, cache: &ClusterCache) {
+        if K::is_awaited(cache) && !self.is_listing {
+            self.lists.add(());
+        }
         let nodes = cache.nodes.iter().map(|it| &it.name);
         for name in nodes.chain(K::cached(cache).iter().map(|it| it.name())) {
             self.queue.add(name.clone());
@@ -276,10 +297,11 @@ fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeSet<Cidr> {
 }
 
 /// Returns whether the NodeRoutes or the FRRConfiguration of the node lists the range. As long as one does, the range
-/// must not become free. Until the FRRConfigurations are known, each of them may list the range.
+/// must not become free. Until the cache has all objects of earlier leaders, each range may be listed.
 pub(crate) fn is_routed(node: &NodeName, range: &Cidr, cache: &ClusterCache) -> bool {
     lists::<Routes>(node, range, cache)
         || lists::<FrrConfiguration>(node, range, cache)
+        || cache.awaits_routes
         || cache.awaits_frr_configurations
 }
 

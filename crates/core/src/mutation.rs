@@ -274,6 +274,8 @@ mutations! {
     ReleaseReportedBeforeStored,
     /// A block is reported as released while the routing daemon of its node may still announce it.
     ReleasedWhileAnnounced,
+    /// A new leader deletes blocks before it has listed the NodeRoutes of earlier leaders.
+    EarlierRoutesNotListed,
     /// The plugin gets its response before the store has written the result.
     AnsweredBeforeStored,
     /// An operation is answered as done although the disk has rejected its writes.

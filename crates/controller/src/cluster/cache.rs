@@ -28,11 +28,13 @@ pub struct ClusterCache {
     pub pools: ObjectCache<Pool>,
     /// NodeSubnets: the ranges of each node, and the report of its agent
     pub subnets: ObjectCache<Subnet>,
-    /// NodeRoutes: the routes of each node. Nothing is allocated by them, so the controller does not wait for their list
+    /// NodeRoutes: the routes of each node. Allocations do not depend on them, so their first list is not awaited
     pub routes: ObjectCache<Routes>,
     /// FRRConfigurations: what frr-k8s announces for each node. Only those of the controller are watched
     pub frr_configurations: ObjectCache<FrrConfiguration>,
-    /// Whether the FRRConfigurations are watched, and it is not known yet which there are
+    /// Whether `routes` may lack objects that earlier leaders have written
+    pub awaits_routes: bool,
+    /// The same for `frr_configurations`, if the controller writes any
     pub awaits_frr_configurations: bool,
     /// IPAMBlocks: range, pool and owner of each block
     pub blocks: ObjectCache<Block>,
@@ -92,7 +94,7 @@ impl ClusterCache {
         }
     }
 
-    /// Updates the addresses of nodes after a change of one Node.
+    /// Updates [`ClusterCache::node_addresses`] after one Node has changed.
     pub(crate) fn note_node(&mut self, delta: &ObjectUpdate<Node>) {
         if let Some(before) = &delta.before {
             self.node_addresses.remove(&before.addresses);

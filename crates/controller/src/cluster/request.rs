@@ -355,6 +355,10 @@ pub enum RequestOutcome {
     Subnets(Vec<Subnet>),
     /// The IPClaim that the API server returned to a read or a write.
     Claim(Claim),
+    /// All NodeRoutes, as the answer to a list.
+    RoutesList(Vec<Routes>),
+    /// All FRRConfigurations of the controller, as the answer to a list.
+    FrrConfigurations(Vec<FrrConfiguration>),
     /// All claims, as the answer to a list.
     Claims(Vec<Claim>),
     /// The IPAMBlock that the API server returned to a read or a write.

@@ -235,11 +235,15 @@ impl Writer {
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
             ObjectKind::Claim => listed(self.all(convert::claim).await, RequestOutcome::Claims),
-            // No loop asks for these lists: the watches deliver all objects.
-            ObjectKind::Routes => listed(self.all(convert::routes).await, |_| RequestOutcome::Gone),
+            ObjectKind::Routes => {
+                listed(self.all(convert::routes).await, RequestOutcome::RoutesList)
+            }
             ObjectKind::FrrConfiguration => {
                 let all = self.all(convert::frr_configuration).await;
-                listed(all, |_| RequestOutcome::Gone)
+                listed(all, |mut all| {
+                    all.retain(|it| it.is_ours);
+                    RequestOutcome::FrrConfigurations(all)
+                })
             }
             ObjectKind::Pod => listed(self.all(convert::pod).await, RequestOutcome::Pods),
         }

@@ -4,11 +4,11 @@
 use std::borrow::Borrow;
 
 use super::{CachedKind, Controller, Pending};
-use crate::Now;
 use crate::cluster::object_cache::{CacheMark, ListOutcome};
 use crate::cluster::objects::{Block, Claim, FrrConfiguration, Node, Pool, Routes, Subnet};
 use crate::cluster::request::{KnownObject, ObjectKind, Rejection, RequestId, RequestOutcome};
 use crate::reconcile::RequestAnswer;
+use crate::{Now, Purpose};
 use cadastre_core::mutation::Mutation;
 
 impl Controller {
@@ -60,6 +60,25 @@ impl Controller {
             RequestOutcome::Blocks(blocks) => return self.listed(blocks, sent, now),
             RequestOutcome::Pools(pools) => return self.listed(pools, sent, now),
             RequestOutcome::Claims(claims) => return self.listed(claims, sent, now),
+            RequestOutcome::RoutesList(routes) => {
+                let applied = self.listed(routes, sent, now);
+                self.cache.awaits_routes &= !applied;
+                return applied;
+            }
+            RequestOutcome::FrrConfigurations(objects) => {
+                let applied = self.listed(objects, sent, now);
+                self.cache.awaits_frr_configurations &= !applied;
+                return applied;
+            }
+            // The API server does not have the kind.
+            RequestOutcome::Rejected(Rejection::Missing)
+                if let Purpose::ListRoutes(kind) = &pending.purpose =>
+            {
+                match kind {
+                    ObjectKind::FrrConfiguration => self.cache.awaits_frr_configurations = false,
+                    _ => self.cache.awaits_routes = false,
+                }
+            }
             RequestOutcome::Rejected(Rejection::Missing) | RequestOutcome::Gone => {
                 match &pending.known {
                     Some((ObjectKind::Node, known)) => self.missing::<Node>(known, now),

@@ -60,6 +60,7 @@ impl Script {
             ..LeadershipTerm::of("1", Takeover::Clean)
         });
         script.leads();
+        script.list(Vec::new(), ControllerEvent::Routes);
         script.list_all(cluster);
         script
     }
@@ -78,6 +79,7 @@ impl Script {
         self.on(ControllerEvent::Answer(id, outcome));
     }
 
+    /// Delivers the lists of all watches except that of the NodeRoutes.
     pub(super) fn list_all(&mut self, cluster: Cluster) {
         for it in &cluster.subnets {
             self.subnets.insert(it.name.clone(), it.clone());
@@ -91,7 +93,11 @@ impl Script {
         self.list(cluster.pods, ControllerEvent::Pods);
     }
 
-    fn list<T>(&mut self, objects: Vec<T>, event: impl Fn(ObjectEvent<T>) -> ControllerEvent) {
+    pub(super) fn list<T>(
+        &mut self,
+        objects: Vec<T>,
+        event: impl Fn(ObjectEvent<T>) -> ControllerEvent,
+    ) {
         let asked = self.now.mono;
         self.on(event(ObjectEvent::Restarted { asked }));
         for object in objects {
@@ -139,8 +145,18 @@ impl Script {
     /// Answers all writes of NodeSubnets with success. Returns the name of each written NodeSubnet, with the blocks
     /// that it lists.
     pub(super) fn write_subnets(&mut self) -> Vec<(String, Vec<String>)> {
+        self.write_subnets_and(|_| {})
+    }
+
+    /// Does what [`Script::write_subnets`] does, and shows each request to `look`.
+    pub(super) fn write_subnets_and(
+        &mut self,
+        mut look: impl FnMut(&OutgoingRequest),
+    ) -> Vec<(String, Vec<String>)> {
         let mut written = Vec::new();
-        for OutgoingRequest { id, request, .. } in self.poll() {
+        for out in self.poll() {
+            look(&out);
+            let OutgoingRequest { id, request, .. } = out;
             let (name, spec) = match request {
                 ApiRequest::Create(name, ObjectSpec::Subnet(spec)) => (name, spec),
                 ApiRequest::Replace(known, ObjectSpec::Subnet(spec)) => (known.name, spec),

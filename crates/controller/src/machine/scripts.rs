@@ -7,7 +7,7 @@ use crate::cluster::objects::{AgentReport, BlockReport, MachineIdentity};
 use crate::cluster::request::{ObjectSpec, Rejection};
 use crate::demand::tests::{NOW, node, objects, subnet};
 use cadastre_api::AllocationMode;
-use cadastre_api::{AllocatedBlock, FirstBlock, NodeSubnetSpec};
+use cadastre_api::{AllocatedBlock, FirstBlock, NodeRoutesSpec, NodeSubnetSpec};
 use cadastre_core::Cidr;
 
 /// A time that is slightly longer than the agent grace of 45 s.
@@ -263,8 +263,9 @@ fn of_nested_blocks_a_machine_gets_the_outer_one_back() {
     assert_eq!(of_a.unwrap().1, [ONE], "{lists:?}");
 }
 
-#[test]
-fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it() {
+/// Returns a cluster in which a block belongs to node `a`, whose agent does not use it. No NodeSubnet lists the block,
+/// and the agent of node `b` uses it.
+fn with_block_of_another_agent() -> Cluster {
     let mut cluster = Cluster::new("10.0.0.0/26", vec![subnet("a", &[ONE], 0)]);
     // The IPAMBlock exists, but no NodeSubnet lists the block yet.
     cluster.subnets[0].spec = Ok(NodeSubnetSpec {
@@ -277,11 +278,58 @@ fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it(
     }));
     cluster.nodes.push(node("b"));
     cluster.subnets.push(using("b", &[]));
+    cluster
+}
+
+#[test]
+fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it() {
+    let cluster = with_block_of_another_agent();
     let mut script = Script::leading(cluster, Duration::from_secs(300));
     let early = script.write_subnets();
     assert!(early.iter().all(|(_, it)| it.is_empty()), "{early:?}");
     script.agents_report("b", &[ONE]);
     script.poll_for(|it| matches!(it, ApiRequest::Delete(ObjectKind::Block, _)));
+}
+
+#[test]
+fn no_block_is_deleted_before_the_noderoutes_of_earlier_leaders_are_listed() {
+    let is_deletion = |it: &ApiRequest| matches!(it, ApiRequest::Delete(ObjectKind::Block, _));
+    let mut script = Script::new(LeadershipTerm {
+        vacant: Duration::from_secs(300),
+        ..LeadershipTerm::of("1", Takeover::Clean)
+    });
+    script.list(Vec::new(), ControllerEvent::Routes);
+    script.pass(Duration::from_secs(1));
+    script.leads();
+    script.list_all(with_block_of_another_agent());
+    let mut list = None;
+    script.write_subnets_and(|it| {
+        if it.request == ApiRequest::List(ObjectKind::Routes) {
+            list = Some(it.id);
+        }
+    });
+    script.agents_report("b", &[ONE]);
+    let out = script.poll();
+    assert!(!out.iter().any(|it| is_deletion(&it.request)), "{out:?}");
+    let routes = Routes {
+        name: "a".into(),
+        uid: "routes".into(),
+        version: 8,
+        spec: NodeRoutesSpec {
+            destinations: vec![ONE.to_owned()],
+            ..NodeRoutesSpec::default()
+        },
+    };
+    let outcome = RequestOutcome::RoutesList(vec![routes.clone()]);
+    script.answer(list.expect("the list is requested"), outcome);
+    script.pass(Duration::from_secs(60));
+    script.leads();
+    let out = script.poll();
+    assert!(!out.iter().any(|it| is_deletion(&it.request)), "{out:?}");
+    script.on(ControllerEvent::Routes(ObjectEvent::Deleted(routes)));
+    script.pass(Duration::from_secs(60));
+    script.leads();
+    script.poll_for(is_deletion);
 }
 
 #[test]

@@ -27,6 +27,10 @@ impl RouteKind for FrrConfiguration {
         &cache.frr_configurations
     }
 
+    fn is_awaited(cache: &ClusterCache) -> bool {
+        cache.awaits_frr_configurations
+    }
+
     fn ranges(&self) -> BTreeSet<Cidr> {
         parsed(frr::prefixes(&self.spec))
     }

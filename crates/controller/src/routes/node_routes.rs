@@ -24,6 +24,10 @@ impl RouteKind for Routes {
         &cache.routes
     }
 
+    fn is_awaited(cache: &ClusterCache) -> bool {
+        cache.awaits_routes
+    }
+
     fn ranges(&self) -> BTreeSet<Cidr> {
         parsed(self.spec.destinations.iter().map(String::as_str))
     }
