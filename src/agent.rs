@@ -1,5 +1,6 @@
 //! `cadastre agent`: opens the sockets, starts the agent, and stops everything in order.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -69,13 +70,22 @@ pub(super) struct Args {
     )]
     socket: PathBuf,
 
-    /// File that records which pod has which address; it must survive reboots
+    /// File that records which pod has which address. It need not survive reboots, which end all pods, so it should be
+    /// in memory (tmpfs): then no ADD or DEL waits for a disk
     #[arg(
         long,
         env = "CADASTRE_STORE",
-        default_value = "/var/lib/cadastre/node.redb"
+        default_value = "/run/cadastre/node.redb"
     )]
     store: PathBuf,
+
+    /// File that records which ranges the node holds, and what its pods may have; it must survive reboots
+    #[arg(
+        long,
+        env = "CADASTRE_HOLDINGS",
+        default_value = "/var/lib/cadastre/holdings.json"
+    )]
+    holdings: PathBuf,
 
     /// Socket of the container runtime (CRI). The runtime's list of sandboxes proves leaks, and shows which addresses
     /// are in use if the store was lost. Without this flag, the agent only looks at network namespaces
@@ -281,7 +291,9 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     // The lock is taken before any port is opened. So if another agent runs on the node, the error names the lock and
     // not "address in use".
     let _only = OnlyOne::lock(folder(&args.cni_socket))?;
-    let is_locked = folder(&args.store) == folder(&args.cni_socket);
+    let mut unlocked = BTreeSet::from([folder(&args.store), folder(&args.holdings)]);
+    unlocked.remove(folder(&args.cni_socket));
+    let unlocked = unlocked.into_iter().map(Path::to_owned).collect();
     let AdminPort {
         registry,
         readiness,
@@ -365,7 +377,8 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let parts = AgentParts {
         client,
         store: args.store,
-        is_store_locked: is_locked,
+        holdings: args.holdings,
+        unlocked,
         ledger: ledger.clone(),
         cri: args.cri_socket,
         files,

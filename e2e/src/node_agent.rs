@@ -4,6 +4,7 @@
 //! There is no kubelet and no runtime, so a container is only a name that the caller chooses.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,10 +38,22 @@ const QUICK: [&str; 6] = [
     "1",
 ];
 
+/// Creates a folder in memory, as `/run` is on a machine.
+pub fn in_memory() -> Result<TempDir> {
+    let memory = Path::new("/dev/shm");
+    Ok(if memory.is_dir() {
+        tempfile::tempdir_in(memory)?
+    } else {
+        tempfile::tempdir()?
+    })
+}
+
 /// The agent of one node, with the folder that its machine would keep.
 pub struct NodeAgent {
     node: String,
     folder: TempDir,
+    /// The target of the link `run` in `folder`; it is removed with this value
+    _run: TempDir,
     logs: PathBuf,
     kubeconfig: PathBuf,
     /// The flags with which [`Self::start`] starts the agent, without those for the node's name and the paths
@@ -56,9 +69,13 @@ impl NodeAgent {
     }
 
     fn with(logs: &Path, kubeconfig: &Path, node: &str, flags: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let run = in_memory()?;
+        symlink(run.path(), folder.path().join("run"))?;
         Ok(Self {
             node: node.to_owned(),
-            folder: tempfile::tempdir()?,
+            folder,
+            _run: run,
             logs: logs.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
             flags: flags.iter().map(ToString::to_string).collect(),
@@ -87,6 +104,7 @@ impl NodeAgent {
             ("--cni-socket", self.plugin_socket()),
             ("--socket", self.socket()),
             ("--store", self.store()),
+            ("--holdings", self.holdings()),
         ] {
             args.extend([flag.to_owned(), path.display().to_string()]);
         }
@@ -116,7 +134,12 @@ impl NodeAgent {
 
     /// The path of the store, the file `node.redb`.
     pub fn store(&self) -> PathBuf {
-        self.folder().join("lib/node.redb")
+        self.folder().join("run/node.redb")
+    }
+
+    /// The path of the file with what the node holds.
+    pub fn holdings(&self) -> PathBuf {
+        self.folder().join("lib/holdings.json")
     }
 
     /// Sends a request as the CNI plugin does. If no agent answers, uses the store directly.

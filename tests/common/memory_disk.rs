@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cadastre_node::{Disk, Find, Store, StoreError};
+use cadastre_node::{Disk, Find, HoldingsDisk, HoldingsFile, Store, StoreError};
 
 use crate::rng::Rng;
 
@@ -26,6 +26,98 @@ pub enum Fate {
     Full(u64),
     /// From the n-th write or sync on, writes and syncs fail with an I/O error
     Fails(u64),
+}
+
+/// A fault of a [`MemoryFile`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileFate {
+    #[default]
+    Lasts,
+    /// Writes fail and change nothing
+    Fails,
+    /// Writes fail after the content was replaced, and before it survives a loss of power
+    FailsUnsynced,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    seen: Option<Vec<u8>>,
+    /// The content that survives any loss of power
+    synced: Option<Vec<u8>>,
+    fate: FileFate,
+}
+
+/// A small file in memory, which is replaced as a whole. Its clones share the content.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryFile(Arc<Mutex<FileState>>);
+
+impl MemoryFile {
+    pub fn holdings(&self) -> HoldingsFile {
+        HoldingsFile::new(Path::new("in memory"), self.clone())
+    }
+
+    pub fn set_fate(&self, fate: FileFate) {
+        self.0.lock().unwrap().fate = fate;
+    }
+
+    /// Replaces the content, which then survives any loss of power.
+    pub fn put(&self, content: &[u8]) {
+        let mut state = self.0.lock().unwrap();
+        (state.seen, state.synced) = (Some(content.to_vec()), Some(content.to_vec()));
+    }
+
+    /// Returns another file with the same content.
+    pub fn copy(&self) -> Self {
+        let copy = Self::default();
+        if let Some(content) = &self.0.lock().unwrap().seen {
+            copy.put(content);
+        }
+        copy
+    }
+
+    pub fn text(&self) -> String {
+        let content = self.0.lock().unwrap().seen.clone();
+        String::from_utf8(content.unwrap_or_default()).unwrap()
+    }
+
+    /// Loses power. A content that was not synced may be lost.
+    pub fn lose_power(&self, rng: &mut Rng) {
+        let state = &mut *self.0.lock().unwrap();
+        if rng.one_in(2) {
+            state.seen.clone_from(&state.synced);
+        } else {
+            state.synced.clone_from(&state.seen);
+        }
+        state.fate = FileFate::Lasts;
+    }
+}
+
+impl HoldingsDisk for MemoryFile {
+    fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().seen.clone())
+    }
+
+    fn replace(&self, content: &[u8]) -> io::Result<()> {
+        let state = &mut *self.0.lock().unwrap();
+        if state.fate == FileFate::Fails {
+            return Err(io::Error::from_raw_os_error(28)); // ENOSPC
+        }
+        state.seen = Some(content.to_vec());
+        if state.fate == FileFate::FailsUnsynced {
+            return Err(io::Error::from_raw_os_error(5)); // EIO
+        }
+        state.synced.clone_from(&state.seen);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let state = &mut *self.0.lock().unwrap();
+        if state.fate != FileFate::Lasts {
+            return Err(io::Error::from_raw_os_error(5)); // EIO
+        }
+        state.synced.clone_from(&state.seen);
+        Ok(())
+    }
 }
 
 #[derive(Clone, Debug)]

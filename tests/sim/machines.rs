@@ -156,6 +156,14 @@ impl Sim {
         }
     }
 
+    /// Makes a random host lose its power for a short time, unless that host is off.
+    pub fn reboot_some_host(&mut self) {
+        if let Some(id) = self.draw_host().filter(|_| self.has_faults) {
+            let length = self.rng.stretch(SECOND / 2, 40 * SECOND);
+            self.reboot_host(id, length);
+        }
+    }
+
     /// Makes a random host lose its store, unless that host is off.
     pub fn lose_some_store(&mut self) {
         if let Some(id) = self.draw_host() {

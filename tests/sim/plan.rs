@@ -70,6 +70,9 @@ pub struct Plan {
     pub withdrawing: u32,
     /// The chance that an agent is killed when it has just reported a range as withdrawn.
     pub fatal_reports: u32,
+    /// The chance, per change of the workload, that a host loses its power for a short time. If it is not 0, hosts also
+    /// often lose their power when their agent has just reported a block as released.
+    pub reboots: u32,
     /// The chance, per change of the workload, that a Node is deleted and registers again, and that its host loses its
     /// store.
     pub reborn: u32,
@@ -229,6 +232,7 @@ impl Plan {
             asking: 0,
             withdrawing: 0,
             fatal_reports: 0,
+            reboots: 0,
             reborn: 0,
             restore: None,
             agents: true,
@@ -279,6 +283,7 @@ impl Plan {
             | Scenario::Migrations
             | Scenario::Lending
             | Scenario::Withdrawals
+            | Scenario::Reboots
             | Scenario::Reborn => Plan {
                 blocks: 10_000,
                 agents: true,
@@ -376,6 +381,13 @@ impl Plan {
                 steady: true,
                 claims: 3_000,
                 ..plan.with_claims()
+            },
+            Scenario::Reboots => Plan {
+                reboots: 300,
+                steady: true,
+                tight: true,
+                settle_for: 450 * SECOND,
+                ..plan.with_busy_nodes()
             },
             Scenario::Reborn => Plan {
                 reborn: 300,

@@ -55,6 +55,9 @@ pub enum Scenario {
     /// Like [`Scenario::Agents`]. In addition, Nodes are deleted and register again, and then their hosts lose their
     /// stores.
     Reborn,
+    /// Like [`Scenario::Agents`] without lost stores. Hosts often lose their power for a short time, for example just
+    /// after a report.
+    Reboots,
 }
 
 /// What finds a mutation.
@@ -94,8 +97,8 @@ const fn unit(name: &'static str) -> Proof {
 pub fn proof(mutation: Mutation) -> Proof {
     use Scenario::{
         Agents, AsDrawn, AskingPods, BadClocks, Behind, Claims, Crowded, CrowdedBlocks, HandOvers,
-        Lending, Migrations, NoIntents, Probing, Reborn, Restored, Scarce, Strangers, Unclear,
-        Withdrawals,
+        Lending, Migrations, NoIntents, Probing, Reboots, Reborn, Restored, Scarce, Strangers,
+        Unclear, Withdrawals,
     };
     match mutation {
         // Mutations of the allocation of podCIDRs
@@ -333,13 +336,16 @@ pub fn proof(mutation: Mutation) -> Proof {
             unit("node::ledger::tests::addresses_of_unlisted_blocks_stay_assigned")
         }
         ReleaseReportedBeforeStored => sim(Agents, 1_000),
-        ReleasedWhileAnnounced => sim(Agents, 5_000),
-        AnsweredBeforeStored => sim(Agents, 3_000),
-        FailedWriteIgnored => sim(Agents, 5_000),
         EarlierRoutesNotListed => unit(
             "controller::machine::scripts::no_block_is_deleted_before_the_noderoutes_of_earlier_leaders_are_listed",
         ),
+        ReleasedWhileAnnounced => sim(Agents, 5_000),
+        AnsweredBeforeStored => sim(Agents, 3_000),
+        FailedWriteIgnored => sim(Agents, 5_000),
         CooldownIgnored => sim(Agents, 3_000),
+        RebootEndsCooldown => sim(Reboots, 5_000),
+        RangesRecordedLate => duplicate(Reboots, 10_000),
+        LostStoreTakenForReboot => sim(Agents, 5_000),
         ProbeSkipped => sim(Probing, 1_000),
         ConflictAssigned => sim(Probing, 1_000),
         ProbeOutlivesUse => sim(Probing, 2_000),

@@ -117,6 +117,9 @@ impl Sim {
         if self.plan.withdrawing > 0 && self.rng.chance(self.plan.withdrawing) {
             self.ask_of_node();
         }
+        if self.plan.reboots > 0 && self.rng.chance(self.plan.reboots) {
+            self.reboot_some_host();
+        }
         if self.plan.reborn > 0 && self.rng.chance(self.plan.reborn) {
             self.bear_again();
         }

@@ -1,7 +1,8 @@
 //! Carries out the effects that the state machine returns. The effects concern the store, the runtime, the API server,
 //! the node's files and the servers on the node's sockets.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ use crate::metrics::{AgentMetrics, figure};
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_daemon::telemetry::Readiness;
 use cadastre_node::store_thread::CallTimes;
-use cadastre_node::{Op, Snapshot, clock};
+use cadastre_node::{HoldingsFile, Op, Snapshot, clock};
 
 /// The time limit of a DEL for a leaked address.
 const FREE_LIMIT: Duration = Duration::from_secs(10);
@@ -43,8 +44,10 @@ pub struct AgentParts {
     pub client: Client,
     /// The path of the store's file
     pub store: PathBuf,
-    /// Whether this process already holds the lock on the store's directory
-    pub is_store_locked: bool,
+    /// The path of the file with the node's ranges and the notes on pods, which survives a reboot
+    pub holdings: PathBuf,
+    /// The folders of the store and of the holdings that this process has not locked yet
+    pub unlocked: BTreeSet<PathBuf>,
     /// Runs transactions on the store
     pub ledger: LedgerClient,
     /// The path of the container runtime's socket; `None` if the agent must not ask the runtime
@@ -53,7 +56,7 @@ pub struct AgentParts {
     pub files: KeptFiles,
     /// Writes the file for a routing daemon; `None` if there is none
     pub announcement: Option<Arc<Announcement>>,
-    /// Whether the agent adds routes to the pods of other nodes. If not, it removes those that it has added earlier
+    /// Whether the agent adds routes to the pods of other nodes. If false, the agent removes routes of an earlier run
     pub direct_routes: bool,
     /// Handles the requests of the CNI plugin and of gRPC clients
     pub service: Arc<Service>,
@@ -77,8 +80,10 @@ pub(super) struct Carrier {
     node: String,
     pub parts: AgentParts,
     leak_verifier: LeakVerifier,
-    /// Keeps other agent processes from using the store
-    store_lock: Option<OnlyOne>,
+    /// The file at [`AgentParts::holdings`]
+    holdings: HoldingsFile,
+    /// Keep other agent processes from using the folders of the store and of the holdings
+    locks: Vec<OnlyOne>,
     masquerade: Masquerade,
     tasks: JoinSet<anyhow::Result<AgentEvent>>,
 }
@@ -90,11 +95,13 @@ impl Carrier {
             node: node.clone(),
             runtime: parts.cri.as_deref().map(Runtime::new),
         };
+        let holdings = store::holdings_file(&parts.holdings);
         Self {
             node,
             parts,
+            holdings,
             leak_verifier,
-            store_lock: None,
+            locks: Vec::new(),
             masquerade: Masquerade::default(),
             tasks: JoinSet::new(),
         }
@@ -114,6 +121,7 @@ impl Carrier {
             wishes_end: adds_end.into_iter().chain(requests_end).min(),
             turned_away: state.turned_away.clone(),
             trouble: trouble.map(|refusal| refusal.text),
+            unrecorded: self.holdings.problem(),
             is_missing: is_open && !self.parts.store.exists(),
         }
     }
@@ -236,14 +244,15 @@ impl Carrier {
         }
         let ledger = self.parts.ledger.clone();
         let path = self.parts.store.clone();
+        let holdings = self.holdings.clone();
         let service = Arc::clone(&self.parts.service);
         let verifier = self.leak_verifier.clone();
         self.tasks.spawn(async move {
             let answer = match question {
                 StoreQuestion::Open => {
-                    let found = store::find(&path).await?;
+                    let found = store::find(&path, holdings.clone()).await?;
                     if matches!(found, StoreFound::Open) {
-                        ledger.open(&path)?;
+                        ledger.open(&path, holdings)?;
                     }
                     StoreAnswer::Opened(found)
                 }
@@ -256,9 +265,11 @@ impl Carrier {
                     known,
                     has_addresses_outside,
                 } => {
-                    let made = store::make(&path, holding, known, has_addresses_outside).await;
+                    let file = holdings.clone();
+                    let made =
+                        store::make(&path, file, holding, known, has_addresses_outside).await;
                     if made.is_ok() {
-                        ledger.open(&path)?;
+                        ledger.open(&path, holdings)?;
                     }
                     StoreAnswer::Made(made.map_err(|error| error.to_string()))
                 }
@@ -285,21 +296,18 @@ impl Carrier {
         Ok(None)
     }
 
-    /// Locks the store against other agent processes. Returns `None` if this process now has the lock. Returns the
-    /// reason if the lock cannot be used. Fails if another process has the lock.
+    /// Locks the store and the holdings against other agent processes. Returns `None` if this process now has the locks.
+    /// Returns the reason if a lock cannot be used. Fails if another process has a lock.
     fn lock_store(&mut self) -> anyhow::Result<Option<StoreFound>> {
-        if self.parts.is_store_locked || self.store_lock.is_some() {
-            return Ok(None);
-        }
-        let folder = self.parts.store.parent();
-        match OnlyOne::lock(folder.unwrap_or(Path::new("/"))) {
-            Ok(lock) => {
-                self.store_lock = Some(lock);
-                Ok(None)
+        while let Some(folder) = self.parts.unlocked.first() {
+            match OnlyOne::lock(folder) {
+                Ok(lock) => self.locks.push(lock),
+                Err(error @ SocketError::Taken { .. }) => return Err(error.into()),
+                Err(error) => return Ok(Some(StoreFound::Unclear(error.to_string()))),
             }
-            Err(error @ SocketError::Taken { .. }) => Err(error.into()),
-            Err(error) => Ok(Some(StoreFound::Unclear(error.to_string()))),
+            self.parts.unlocked.pop_first();
         }
+        Ok(None)
     }
 }
 

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
 use cadastre_node::{
-    AddressLedger as Tables, Op, OpError, OpErrorKind, OpOutcome, Snapshot, StorageFault,
-    StoreError,
+    AddressLedger as Tables, HoldingsFile, Op, OpError, OpErrorKind, OpOutcome, Snapshot,
+    StorageFault, StoreError,
 };
 
 /// A handle to the store. Clones are handles to the same store.
@@ -58,9 +58,10 @@ impl LedgerClient {
         Self(Arc::new(Mutex::new(State::Closed(why.to_owned()))))
     }
 
-    /// Opens the existing file at `path`. From now on operations use this file.
-    pub fn open(&self, path: &Path) -> std::io::Result<()> {
-        let (keeper, handle) = StoreThread::start(path, StoreSettings::default())?;
+    /// Opens the existing file at `path`. From now on operations use this file, and the node's ranges and the notes on
+    /// pods are copied to `holdings`.
+    pub fn open(&self, path: &Path, holdings: HoldingsFile) -> std::io::Result<()> {
+        let (keeper, handle) = StoreThread::start(path, holdings, StoreSettings::default())?;
         *self.lock() = State::Open {
             keeper,
             handle,
@@ -217,6 +218,7 @@ mod tests {
     use super::*;
     use crate::files::temp_folder;
     use crate::snapshot::testing::attachment;
+    use crate::store::holdings_file;
     use cadastre_node::{Store, clock};
 
     fn call() -> CallTimes {
@@ -232,7 +234,8 @@ mod tests {
         let path = temp_folder().join("node.redb");
         drop(Store::open(&path, Duration::ZERO).unwrap());
         let ledger = LedgerClient::closed("not yet");
-        ledger.open(&path).unwrap();
+        let holdings = holdings_file(&path.with_extension("json"));
+        ledger.open(&path, holdings).unwrap();
         ledger.look().await.unwrap();
         (ledger, path)
     }

@@ -112,9 +112,9 @@ pub const STARTING: &str = "this node's agent starts and has not opened its stor
 pub struct MachineSettings {
     /// The name of the Node; its NodeSubnet and NodeAddresses have the same name
     pub node: String,
-    /// The minimum interval between two publications of a status that is not urgent
+    /// The minimum interval between two writes of the status if no change is urgent
     pub publish_interval: Duration,
-    /// The minimum interval between two publications of the list of addresses
+    /// The minimum interval between two writes of the list of addresses if no change is urgent
     pub addresses_interval: Duration,
     /// How long an attachment must be a leak candidate before it may be released
     pub leak_grace: Duration,
@@ -236,6 +236,8 @@ pub struct AgentMachine {
     routes: RoutesReport,
     /// When an event last reported pods that were refused because the agent did not know them yet
     turned_away_at: Option<Duration>,
+    /// Whether the event about [`ServiceView::unrecorded`] was emitted
+    is_unrecorded_reported: bool,
     /// Whether the agent was last reported as ready, and why; `None` before the first report
     ready: Option<(bool, String)>,
 }
@@ -301,13 +303,14 @@ impl AgentMachine {
             announcer: settings.announces.then_some(Announcer::NEW),
             routes: RoutesReport::Off,
             turned_away_at: None,
+            is_unrecorded_reported: false,
             ready: None,
             settings,
         }
     }
 
-    /// Brings the actual state closer to the desired one. Returns the time since boot at which the next turn is due if
-    /// no event arrives earlier.
+    /// Decides what to do next, and appends it to `effects`. Returns the time since boot at which the next turn is due
+    /// if no event arrives earlier.
     pub fn turn(
         &mut self,
         serving: ServiceView,
@@ -324,6 +327,7 @@ impl AgentMachine {
             self.look_at = self.look_at.min(at + STORE_PAUSE);
         }
         self.report_turned_away(at, effects);
+        self.report_unrecorded(effects);
         let watched = &self.watched.namespaces;
         if watched.wake().is_some_and(|wake| wake <= at) {
             let due = self.watched_mut(PendingOffer::Changed).namespaces.due(at);

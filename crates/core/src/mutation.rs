@@ -282,6 +282,12 @@ mutations! {
     FailedWriteIgnored,
     /// A released address is assigned before its cooldown is over.
     CooldownIgnored,
+    /// After a reboot, addresses that were in use until then are assigned at once.
+    RebootEndsCooldown,
+    /// A change of the node's ranges is reported before it is on the disk.
+    RangesRecordedLate,
+    /// A store that was lost while pods run is made anew as if the node had rebooted, which ends all pods.
+    LostStoreTakenForReboot,
     /// An address is assigned without a probe, although its pool requires a probe.
     ProbeSkipped,
     /// An address that another host uses is assigned.

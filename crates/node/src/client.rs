@@ -81,7 +81,15 @@ fn on_store(
     wait: Duration,
 ) -> Result<Result<OpOutcome, OpError>, StoreError> {
     let mut store = Store::open_existing(path, wait)?;
-    store.transact(&clock::now(), |ledger| ledger.run_asked(op, asked))
+    let now = clock::now();
+    // On a disk the store survives a reboot, but then the agent has to run first. It records the new boot, so that it
+    // does not take the loss of a store for a reboot, which would end all assignments.
+    if store.transact_ops(&now, |ledger| ledger.is_of_earlier_boot())? {
+        return Err(StoreError::Busy {
+            what: "it is from before the last reboot, and no agent has run since",
+        });
+    }
+    store.transact_ops(&now, |ledger| ledger.run_asked(op, asked))
 }
 
 /// Why the agent did not answer. In each case it is certain that the agent will not begin the operation later, so the

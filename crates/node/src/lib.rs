@@ -35,9 +35,9 @@ pub mod wire;
 mod mutated;
 
 pub use ledger::{
-    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, Conflict, MOST_PROBES,
-    PendingWithdrawal, PoolCount, PoolProbes, ProbeRound, ProbeTargets, RememberedAttachment,
-    Snapshot,
+    AddressCounts, AddressLedger, AttachmentRecord, BlockCount, BlockState, Conflict, Holdings,
+    MOST_PROBES, PendingWithdrawal, PoolCount, PoolProbes, ProbeRound, ProbeTargets,
+    RememberedAttachment, Snapshot,
 };
 pub use limits::{AllowedRange, NetworkLimits};
 pub use ops::{
@@ -46,4 +46,6 @@ pub use ops::{
 };
 pub use pods::{OWN_INTERFACE, PodChoice, PodNote, PoolOrder};
 pub use storage_fault::{StorageFault, advice};
-pub use store::{Disk, Find, Store, StoreError, set_aside};
+pub use store::{
+    Disk, Find, HoldingsDisk, HoldingsDraft, HoldingsFile, Store, StoreError, set_aside,
+};

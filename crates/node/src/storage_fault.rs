@@ -1,6 +1,7 @@
 //! Errors of the storage below the ledger, with advice for administrators.
 
 use std::io;
+use std::path::PathBuf;
 
 /// Why the storage could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -8,6 +9,14 @@ pub enum StorageFault {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// What the node holds cannot be written to the disk. The store itself may be usable.
+    #[error("what this node holds cannot be recorded in {}: {error}", path.display())]
+    Unrecorded {
+        /// Path of the file with what the node holds
+        path: PathBuf,
+        /// The error of the operating system
+        error: io::Error,
+    },
     /// The content of the file is inconsistent; the text says what is wrong.
     #[error("{0}")]
     Damaged(String),

@@ -4,6 +4,10 @@
 //! transaction, so that all of them together wait for the disk once. The requests are answered after the transaction is
 //! durable.
 //!
+//! What the node holds is copied to a file on a disk ([`HoldingsFile`]). Changes of the node's ranges wait for that disk,
+//! and so do the requests that come after them. Changes of the notes on pods are written by a second thread, and no
+//! request waits for it.
+//!
 //! The store thread closes the file after some time without work. So if the agent hangs, a CNI plugin can use the file
 //! directly. The use by two processes is safe for three reasons:
 //!
@@ -25,8 +29,11 @@ use super::clock;
 use super::ledger::AddressLedger;
 use super::ops::{Now, Op, OpError, OpOutcome};
 use super::storage_fault::StorageFault;
-use super::store::{Store, StoreError};
+use super::store::{HoldingsDraft, HoldingsFile, Store, StoreError};
 use cadastre_core::mutation::Mutation;
+
+/// The shortest pause between two writes of changed notes while the store thread has work.
+const NOTES_PAUSE: Duration = Duration::from_secs(3);
 
 /// Timeouts of the store thread, and maximum numbers of requests.
 #[derive(Clone, Debug)]
@@ -131,13 +138,34 @@ pub struct StoreHandle {
 impl StoreThread {
     /// Starts the thread. The thread opens the file at the first request, so the file must exist before the first
     /// request.
-    pub fn start(path: &Path, settings: StoreSettings) -> io::Result<(Self, StoreHandle)> {
+    /// Changes of the node's ranges and of the notes on pods are copied to `holdings`.
+    pub fn start(
+        path: &Path,
+        holdings: HoldingsFile,
+        settings: StoreSettings,
+    ) -> io::Result<(Self, StoreHandle)> {
         let (sender, requests) = sync_channel(settings.waiting);
         let (path, wait) = (path.to_owned(), settings.wait);
+        let (drafts, notes) = sync_channel(1);
+        let writer = holdings.clone();
+        let writer = thread::Builder::new()
+            .name("holdings".to_owned())
+            .spawn(move || {
+                for draft in notes {
+                    // The agent reports the problem (`HoldingsFile::problem`), and another draft follows.
+                    _ = writer.write(&draft);
+                }
+            })?;
+        let file = holdings.clone();
+        let open = move || Ok(Store::open_existing(&path, wait)?.recording(file.clone()));
         let work = Work {
             settings,
             requests,
-            worker: StoreWorker::new(move || Store::open_existing(&path, wait)),
+            worker: StoreWorker::new(open),
+            holdings,
+            drafts,
+            writer,
+            notes_at: Duration::ZERO,
         };
         let thread = thread::Builder::new().name("store".to_owned());
         let thread = thread.spawn(move || work.run())?;
@@ -181,6 +209,8 @@ impl StoreHandle {
 pub struct StoreRequest {
     /// `None` if the work has to be done even if no caller waits for the result
     call: Option<CallTimes>,
+    /// Whether the work is an [`Op`], which changes no ranges
+    is_op: bool,
     job: Box<dyn Step>,
 }
 
@@ -193,7 +223,20 @@ impl StoreRequest {
         let reply = move |result: Result<_, Arc<StoreError>>| {
             reply(result.unwrap_or_else(|error| Err(error.refusal())));
         };
-        Self::work(Some(call), work, reply)
+        Self {
+            is_op: true,
+            ..Self::work(Some(call), work, reply)
+        }
+    }
+
+    /// Makes the work run with the operations, in a transaction that does not wait for the disk. It must not change or
+    /// report the node's ranges.
+    #[must_use]
+    pub fn without_disk(self) -> Self {
+        Self {
+            is_op: true,
+            ..self
+        }
     }
 
     /// Returns a request for arbitrary work. If `call` is `None`, the work is done even if no caller waits for the
@@ -210,6 +253,7 @@ impl StoreRequest {
         };
         Self {
             call,
+            is_op: false,
             job: Box::new(job),
         }
     }
@@ -257,6 +301,12 @@ struct Work {
     settings: StoreSettings,
     requests: Receiver<StoreRequest>,
     worker: StoreWorker,
+    holdings: HoldingsFile,
+    /// To the thread that writes changed notes to `holdings`
+    drafts: SyncSender<HoldingsDraft>,
+    writer: JoinHandle<()>,
+    /// When changed notes may be written again, as a time since boot
+    notes_at: Duration,
 }
 
 impl Work {
@@ -274,10 +324,31 @@ impl Work {
                     let more = self.settings.group.saturating_sub(1);
                     group.extend(self.requests.try_iter().take(more));
                     self.worker.serve(group, clock::now);
+                    if clock::since_boot() >= self.notes_at {
+                        self.record_notes();
+                    }
                 }
-                Err(RecvTimeoutError::Timeout) => self.worker.close(),
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.record_notes();
+                    self.worker.close();
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        self.record_notes();
+        drop(self.drafts);
+        _ = self.writer.join();
+    }
+
+    /// Gives changed notes to the thread that writes them. If that thread still waits for the disk, they are given to
+    /// it later.
+    fn record_notes(&mut self) {
+        let now = clock::now();
+        self.notes_at = now.since_boot + NOTES_PAUSE;
+        if let Some(draft) = self.worker.stale_holdings(&now)
+            && self.drafts.try_send(draft).is_err()
+        {
+            self.holdings.set_stale();
         }
     }
 }
@@ -310,9 +381,29 @@ impl StoreWorker {
         self.store = None;
     }
 
-    /// Opens the file if necessary. Performs all requests whose callers still wait in one transaction, and then answers
-    /// all requests.
-    pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl FnOnce() -> Now) {
+    /// Opens the file if necessary. Performs the requests whose callers still wait, and then answers them: first all
+    /// operations in one transaction, then all other work in another one. The other work may change the node's ranges
+    /// and fail because of the disk, which must not concern the operations.
+    pub fn serve(&mut self, group: Vec<StoreRequest>, now: impl Fn() -> Now) {
+        let (ops, others): (Vec<_>, _) = group.into_iter().partition(|it| it.is_op);
+        for (part, are_ops) in [(ops, true), (others, false)] {
+            if !part.is_empty() {
+                self.serve_part(part, are_ops, &now);
+            }
+        }
+    }
+
+    /// Returns what has to be written to the file with what the node holds, if notes on pods have changed and the
+    /// worker has the store open.
+    pub fn stale_holdings(&mut self, now: &Now) -> Option<HoldingsDraft> {
+        let draft = self.store.as_mut()?.stale_holdings(now);
+        if draft.is_err() {
+            self.close();
+        }
+        draft.ok()?
+    }
+
+    fn serve_part(&mut self, group: Vec<StoreRequest>, are_ops: bool, now: impl Fn() -> Now) {
         let mut store = match self.store.take() {
             Some(store) => store,
             None => match (self.open)() {
@@ -322,13 +413,18 @@ impl StoreWorker {
         };
         let now = now();
         let mut group = still_waited_for(group, now.since_boot);
-        let done = store.transact(&now, |ledger| {
+        let work = |ledger: &mut AddressLedger<'_>| {
             group.iter_mut().try_for_each(|it| it.job.run(ledger))?;
             if Mutation::AnsweredBeforeStored.is_on() {
                 finish(mem::take(&mut group), &Ok(()));
             }
             Ok(())
-        });
+        };
+        let done = if are_ops {
+            store.transact_ops(&now, work)
+        } else {
+            store.transact(&now, work)
+        };
         if done.is_ok() {
             self.store = Some(store);
         }

@@ -82,7 +82,7 @@ async fn a_damaged_store_is_set_aside_and_made_anew_of_what_others_remember() {
     drop(file);
     machine.start();
     machine.ready().await;
-    let aside = machine.path("lib/node.redb.damaged-1");
+    let aside = machine.path("run/node.redb.damaged-1");
     assert!(aside.exists(), "{}", machine.log());
     assert!(
         machine
@@ -178,6 +178,7 @@ async fn a_node_that_loses_its_store_at_a_reboot_keeps_no_address_of_the_boot_be
         publishes(&api, "wiped-1", addresses).await;
         machine.stop().await;
         std::fs::remove_file(machine.store()).unwrap();
+        std::fs::remove_file(machine.holdings()).unwrap();
         // Pretends that the published objects were written in an earlier boot, because the test cannot change the boot
         // id.
         let status = json!({"agent": {"bootID": "earlier"}});

@@ -1,15 +1,15 @@
 //! The agent is killed, hangs, or is started twice. In other tests, the API server is down.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::time::Duration;
 
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::wait::until;
 use cadastre_node::{Op, OpErrorKind};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::{Machine, eventually, own_cluster, pool, publishes, start};
+use crate::{Machine, eventually, own_cluster, pool, publishes, start, uid};
 
 #[tokio::test]
 async fn killed_and_started_again_it_goes_on_where_it_was() {
@@ -116,6 +116,79 @@ async fn without_the_api_server_it_gives_takes_and_restarts() {
         Ok((word == "gives addresses\n").then_some(word))
     })
     .await;
+}
+
+#[tokio::test]
+async fn after_a_reboot_without_the_api_server_it_gives_from_the_ranges_that_it_had() {
+    let (mut cluster, api) = own_cluster().await;
+    pool(
+        &api,
+        "booted",
+        "10.57.0.0/24",
+        json!({"cooldownSeconds": 0}),
+    )
+    .await;
+    let mut machine = Machine::of_group(&cluster.control_plane, &api, "booted", &[]).await;
+    let first = machine.add("c1").await.unwrap();
+    publishes(&api, "booted-1", vec![first]).await;
+    cluster.control_plane.kill_apiserver().unwrap();
+    machine.stop().await;
+    // A reboot empties the memory-backed file system of the store, and ends all containers.
+    fs::remove_file(machine.store()).unwrap();
+    let holdings = fs::read_to_string(machine.holdings()).unwrap();
+    let mut holdings: Value = serde_json::from_str(&holdings).unwrap();
+    let boot = holdings["boot"].take();
+    holdings["boot"] = json!("earlier");
+    fs::write(machine.holdings(), holdings.to_string()).unwrap();
+    machine.start();
+    machine.serves_alone().await;
+    assert_eq!(machine.in_use().await, []);
+    machine.add("c2").await.unwrap();
+    let holdings = fs::read_to_string(machine.holdings()).unwrap();
+    assert!(holdings.contains(boot.as_str().unwrap()), "{holdings}");
+    // Within the boot, a missing store was lost: pods may use its addresses.
+    machine.stop().await;
+    fs::remove_file(machine.store()).unwrap();
+    machine.start();
+    let refusal = eventually("the agent answers", async || {
+        machine.agent().get("/healthz").await?;
+        Ok(machine.add("c3").await.err())
+    })
+    .await;
+    assert_eq!(refusal.why, OpErrorKind::Busy, "{refusal}");
+}
+
+#[tokio::test]
+async fn a_full_disk_holds_back_ranges_and_no_pod() {
+    let (api, mut machine) =
+        start("crammed", "10.58.0.0/24", json!({}), &["--add-wait", "0.5"]).await;
+    machine.add("c1").await.unwrap();
+    let (folder, aside) = (machine.path("lib"), machine.path("aside"));
+    fs::rename(&folder, &aside).unwrap();
+    fs::write(&folder, "").unwrap();
+    let mut more = 1;
+    let refusal = eventually("the block is full", async || {
+        more += 1;
+        Ok(machine.add(&format!("c{more}")).await.err())
+    })
+    .await;
+    assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
+    assert!(more > 8, "{more} pods fit into one block");
+    machine.del("c2").await;
+    machine.ask(Op::Status).await.unwrap();
+    let uid = uid(&api, "crammed-1").await;
+    let text = api.event(&uid, "RangesNotRecorded").await.unwrap();
+    assert!(text.contains("holdings.json"), "{text}");
+    assert!(machine.agent().ready().await.is_ok());
+    fs::remove_file(&folder).unwrap();
+    fs::rename(&aside, &folder).unwrap();
+    eventually("it has another block", async || {
+        Ok(machine.add("last").await.ok())
+    })
+    .await;
+    let kept = fs::read_to_string(machine.holdings()).unwrap();
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    assert!(kept["blocks"].as_array().unwrap().len() > 1, "{kept}");
 }
 
 #[tokio::test]

@@ -197,30 +197,38 @@ async fn a_second_agent_with_sockets_elsewhere_does_not_get_the_store() {
     let (_, machine) = start("one", "10.39.0.0/24", json!({}), &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let done = Command::new(binary().unwrap())
-        .args([
-            "agent",
-            "--admin-address",
-            "127.0.0.1:0",
-            "--node-name",
-            "one-1",
-            "--cni-socket",
-        ])
-        .arg(at("c.sock"))
-        .arg("--socket")
-        .arg(at("a.sock"))
-        .arg("--store")
-        .arg(machine.store())
-        .arg("--kubeconfig")
-        .arg(shared().await.0.control_plane.kubeconfig(ADMIN).unwrap())
-        .output()
-        .unwrap();
-    let text = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
-    assert_eq!(done.status.code(), Some(1), "{text}");
-    let lock = machine.path("lib/agent.lock");
-    assert!(
-        text.contains("another agent") && text.contains(lock.to_str().unwrap()),
-        "{text}"
-    );
+    // With its store elsewhere, the second agent would overwrite what the first one has recorded.
+    for (store, holdings, lock) in [
+        (machine.store(), at("holdings.json"), "run/agent.lock"),
+        (at("node.redb"), machine.holdings(), "lib/agent.lock"),
+    ] {
+        let done = Command::new(binary().unwrap())
+            .args([
+                "agent",
+                "--admin-address",
+                "127.0.0.1:0",
+                "--node-name",
+                "one-1",
+                "--cni-socket",
+            ])
+            .arg(at("c.sock"))
+            .arg("--socket")
+            .arg(at("a.sock"))
+            .arg("--store")
+            .arg(store)
+            .arg("--holdings")
+            .arg(holdings)
+            .arg("--kubeconfig")
+            .arg(shared().await.0.control_plane.kubeconfig(ADMIN).unwrap())
+            .output()
+            .unwrap();
+        let text = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{text}");
+        let lock = machine.path(lock);
+        assert!(
+            text.contains("another agent") && text.contains(lock.to_str().unwrap()),
+            "{text}"
+        );
+    }
     machine.add("c1").await.unwrap();
 }

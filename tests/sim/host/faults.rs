@@ -32,7 +32,7 @@ impl Sim {
             }
             75..85 => self.renew_sandbox(id),
             85..90 => self.lose_store(id),
-            90..93 => self.break_disk(id, length, what == 90),
+            90..93 => self.break_disk(id, length, what),
             _ => {
                 self.end_host(id);
                 self.log_host(id, || format!("machine {id} is off for good"));
@@ -67,7 +67,7 @@ impl Sim {
     }
 
     /// Powers the host off. It boots again after `length`.
-    fn reboot_host(&mut self, id: usize, length: Time) {
+    pub fn reboot_host(&mut self, id: usize, length: Time) {
         self.log_host(id, || format!("machine {id} loses its power"));
         self.machines.hosts[id].is_off = true;
         self.power_off_host(id);
@@ -84,12 +84,15 @@ impl Sim {
     fn power_off_host(&mut self, id: usize) {
         self.kill_process(id);
         let mut rng = Rng::new(self.rng.next());
+        let now = self.now;
         let host = self.host_mut(id);
         host.calls.clear();
         host.kubelet.power_off();
         host.announced.clear();
-        let disk = host.disk().map(|disk| disk.after_power_loss(&mut rng));
-        *host.slot.lock().unwrap() = disk;
+        // The store is in memory.
+        *host.slot.lock().unwrap() = None;
+        host.file.lose_power(&mut rng);
+        host.off_since.get_or_insert(now);
     }
 
     pub fn start_host(&mut self, id: usize) {
@@ -123,12 +126,15 @@ impl Sim {
         }
     }
 
-    /// Makes the disk full or broken for the time `length`.
-    fn break_disk(&mut self, id: usize, length: Time, is_full: bool) {
-        let until = self.now + length;
-        self.machines.hosts[id].disk_trouble = DiskTrouble { until, is_full };
-        let what = if is_full { "is full" } else { "fails" };
-        self.log_host(id, || format!("the disk of machine {id} {what}"));
+    /// Makes the disk full or broken for the time `length`, or the memory-backed file system full.
+    fn break_disk(&mut self, id: usize, length: Time, what: u64) {
+        let trouble = DiskTrouble {
+            until: self.now + length,
+            is_full: what != 91,
+            is_of_store: what == 92,
+        };
+        self.machines.hosts[id].disk_trouble = trouble;
+        self.log_host(id, || format!("machine {id} has {trouble:?}"));
     }
 
     /// Deletes the store's file, unless the store is in use.

@@ -26,7 +26,7 @@
 //! - A store is lost only while no sandbox is being set up, because only the store knows an address that was just
 //!   assigned. Stores are never damaged. They are never replaced by an older copy, either: docs/backup.md says that
 //!   agents do not notice such a copy.
-//! - After a failed sync, the next sync writes the same data. A real kernel may have dropped that data.
+//! - The store is in memory and is lost with the power. A store on a disk is left out.
 //! - podCIDRs of foreign allocators are used, but nothing is checked about their addresses.
 //! - Second networks, static pods, pools for some pods or namespaces only, requested addresses, GC and CHECK of CNI,
 //!   files and masquerading are left out.
@@ -51,7 +51,7 @@ use cadastre_core::{Addr, Cidr};
 use cadastre_node::Now;
 
 use super::clock::{Clocks, Time};
-use super::memory_disk::{Fate, MemoryDisk};
+use super::memory_disk::{Fate, FileFate, MemoryDisk, MemoryFile};
 use super::run::Sim;
 
 pub use kubelet::KubeletAct;
@@ -84,19 +84,32 @@ pub struct Held {
     pub released: bool,
 }
 
-/// A time in which writes to the disk fail.
+/// A time in which writes fail, either to the disk or to the memory-backed file system of the store.
 #[derive(Clone, Copy, Debug, Default)]
 struct DiskTrouble {
     until: Time,
     /// Whether the disk is full. Otherwise writes and syncs fail with an I/O error
     is_full: bool,
+    /// Whether the store cannot be written. Otherwise it is the file with what the node holds
+    is_of_store: bool,
 }
 
 impl DiskTrouble {
-    /// Returns how the disk treats an operation of the store at time `now`. While the disk has trouble, the `nth` write
-    /// and all later writes fail.
+    /// Returns what happens to writes of the file with what the node holds at time `now`.
+    fn file_fate(self, now: Time) -> FileFate {
+        if now >= self.until || self.is_of_store {
+            FileFate::Lasts
+        } else if self.is_full {
+            FileFate::Fails
+        } else {
+            FileFate::FailsUnsynced
+        }
+    }
+
+    /// Returns what happens to an operation of the store at time `now`. While the store cannot be written, the `nth`
+    /// write and all later writes fail.
     fn fate(self, now: Time, nth: u64) -> Fate {
-        if now >= self.until {
+        if now >= self.until || !self.is_of_store {
             Fate::Lasts
         } else if self.is_full {
             Fate::Full(nth)
@@ -137,6 +150,10 @@ pub struct Host {
     /// The ranges that the routing daemon announces.
     pub announced: BTreeSet<Cidr>,
     slot: Slot,
+    /// The file with what the node holds. Unlike the store, it survives a loss of power.
+    file: MemoryFile,
+    /// When the host lost its power, until the store is read again.
+    off_since: Option<Time>,
     /// The agent's process if it runs.
     process: Option<Process>,
     incarnation: u32,
@@ -175,6 +192,8 @@ impl Host {
             given: BTreeMap::new(),
             announced: BTreeSet::new(),
             slot: Slot::default(),
+            file: MemoryFile::default(),
+            off_since: None,
             process: None,
             incarnation: 0,
             has_old_report: false,

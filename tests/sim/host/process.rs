@@ -14,10 +14,10 @@ use cadastre_agent::pods::Pods;
 use cadastre_agent::publish::WriteOutcome;
 use cadastre_agent::service::adding::{AskedAdd, ForBlock, ForPod, Probing};
 use cadastre_agent::shared::{ServiceState, WatchState};
-use cadastre_api::{AddressConflict, NodeAddressesSpec, NodeSubnetStatus};
+use cadastre_api::{AddressConflict, BlockStatus, NodeAddressesSpec, NodeSubnetStatus};
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_core::{Addr, Cidr};
-use cadastre_node::{OpError, ProbeRound, ProbeTargets, store_thread};
+use cadastre_node::{HoldingsFile, OpError, ProbeRound, ProbeTargets, store_thread};
 
 use super::feeds::Line;
 use super::settings;
@@ -78,6 +78,10 @@ pub struct Process {
     pub machine: AgentMachine,
     pub shown: Arc<WatchState>,
     pub desk: ServiceState,
+    /// The file with what the node holds, as this process knows it.
+    pub holdings: HoldingsFile,
+    /// When changed notes may be written to that file again.
+    pub notes_at: Time,
     /// The store while it is open; otherwise the reason why it is not.
     pub worker: Result<store_thread::StoreWorker, String>,
     /// The last error of the store's file.
@@ -109,6 +113,8 @@ impl Sim {
             machine: AgentMachine::new(settings, host.seed, &now),
             shown: Arc::default(),
             desk: ServiceState::default(),
+            holdings: host.file.holdings(),
+            notes_at: 0,
             worker: Err(STARTING.to_owned()),
             trouble: None,
             queue: Vec::new(),
@@ -194,10 +200,13 @@ impl Sim {
                     return Ok(());
                 };
                 process.closing = false;
-                if process.worked != worked {
+                if process.worked == worked {
+                    self.record_notes(id, &now);
+                    if let Some(Ok(worker)) = self.process(id).map(|it| &mut it.worker) {
+                        worker.close();
+                    }
+                } else {
                     self.close_when_idle(id);
-                } else if let Ok(worker) = &mut process.worker {
-                    worker.close();
                 }
                 return Ok(());
             }
@@ -239,6 +248,7 @@ impl Sim {
                 wishes_end: wishes_end.into_iter().chain(requests_end).min(),
                 turned_away: process.desk.turned_away.clone(),
                 trouble: process.trouble.clone(),
+                unrecorded: process.holdings.problem(),
                 is_missing: process.worker.is_ok() && !is_there,
             };
             let mut effects = Vec::new();
@@ -386,11 +396,12 @@ impl Sim {
         } = write;
         let name = self.machines.hosts[id].name.clone();
         let is_traced = self.trace.is_on();
-        let mut has_withdrawn = false;
+        let (mut has_withdrawn, mut has_released) = (false, false);
         let (text, event) = match writing {
             Writing::Status(version, status) => {
                 let text = is_traced.then(|| serde_json::to_string(&status).unwrap());
                 has_withdrawn = self.reports_more_withdrawn(&name, &status);
+                has_released = self.reports_more_released(&name, &status);
                 if self.reports_other_conflicts(&name, &status) {
                     self.machines.conflicts_changed = self.now;
                 }
@@ -447,6 +458,10 @@ impl Sim {
             let act = Box::new(ProcessAct::Tell(Box::new(event)));
             self.after(lag, Due::Process(id, incarnation, act));
         }
+        if has_released && self.has_faults && self.plan.reboots > 0 && self.rng.chance(3_000) {
+            let length = self.rng.stretch(SECOND, 60 * SECOND);
+            self.reboot_host(id, length);
+        }
         if has_withdrawn
             && self.has_faults
             && self.plan.fatal_reports > 0
@@ -471,6 +486,17 @@ impl Sim {
             all.iter().map(|it| it.address.clone()).collect()
         };
         addresses(before) != addresses(&status.conflicts)
+    }
+
+    /// Whether a status of the node reports blocks as released that the node's previous status did not report so.
+    fn reports_more_released(&self, name: &NodeName, status: &NodeSubnetStatus) -> bool {
+        let before = self.api.status_of(name);
+        let before = before.map_or(&[][..], |it| &it.blocks);
+        let released = |all: &[BlockStatus]| -> BTreeSet<String> {
+            let released = all.iter().filter(|it| it.released);
+            released.map(|it| it.uid.clone()).collect()
+        };
+        !released(&status.blocks).is_subset(&released(before))
     }
 
     /// Whether a status of the node reports ranges as withdrawn that the node's previous status did not report.

@@ -328,7 +328,7 @@ impl Sim {
         let (op, asked) = (call.op.clone(), call.asked);
         set_fate(&host.slot, fate);
         let done = open(&host.slot)
-            .and_then(|mut store| store.transact(&now, |ledger| ledger.run_asked(&op, asked)));
+            .and_then(|mut store| store.transact_ops(&now, |ledger| ledger.run_asked(&op, asked)));
         set_fate(&host.slot, Fate::Lasts);
         self.log_host(id, || format!("a plugin works alone: {}", outline(&op)));
         let result = match done {

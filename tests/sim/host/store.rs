@@ -14,14 +14,15 @@ use cadastre_controller::cluster::names::ObjectUid;
 use cadastre_core::{Addr, Cidr};
 use cadastre_node::store_thread::{self, CallTimes, StoreRequest};
 use cadastre_node::{
-    AddressLedger, BlockCount, BlockState, Op, OpError, Snapshot, Store, StoreError,
+    AddressLedger, BlockCount, BlockState, HoldingsFile, Now, Op, OpError, Snapshot, Store,
+    StoreError,
 };
 
 use super::process::{Out, ProcessAct};
 use super::{Held, Key, Slot};
 use crate::checks::Verdict;
 use crate::clock::{MS, SECOND, Time};
-use crate::memory_disk::{Fate, MemoryDisk};
+use crate::memory_disk::{Fate, FileFate, MemoryDisk};
 use crate::run::Sim;
 
 /// After this time without work, the agent closes the store's file.
@@ -30,6 +31,9 @@ const IDLE: Time = SECOND;
 const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 const PATH: &str = "in memory";
+
+/// The shortest pause between two writes of changed notes while the store thread has work.
+const NOTES_PAUSE: Time = 3 * SECOND;
 
 pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
     let disk: Option<MemoryDisk> = slot.lock().unwrap().clone();
@@ -44,6 +48,27 @@ pub(super) fn set_fate(slot: &Slot, fate: Fate) {
     if let Some(disk) = &*slot.lock().unwrap() {
         disk.set_fate(fate);
     }
+}
+
+/// Opens the store. If the host has rebooted since, makes the store from what the node held before. Returns whether it
+/// did that.
+fn find(slot: &Slot, holdings: &HoldingsFile, fate: Fate, now: &Now) -> Result<bool, StoreError> {
+    let opened = open(slot);
+    if let Err(StoreError::Missing { .. }) = &opened
+        && let Some(before) = holdings.before_reboot(now).unwrap()
+    {
+        let disk = MemoryDisk::default();
+        disk.set_fate(fate);
+        let store = disk.create()?;
+        store
+            .recording(holdings.clone())
+            .transact(now, |ledger| ledger.restore(&before))?;
+        disk.set_fate(Fate::Lasts);
+        *slot.lock().unwrap() = Some(disk);
+        return Ok(true);
+    }
+    opened?.recording(holdings.clone()).record_ranges(now)?;
+    Ok(false)
 }
 
 fn trouble(error: &StoreError) -> StoreTrouble {
@@ -119,23 +144,28 @@ impl Sim {
         } else {
             self.host(id).disk_trouble.fate(self.now, at)
         };
+        let file_fate = self.file_fate(id, dies);
+        let virtual_now = self.now;
         let host = self.host_mut(id);
         let disk = host.disk();
         let Some(process) = &mut host.process else {
             return Ok(());
         };
         set_fate(&host.slot, fate);
+        host.file.set_fate(file_fate);
         let queue = std::mem::take(&mut process.queue);
         let syncs = disk.as_ref().map_or(0, MemoryDisk::syncs);
         if let Ok(worker) = &mut process.worker {
-            worker.serve(queue, || now);
+            worker.serve(queue, || now.clone());
         } else {
             let what = "the store is not open";
-            store_thread::StoreWorker::new(|| Err(StoreError::Busy { what })).serve(queue, || now);
+            let mut worker = store_thread::StoreWorker::new(|| Err(StoreError::Busy { what }));
+            worker.serve(queue, || now.clone());
         }
         process.worked += 1;
         if dies && let Some(disk) = &disk {
             // The process is killed during the transaction, so answers that the process has not sent are lost.
+            host.file.set_fate(FileFate::Lasts);
             *host.slot.lock().unwrap() = Some(disk.after_kill());
             let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
             self.kill_process(id);
@@ -151,6 +181,10 @@ impl Sim {
         }
         let out: Vec<Out> = std::mem::take(&mut *process.out.lock().unwrap());
         set_fate(&host.slot, Fate::Lasts);
+        if process.notes_at <= virtual_now {
+            self.record_notes(id, &now);
+        }
+        self.host(id).file.set_fate(FileFate::Lasts);
         self.close_when_idle(id);
         if disk.is_some_and(|disk| disk.syncs() != syncs) {
             self.mirror(id)?;
@@ -188,6 +222,33 @@ impl Sim {
         Ok(())
     }
 
+    /// Draws what happens to writes of the file with what the node holds. `dies` says whether the process is killed.
+    fn file_fate(&mut self, id: usize, dies: bool) -> FileFate {
+        match if dies { self.rng.below(3) } else { 0 } {
+            0 => self.host(id).disk_trouble.file_fate(self.now),
+            1 => FileFate::Fails,
+            _ => FileFate::FailsUnsynced,
+        }
+    }
+
+    /// Writes changed notes on pods to the file with what the node holds.
+    pub(super) fn record_notes(&mut self, id: usize, now: &Now) {
+        let fate = self.file_fate(id, false);
+        let at = self.now + NOTES_PAUSE;
+        let host = self.host_mut(id);
+        host.file.set_fate(fate);
+        if let Some(process) = &mut host.process
+            && let Ok(worker) = &mut process.worker
+        {
+            process.notes_at = at;
+            if let Some(draft) = worker.stale_holdings(now) {
+                // The agent reports the problem, and another draft follows.
+                _ = process.holdings.write(&draft);
+            }
+        }
+        host.file.set_fate(FileFate::Lasts);
+    }
+
     /// Schedules closing the file after [`IDLE`].
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.process(id);
@@ -204,21 +265,25 @@ impl Sim {
         let is_silent = self.has_faults && self.rng.chance(500);
         let at = self.rng.below(12);
         let fate = self.host(id).disk_trouble.fate(self.now, at);
+        let file_fate = self.file_fate(id, false);
         let host = self.host_mut(id);
         let slot = Arc::clone(&host.slot);
-        let worker = || {
-            let slot = Arc::clone(&slot);
-            store_thread::StoreWorker::new(move || open(&slot))
-        };
         let Some(process) = &mut host.process else {
             return Ok(());
         };
+        let holdings = process.holdings.clone();
+        let worker = || {
+            let (slot, holdings) = (Arc::clone(&slot), holdings.clone());
+            store_thread::StoreWorker::new(move || Ok(open(&slot)?.recording(holdings.clone())))
+        };
         set_fate(&slot, fate);
+        host.file.set_fate(file_fate);
         let mut is_new = false;
         let answer = match question {
-            StoreQuestion::Open => StoreAnswer::Opened(match open(&slot) {
-                Ok(_) => {
+            StoreQuestion::Open => StoreAnswer::Opened(match find(&slot, &holdings, fate, &now) {
+                Ok(is_made) => {
                     process.worker = Ok(worker());
+                    is_new = is_made;
                     StoreFound::Open
                 }
                 Err(StoreError::Missing { .. }) => StoreFound::Nothing,
@@ -242,8 +307,8 @@ impl Sim {
             } => {
                 let disk = MemoryDisk::default();
                 disk.set_fate(fate);
-                let made = disk.create().and_then(|mut store| {
-                    store.transact(&now, |ledger| {
+                let made = disk.create().and_then(|store| {
+                    store.recording(holdings.clone()).transact(&now, |ledger| {
                         ledger.rebuild(&holding, &known, has_addresses_outside)
                     })
                 });
@@ -268,6 +333,7 @@ impl Sim {
             process.machine.on(AgentEvent::Answer(answer), &now);
         }
         set_fate(&slot, Fate::Lasts);
+        self.host(id).file.set_fate(FileFate::Lasts);
         if !is_new {
             return Ok(());
         }
@@ -284,11 +350,13 @@ impl Sim {
         let request = StoreRequest::work(None, look, move |result: Result<_, Arc<StoreError>>| {
             *out.lock().unwrap() = result.ok();
         });
+        let request = request.without_disk();
         if let Some(Ok(worker)) = host.process.as_mut().map(|process| &mut process.worker) {
-            worker.serve(vec![request], || now);
+            worker.serve(vec![request], || now.clone());
         } else {
             let slot = Arc::clone(&host.slot);
-            store_thread::StoreWorker::new(move || open(&slot)).serve(vec![request], || now);
+            store_thread::StoreWorker::new(move || open(&slot))
+                .serve(vec![request], || now.clone());
         }
         taken.lock().unwrap().take()
     }
@@ -338,7 +406,8 @@ impl Sim {
                 agent.given.insert(given.address, key);
             }
         }
-        let now = self.now;
+        // After a reboot the addresses of all sandboxes are free since the power was lost.
+        let now = agent.off_since.take().unwrap_or(self.now);
         let cooldown = |addr: &Addr, of: &Key| {
             let mut blocks = snapshot.blocks.iter();
             let block = blocks.find(|block| block.cidr == of.0);

@@ -41,6 +41,11 @@ pub struct FileError {
 }
 
 impl FileError {
+    /// Returns the error of the operating system, without the path and the advice.
+    pub(crate) fn into_error(self) -> io::Error {
+        self.error
+    }
+
     pub(crate) fn at<'a>(
         what: &'static str,
         path: &'a Path,
@@ -59,8 +64,14 @@ pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileErro
     if is_same(path, bytes, mode) {
         return Ok(false);
     }
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
+    replace(path, bytes, mode)?;
+    Ok(true)
+}
+
+/// Replaces a file, even if it has these bytes already. Creates the file's directory if it is missing. Once this
+/// function has returned, the new content survives a loss of power.
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    let folder = folder(path);
     fs::create_dir_all(folder).map_err(FileError::at("create", folder))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".temp");
@@ -73,8 +84,18 @@ pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<bool, FileErro
     written?;
     // A rename is durable only once the directory is synced.
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(FileError::at("sync", folder))?;
-    Ok(true)
+    synced.map_err(FileError::at("sync", folder))
+}
+
+/// Syncs a file and its directory, so that the present content survives a loss of power.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()?;
+    File::open(folder(path))?.sync_all()
+}
+
+fn folder(path: &Path) -> &Path {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Removes a file. Returns whether it existed.

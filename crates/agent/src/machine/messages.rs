@@ -1,4 +1,4 @@
-//! The messages of the machine. It receives events and answers, and returns questions and effects.
+//! The messages of the state machine. The machine receives events and answers, and returns questions and effects.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -80,6 +80,8 @@ pub struct ServiceView {
     pub turned_away: Option<String>,
     /// The error that keeps addresses from being assigned and released
     pub trouble: Option<String>,
+    /// The error that keeps changes of the node's ranges from being recorded on the disk
+    pub unrecorded: Option<String>,
     /// Whether the file of the open store does not exist any more
     pub is_missing: bool,
 }
@@ -251,7 +253,7 @@ pub enum AgentEffect {
         /// Whether the node gets its first range only when a pod needs it
         waits_for_pods: bool,
     },
-    /// Give these ranges to the routing daemon. The outcome is [`AgentEvent::Announced`]
+    /// Write the file for the routing daemon with these ranges. The outcome is [`AgentEvent::Announced`]
     Announce(Arc<NodeAllocation>),
     /// Update the nftables tables. The outcome is [`AgentEvent::Masqueraded`]
     Masquerade {
@@ -288,7 +290,7 @@ pub enum AgentEffect {
 /// An update of metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CountedEvent {
-    /// The content of the store
+    /// Set the numbers of addresses and blocks to those of this snapshot of the store
     Snapshot(Arc<Snapshot>),
     /// A leak was released
     Freed(LeakReason),
@@ -297,6 +299,6 @@ pub enum CountedEvent {
     PublishLag(Duration),
     /// A damaged store was found
     Damaged,
-    /// Whether the routing daemon was given the node's ranges at the last attempt
+    /// Whether the last attempt to pass the node's ranges to the routing daemon succeeded
     Announced(bool),
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tracing::{info, warn};
+
 use super::{AgentEffect, AgentMachine, Observed, STARTING};
 use crate::files::others::PodNetworkOwner;
 use crate::snapshot::assigns;
@@ -11,6 +13,8 @@ use cadastre_api::SERVED_BY_OTHERS;
 const TURNED_AWAY_PAUSE: Duration = Duration::from_secs(60);
 /// The reason of the events that report refused pods.
 const PODS_UNKNOWN: &str = "PodsUnknown";
+/// The reason of the event about a disk to which the node's ranges cannot be written.
+const RANGES_NOT_RECORDED: &str = "RangesNotRecorded";
 
 impl AgentMachine {
     /// Reports readiness if it has changed. While files or masquerade rules are being written, the last report stays.
@@ -90,6 +94,27 @@ impl AgentMachine {
     pub(super) fn report_turned_away_at(&self) -> Option<Duration> {
         self.serving.turned_away.as_ref()?;
         Some(self.turned_away_at? + TURNED_AWAY_PAUSE)
+    }
+
+    /// Emits an event when changes of the node's ranges can no longer be recorded on the disk, and logs the end of this
+    /// problem.
+    pub(super) fn report_unrecorded(&mut self, effects: &mut Vec<AgentEffect>) {
+        let is_reported = self.is_unrecorded_reported;
+        match &self.serving.unrecorded {
+            Some(problem) if !is_reported && self.node_uid().is_some() => {
+                let text = format!(
+                    "what this node holds cannot be recorded: {problem}. Until it can, the node gets no further range and releases none; addresses of its ranges are assigned as usual. Check the disk"
+                );
+                warn!("{text}");
+                self.is_unrecorded_reported = true;
+                self.emit_node_event(RANGES_NOT_RECORDED, text, effects);
+            }
+            None if is_reported => {
+                self.is_unrecorded_reported = false;
+                info!("what this node holds is recorded again");
+            }
+            _ => {}
+        }
     }
 
     /// Emits an event which reports that pods are refused because the agent does not know them. There is at most one

@@ -8,6 +8,7 @@ use super::super::storage_fault::StorageFault;
 use super::Stop;
 use super::claims;
 use super::decide::{is_excluded, no_block, pool_text, unknown_pod};
+use super::holdings::rest_left;
 use super::kv::{Kv, KvTable};
 use super::probes::{self, MOST_PROBES, ProbeState};
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, Cursor};
@@ -118,12 +119,13 @@ pub(crate) fn next(
     family: Family,
     search: &mut Search<'_>,
 ) -> Result<AddressChoice, Stop> {
-    let mut soonest: Option<u64> = None;
+    let mut soonest = rest_left(kv, search.now, cooldown_ms(pool))?;
+    let rests = soonest.is_some() && !search.is_probing_ahead;
     let mut after = None;
     let probed_before = search.to_probe.len();
     search.most = probed_before + MOST_PROBES;
     let conflicts_before = search.in_conflict.len();
-    while let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
+    while !rests && let Some(cidr) = kv.block_of(KvTable::Open, &pool.name, family, after)? {
         after = Some(cidr);
         let Some(block) = kv.block(cidr)? else {
             continue;
@@ -366,7 +368,10 @@ fn exactly(
         return Err(claims::not_in_blocks(add, addr, why));
     }
     let source = match kv.address(addr)? {
-        None => AddressSource::Requested,
+        None => match rest_left(kv, now, cooldown_ms(&pool))? {
+            Some(left) => return Err(cools(addr, left)),
+            None => AddressSource::Requested,
+        },
         Some(AddressRecord::Used { by, .. }) => {
             let pod = kv.record(&by)?.and_then(|record| record.pod);
             let whose = pod.map_or(format!("container {}", by.container_id), |pod| {
@@ -393,13 +398,7 @@ fn exactly(
             let its_own = pod.is_some_and(|pod| freed.was_of(pod));
             let left = freed.at.cooldown_left(now, cooldown_ms(&pool));
             if let Some(left) = left.filter(|_| !its_own) {
-                return Err(refuse(
-                    OpErrorKind::NotFree,
-                    format!(
-                        "{addr} was released lately and cools for another {}: try again then, or ask for another address.",
-                        seconds(left)
-                    ),
-                ));
+                return Err(cools(addr, left));
             }
             let (block, sequence) = (freed.block, freed.sequence);
             AddressSource::Freed { block, sequence }
@@ -420,6 +419,16 @@ fn exactly(
     }
     let given = describe(cidr, &block.pool, &usable, addr);
     Ok(AddressChoice { given, source })
+}
+
+fn cools(addr: Addr, left: u64) -> Stop {
+    refuse(
+        OpErrorKind::NotFree,
+        format!(
+            "{addr} was released lately and cools for another {}: try again then, or ask for another address.",
+            seconds(left)
+        ),
+    )
 }
 
 /// Returns the block that contains the address, if the node may assign from it.

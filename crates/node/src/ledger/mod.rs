@@ -17,6 +17,7 @@
 //! | `set_allocation` | records the node's ranges, and releases blocks |
 //! | `adopt` | records assignments that another component knows |
 //! | `withdrawals` | ranges that the controller takes back from the node |
+//! | `holdings` | what a node holds, which has to survive reboots |
 //! | `snapshot` | reads the whole content, for reports |
 //!
 //! # Order
@@ -32,6 +33,7 @@ mod choose;
 mod claims;
 mod decide;
 mod deletions;
+mod holdings;
 pub(super) mod kv;
 mod probes;
 mod record;
@@ -55,6 +57,8 @@ use record::full_name;
 use tables::{Read, Write};
 
 pub use adopt::RememberedAttachment;
+pub use holdings::Holdings;
+pub(crate) use holdings::{HoldingsPart, part_of};
 pub use probes::{Conflict, MOST_PROBES, PoolProbes, ProbeRound, ProbeTargets};
 pub use record::{AttachmentRecord, BlockState};
 pub use snapshot::{AddressCounts, BlockCount, PendingWithdrawal, PoolCount, Snapshot};
@@ -204,10 +208,33 @@ impl<'a> AddressLedger<'a> {
         remembered: &[RememberedAttachment],
         has_addresses_outside: bool,
     ) -> Result<Vec<RememberedAttachment>, StorageFault> {
+        self.record_boot()?;
         if has_addresses_outside {
             self.kv.put_addresses_outside(self.now)?;
         }
         self.take_over(allocation, remembered)
+    }
+
+    /// Reads what the node holds.
+    pub fn holdings(&self) -> Result<Holdings, StorageFault> {
+        holdings::read(self.kv, self.now)
+    }
+
+    /// Records the running boot. An agent does this before it assigns addresses.
+    pub fn record_boot(&mut self) -> Result<(), StorageFault> {
+        let stamp = self.kv.stamp(self.now)?;
+        self.kv.put_boot(self.now, stamp)
+    }
+
+    /// Returns whether the last boot that was recorded is over.
+    pub fn is_of_earlier_boot(&self) -> Result<bool, StorageFault> {
+        self.kv.is_of_earlier_boot(self.now)
+    }
+
+    /// Fills an empty ledger with what the node held before a reboot. No address is assigned before the cooldown of its
+    /// pool has passed since the boot, because the address may have been in use until the reboot.
+    pub fn restore(&mut self, holdings: &Holdings) -> Result<(), StorageFault> {
+        holdings::restore(self.kv, holdings, self.now)
     }
 
     /// Returns the notes on which pools and addresses the node's pods may have.

@@ -218,6 +218,12 @@ pub(crate) fn released_key(cidr: Cidr, uid: &str) -> Vec<u8> {
     [&cidr_key(cidr), uid.as_bytes()].concat()
 }
 
+/// Returns the CIDR and the UID of the released block with this key.
+pub(crate) fn released_of(key: &[u8]) -> Option<(Cidr, String)> {
+    let (cidr, uid) = key.split_at_checked(18)?;
+    Some((cidr_of(cidr)?, String::from_utf8(uid.to_vec()).ok()?))
+}
+
 pub(crate) fn cidr_of(key: &[u8]) -> Option<Cidr> {
     Cidr::new(address_of(key)?, *key.get(17)?)
 }

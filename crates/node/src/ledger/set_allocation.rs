@@ -6,6 +6,7 @@ use super::super::ops::Now;
 use super::super::storage_fault::StorageFault;
 use super::apply::forget;
 use super::choose::{cooldown_ms, terms};
+use super::holdings::rest_left;
 use super::kv::{Kv, KvMut, KvTable};
 use super::probes;
 use super::record::{AddressRecord, BlockRecord, BlockState, BootTime, cidr_key, released_key};
@@ -153,7 +154,7 @@ fn left_out(kv: &dyn Kv, cidr: Cidr, block: &BlockRecord) -> Result<Vec<IpRange>
     Ok(block.left_out(cidr, &never))
 }
 
-fn put_pools(kv: &mut dyn KvMut, pools: &[PoolTerms]) -> Result<(), StorageFault> {
+pub(super) fn put_pools(kv: &mut dyn KvMut, pools: &[PoolTerms]) -> Result<(), StorageFault> {
     let mut rank = 0u32;
     let mut names = BTreeSet::new();
     for pool in pools {
@@ -236,6 +237,9 @@ fn is_free(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, S
 /// Returns whether no address of a block is in use or cooling.
 fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
+    if rest_left(kv, now, cooldown)?.is_some() {
+        return Ok(false);
+    }
     let mut at = kv.address_from(cidr.first())?;
     while let Some(addr) = at.filter(|addr| cidr.contains_addr(*addr)) {
         match kv.address(addr)? {

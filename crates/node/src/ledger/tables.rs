@@ -21,10 +21,11 @@ use super::withdrawals::WithdrawalState;
 use cadastre_core::node_allocation::PoolTerms;
 use cadastre_core::{Addr, Cidr, Family};
 
-const NODE: &[u8] = b"node";
+pub(super) const NODE: &[u8] = b"node";
 const BOOT: &[u8] = b"boot";
 const SEQUENCE: &[u8] = b"sequence";
 const OUTSIDE: &[u8] = b"outside";
+const RESTS: &[u8] = b"rests";
 
 /// The latest boot that was recorded, with the number that the store has given to the boot.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -85,6 +86,11 @@ pub(crate) trait Read: Kv {
         Ok(boot.is_some_and(|boot| boot == now.boot))
     }
 
+    /// Returns the number of the boot in which the ledger was made from the holdings of an earlier boot.
+    fn rests(&self) -> Result<Option<u64>, StorageFault> {
+        self.json(KvTable::Meta, RESTS)
+    }
+
     /// Converts `now` to a time in which the boot is given by the store's number for it, and not by the kernel's ID.
     fn stamp(&self, now: &Now) -> Result<BootTime, StorageFault> {
         let boot = match self.json::<Boot>(KvTable::Meta, BOOT)? {
@@ -94,6 +100,12 @@ pub(crate) trait Read: Kv {
         };
         let ms = u64::try_from(now.since_boot.as_millis()).unwrap_or(u64::MAX);
         Ok(BootTime { boot, ms })
+    }
+
+    /// Returns whether a boot was recorded, and it is not the running one.
+    fn is_of_earlier_boot(&self, now: &Now) -> Result<bool, StorageFault> {
+        let boot: Option<Boot> = self.json(KvTable::Meta, BOOT)?;
+        Ok(boot.is_some_and(|boot| boot.id != now.boot))
     }
 
     fn record(&self, attachment: &Attachment) -> Result<Option<AttachmentRecord>, StorageFault> {
@@ -369,6 +381,10 @@ pub(crate) trait Write: KvMut {
 
     fn put_node(&mut self, uid: &str) -> Result<(), StorageFault> {
         self.put_json(KvTable::Meta, NODE, &uid)
+    }
+
+    fn put_rests(&mut self, boot: u64) -> Result<(), StorageFault> {
+        self.put_json(KvTable::Meta, RESTS, &boot)
     }
 
     /// Makes [`Read::has_addresses_outside`] return true until the next reboot, which ends all pods.

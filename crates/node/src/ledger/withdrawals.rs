@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::storage_fault::StorageFault;
 use super::choose::{cooldown_ms, terms};
+use super::holdings::rest_left;
 use super::kv::{Kv, KvMut, KvTable};
 use super::record::{AddressRecord, BootTime, cidr_key};
 use super::tables::{Read, Write};
@@ -124,6 +125,11 @@ fn put(kv: &mut dyn KvMut, range: Cidr, state: WithdrawalState) -> Result<(), St
 
 /// Returns whether no address of a range is in use or cooling. The addresses may belong to any block.
 fn is_empty(kv: &dyn Kv, range: Cidr, now: BootTime) -> Result<bool, StorageFault> {
+    let pools = kv.pools()?;
+    let longest = pools.iter().map(cooldown_ms).max().unwrap_or(0);
+    if rest_left(kv, now, longest)?.is_some() {
+        return Ok(false);
+    }
     let mut at = kv.address_from(range.first())?;
     while let Some(addr) = at.filter(|addr| range.contains_addr(*addr)) {
         match kv.address(addr)? {

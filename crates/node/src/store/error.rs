@@ -7,6 +7,9 @@ use std::time::Duration;
 use super::super::ops::{OpError, OpErrorKind};
 use super::super::storage_fault::{StorageFault, advice};
 
+/// The advice for errors of a file system for which there is no specific advice.
+const USUAL: &str = "See that its file system works, and the kernel's log.";
+
 /// Why a store cannot be used. After an error nothing has changed, with one exception: if the disk fails while a commit
 /// is made durable, the file can contain the commit when it is opened again.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +64,16 @@ pub enum StoreError {
         /// What is wrong with the file, as a clause of the message
         what: String,
     },
+    /// A change of the node's ranges cannot be written to the disk. ADD and DEL work all the same.
+    #[error("what this node holds cannot be recorded in {path}: {error}. {advice}")]
+    Unrecorded {
+        /// Path of the file with what the node holds
+        path: PathBuf,
+        /// What an administrator can do about the error
+        advice: &'static str,
+        /// The error of the operating system
+        error: io::Error,
+    },
     /// The file system reports an error.
     #[error("{path} cannot be {done}: {error}. {advice}")]
     Io {
@@ -81,8 +94,7 @@ impl StoreError {
         if error.kind() == io::ErrorKind::NotFound {
             return Self::Missing { path };
         }
-        let usual = "See that its file system works, and the kernel's log.";
-        let advice = advice(&error).unwrap_or(usual);
+        let advice = advice(&error).unwrap_or(USUAL);
         Self::Io {
             path,
             done,
@@ -94,6 +106,11 @@ impl StoreError {
     pub(super) fn fault(path: &Path, done: &'static str, fault: StorageFault) -> Self {
         match fault {
             StorageFault::Io(error) => Self::io(path, done, error),
+            StorageFault::Unrecorded { path, error } => Self::Unrecorded {
+                path,
+                advice: advice(&error).unwrap_or(USUAL),
+                error,
+            },
             StorageFault::Damaged(what) => Self::Damaged {
                 path: path.to_owned(),
                 what,
@@ -109,7 +126,10 @@ impl StoreError {
     /// Returns the error as the answer to an operation.
     pub fn refusal(&self) -> OpError {
         let why = match self {
-            Self::Missing { .. } | Self::Locked { .. } | Self::Busy { .. } => OpErrorKind::Busy,
+            Self::Missing { .. }
+            | Self::Locked { .. }
+            | Self::Busy { .. }
+            | Self::Unrecorded { .. } => OpErrorKind::Busy,
             Self::Exists { .. } | Self::Format { .. } | Self::Damaged { .. } | Self::Io { .. } => {
                 OpErrorKind::Store
             }

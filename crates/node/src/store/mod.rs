@@ -11,6 +11,7 @@
 mod checked;
 mod disk;
 mod error;
+mod holdings;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -20,10 +21,11 @@ use std::time::Duration;
 use std::{fs, io};
 
 use super::ledger::kv::{Kv, KvMut, KvTable};
-use super::ledger::{AddressLedger, RememberedAttachment, Snapshot};
+use super::ledger::{AddressLedger, Holdings, RememberedAttachment, Snapshot};
 use super::ops::{Now, Op, OpError, OpOutcome};
 use super::storage_fault::StorageFault;
 use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::NodeAllocation;
 use checked::Checked;
 use disk::LockedFile;
@@ -31,6 +33,7 @@ use tables::Tables;
 
 pub use disk::Disk;
 pub use error::StoreError;
+pub use holdings::{HoldingsDisk, HoldingsDraft, HoldingsFile};
 
 /// Version of the format of the tables.
 const FORMAT: u32 = 1;
@@ -50,6 +53,9 @@ pub struct Store {
     open: Option<Checked>,
     /// The file that was opened; `None` if the store is not in a file
     file: Option<FileId>,
+    /// Where changes of the node's ranges are written before they take effect; `None` only if they need not survive a
+    /// reboot, or if the ranges are not changed, as by the CNI plugin
+    holdings: Option<HoldingsFile>,
 }
 
 /// Device and inode number of a file.
@@ -96,6 +102,7 @@ impl Store {
             open: Some(open(path, &find, wait)?),
             find,
             file: disk::id(path),
+            holdings: None,
         };
         let fault = |fault| StoreError::fault(path, "opened", fault);
         let format = store.transact_tables(|tables| tables.get(KvTable::Meta, FORMAT_KEY))?;
@@ -130,6 +137,7 @@ impl Store {
             find,
             open: Some(checked),
             file: None,
+            holdings: None,
         };
         store.transact_tables(|tables| {
             tables.put(KvTable::Meta, FORMAT_KEY, &FORMAT.to_be_bytes())
@@ -143,12 +151,14 @@ impl Store {
     /// says whether pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]).
     pub fn rebuild(
         path: &Path,
+        holdings: HoldingsFile,
         allocation: &NodeAllocation,
         remembered: &[RememberedAttachment],
         has_addresses_outside: bool,
         now: &Now,
     ) -> Result<(Self, Vec<RememberedAttachment>), StoreError> {
         let made = Self::make(path, |store| {
+            store.holdings = Some(holdings);
             store.transact(now, |ledger| {
                 ledger.rebuild(allocation, remembered, has_addresses_outside)
             })
@@ -159,6 +169,60 @@ impl Store {
                 path: path.to_owned(),
             }),
         }
+    }
+
+    /// Creates a file from what the node held before a reboot. See [`AddressLedger::restore`].
+    pub fn after_reboot(
+        path: &Path,
+        file: &HoldingsFile,
+        holdings: &Holdings,
+        now: &Now,
+    ) -> Result<Self, StoreError> {
+        let made = Self::make(path, |store| {
+            store.holdings = Some(file.clone());
+            store.transact(now, |ledger| ledger.restore(holdings))
+        })?;
+        made.map(|((), store)| store)
+            .ok_or_else(|| StoreError::Exists {
+                path: path.to_owned(),
+            })
+    }
+
+    /// Makes the store write changes of the node's ranges to `file` before they take effect.
+    #[must_use]
+    pub fn recording(self, file: HoldingsFile) -> Self {
+        Self {
+            holdings: Some(file),
+            ..self
+        }
+    }
+
+    /// Writes the ranges to the file with what the node holds, unless the file has them already. Required before an
+    /// agent uses a store, because the last process may have been killed between the writes to the two files.
+    pub fn record_ranges(&mut self, now: &Now) -> Result<(), StoreError> {
+        let Some(file) = self.holdings.clone() else {
+            return Ok(());
+        };
+        let holdings = self.transact_ops(now, |ledger| ledger.holdings())?;
+        let recorded = file.read().ok().flatten();
+        let done = if recorded.is_some_and(|it| it.has_ranges_of(&holdings)) {
+            file.sync()
+        } else {
+            file.draft(&holdings).and_then(|draft| file.write(&draft))
+        };
+        done.map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
+        self.transact_ops(now, |ledger| {
+            ledger.record_boot()?;
+            Ok(())
+        })
+    }
+
+    /// Returns what has to be written to the file with what the node holds, if notes on pods have changed.
+    pub fn stale_holdings(&mut self, now: &Now) -> Result<Option<HoldingsDraft>, StoreError> {
+        let Some(file) = self.holdings.clone().filter(HoldingsFile::is_stale) else {
+            return Ok(None);
+        };
+        self.transact(now, |ledger| Ok(Some(file.draft(&ledger.holdings()?)?)))
     }
 
     /// Creates a file under a temporary name and fills it. The file gets its final name only when it is complete, so
@@ -189,13 +253,58 @@ impl Store {
     }
 
     /// Runs `work` on the ledger in one transaction. After an error nothing has changed, with one exception (see
-    /// [`StoreError`]).
+    /// [`StoreError`]). If the work changes the node's ranges, these are written to the disk before the transaction
+    /// ends.
     pub fn transact<T>(
         &mut self,
         now: &Now,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
-        self.transact_tables(|tables| work(&mut AddressLedger::new(tables, now)))
+        let is_ahead = self.holdings.as_ref().is_some_and(HoldingsFile::is_ahead);
+        self.transact_recorded(now, is_ahead, work)
+    }
+
+    /// Does what [`Self::transact`] does, for work that reports no ranges: it never waits for the disk, not even if
+    /// ranges have to be written again.
+    pub fn transact_ops<T>(
+        &mut self,
+        now: &Now,
+        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
+    ) -> Result<T, StoreError> {
+        self.transact_recorded(now, false, work)
+    }
+
+    fn transact_recorded<T>(
+        &mut self,
+        now: &Now,
+        records: bool,
+        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
+    ) -> Result<T, StoreError> {
+        let file = self.holdings.clone();
+        let mut is_recorded = false;
+        let result = self.transact_tables(|tables| {
+            let result = work(&mut AddressLedger::new(tables, now))?;
+            let Some(file) = &file else {
+                return Ok(result);
+            };
+            if tables.has_new_notes {
+                file.set_stale();
+            }
+            if records || tables.has_new_ranges {
+                if Mutation::RangesRecordedLate.is_on() {
+                    file.set_stale();
+                    return Ok(result);
+                }
+                let draft = file.draft(&AddressLedger::new(tables, now).holdings()?)?;
+                file.write_ranges(&draft)?;
+                is_recorded = true;
+            }
+            Ok(result)
+        })?;
+        if let Some(file) = file.filter(|_| is_recorded) {
+            file.set_ahead(false);
+        }
+        Ok(result)
     }
 
     /// Performs operations in one transaction. Each operation takes effect as a whole or not at all.

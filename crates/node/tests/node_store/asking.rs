@@ -15,6 +15,7 @@ use cadastre_node::{
     AddressAssignment, BlockState, Gc, Op, OpError, OpErrorKind, OpOutcome, Store, client, clock,
 };
 
+use crate::disk::MemoryFile;
 use crate::helpers::{NodeDir, WAIT, assigned, call, send};
 use crate::world::{add, attachment};
 
@@ -38,7 +39,12 @@ impl NodeDir {
     }
 
     fn store_thread(&self) -> (StoreThread, StoreHandle) {
-        StoreThread::start(&self.store(), StoreSettings::default()).unwrap()
+        StoreThread::start(
+            &self.store(),
+            MemoryFile::default().holdings(),
+            StoreSettings::default(),
+        )
+        .unwrap()
     }
 
     fn listen(&self) -> UnixListener {

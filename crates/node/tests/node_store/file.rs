@@ -15,6 +15,7 @@ use cadastre_node::{
     Add, Now, Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
 };
 
+use crate::disk::MemoryFile;
 use crate::helpers::{NodeDir, WAIT, assigned, call, run, send};
 use crate::world::{add, allocation, attachment};
 
@@ -81,8 +82,15 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             ..expected[0].clone()
         });
         let now = clock::now();
-        let (mut store, lost) =
-            Store::rebuild(&path, &allocation, &remembered, false, &now).unwrap();
+        let (mut store, lost) = Store::rebuild(
+            &path,
+            MemoryFile::default().holdings(),
+            &allocation,
+            &remembered,
+            false,
+            &now,
+        )
+        .unwrap();
         assert_eq!(lost.len(), 1);
         assert_eq!(lost[0].addresses, expected[0].addresses[..1]);
         for it in &expected {
@@ -99,7 +107,14 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             "{new} is in use"
         );
         drop(store);
-        let again = Store::rebuild(&path, &allocation, &remembered, false, &now);
+        let again = Store::rebuild(
+            &path,
+            MemoryFile::default().holdings(),
+            &allocation,
+            &remembered,
+            false,
+            &now,
+        );
         assert!(matches!(again.err(), Some(StoreError::Exists { .. })));
     }
 }
@@ -110,7 +125,14 @@ fn addresses_outside_of_the_ranges_of_a_new_store_count_until_the_next_boot() {
         let node = NodeDir::empty();
         let ranges = allocation(&["10.0.0.0/25"]);
         let now = clock::now();
-        let made = Store::rebuild(&node.store(), &ranges, &[], has_addresses_outside, &now);
+        let made = Store::rebuild(
+            &node.store(),
+            MemoryFile::default().holdings(),
+            &ranges,
+            &[],
+            has_addresses_outside,
+            &now,
+        );
         drop(made.unwrap());
         let mut store = Store::open_existing(&node.store(), WAIT).unwrap();
         let next_boot = Now {
@@ -134,7 +156,8 @@ fn concurrent_requests_never_get_the_same_address() {
         wait: WAIT,
         ..StoreSettings::default()
     };
-    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
+    let (store_thread, handle) =
+        StoreThread::start(&path, MemoryFile::default().holdings(), settings).unwrap();
     let all = Mutex::new(BTreeSet::new());
     let all = &all;
     let record = |answer| {
@@ -182,7 +205,15 @@ fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
     thread::sleep(Duration::from_millis(30));
     set_aside(&path).unwrap();
     let other = allocation(&["10.7.0.0/25", "fd07::/112"]);
-    let (new, _) = Store::rebuild(&path, &other, &[], false, &clock::now()).unwrap();
+    let (new, _) = Store::rebuild(
+        &path,
+        MemoryFile::default().holdings(),
+        &other,
+        &[],
+        false,
+        &clock::now(),
+    )
+    .unwrap();
     drop(old);
     thread::sleep(Duration::from_millis(30));
     drop(new);
@@ -200,7 +231,8 @@ fn an_idle_store_thread_closes_the_file_and_opens_it_again() {
         wait: Duration::from_millis(50),
         ..StoreSettings::default()
     };
-    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
+    let (store_thread, handle) =
+        StoreThread::start(&path, MemoryFile::default().holdings(), settings).unwrap();
     let ask = |op| send(&handle, op, call());
     let first = ask(Op::Add(add(1))).unwrap();
     let mut plugin = node.open();
@@ -238,7 +270,8 @@ fn requests_beyond_the_queue_are_rejected() {
         ..StoreSettings::default()
     };
     let lock = node.open();
-    let (store_thread, handle) = StoreThread::start(&path, settings).unwrap();
+    let (store_thread, handle) =
+        StoreThread::start(&path, MemoryFile::default().holdings(), settings).unwrap();
     let (sender, receiver) = channel();
     for n in 0..40 {
         let sender = sender.clone();

@@ -12,6 +12,7 @@ use cadastre_core::Addr;
 use cadastre_node::store_thread::{StoreSettings, StoreThread};
 use cadastre_node::{Attachment, Op, OpError, OpOutcome, Store, clock};
 
+use crate::disk::MemoryFile;
 use crate::helpers::{NodeDir, WAIT, assigned, attachments, call, run, seeded, send};
 use crate::rng::Rng;
 use crate::world::{add, attachment};
@@ -49,7 +50,8 @@ fn agent(path: &Path, own: u64) {
         wait: WAIT,
         ..StoreSettings::default()
     };
-    let (store_thread, handle) = StoreThread::start(path, settings).unwrap();
+    let (store_thread, handle) =
+        StoreThread::start(path, MemoryFile::default().holdings(), settings).unwrap();
     for n in 1..=6 {
         let handle = handle.clone();
         thread::spawn(move || {

@@ -14,6 +14,7 @@ mod crash;
 mod disk;
 mod file;
 mod helpers;
+mod holdings;
 mod kills;
 mod model;
 mod property;

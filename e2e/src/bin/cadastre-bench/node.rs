@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::node_agent::in_memory;
 use cadastre_e2e::process::Usage;
 use cadastre_e2e::scratch::Scratch;
 use comfy_table::Table;
@@ -39,7 +40,8 @@ pub async fn run() -> Result<()> {
     let busy = agents
         .agent("busy", &["--publish-interval", "0.02"])
         .await?;
-    let kinds = Kind::all(scratch.path(), &agent, &busy)?;
+    let run = in_memory()?;
+    let kinds = Kind::all(scratch.path(), run.path(), &agent, &busy)?;
 
     let head = [
         "pods",

@@ -45,16 +45,19 @@ impl Lab<'_> {
     ) {
         for is_lost in [false, true] {
             let one = &mut self.machines[0];
-            let store = one.var().join("lib/cadastre/node.redb");
+            // `/run` of the machine is visible only in its own mount namespace.
+            let pid = one.containerd().unwrap().pid();
+            let store = format!("/proc/{pid}/root/run/cadastre/node.redb");
+            let store = Path::new(&store);
             one.agent().unwrap().kill().await.unwrap();
             if is_lost {
                 create(self.stage, one, "stuck", "missing").await;
                 attached::failure(&self.stage.api, "stuck", "missing").await;
-                std::fs::remove_file(&store).unwrap();
+                std::fs::remove_file(store).unwrap();
             }
             one.start_agent().await.unwrap();
             if is_lost {
-                self.the_node_stays_ready_without(&store).await;
+                self.the_node_stays_ready_without(store).await;
             }
             create(self.stage, &self.machines[0], "passes", "backup,metering").await;
             self.running(all.len() + 1).await;

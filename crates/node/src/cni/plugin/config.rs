@@ -14,7 +14,7 @@ use crate::cni::error::{CniError, INVALID_CONFIG, INVALID_ENVIRONMENT};
 use cadastre_core::Addr;
 
 const SOCKET: &str = "/run/cadastre/cni.sock";
-const STORE: &str = "/var/lib/cadastre/node.redb";
+const STORE: &str = "/run/cadastre/node.redb";
 
 /// Where the CNI plugin finds the agent and the store, from the config or by default.
 #[derive(Debug, PartialEq, Eq)]

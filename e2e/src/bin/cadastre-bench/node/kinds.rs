@@ -29,9 +29,9 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Returns all programs to compare. The first one is the empty process. None of the programs has assigned an
+    /// Returns all programs to compare. The store of the plugin that has no agent is in the folder `memory`. The first one is the empty process. None of the programs has assigned an
     /// address before its first call.
-    pub fn all(folder: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
+    pub fn all(folder: &Path, memory: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
         let ranges = |data: &str| {
@@ -40,7 +40,7 @@ impl Kind {
                 "dataDir": folder.join(data),
             })
         };
-        let alone = folder.join("alone/node.redb");
+        let alone = memory.join("alone/node.redb");
         fill(&alone)?;
         Ok(vec![
             floor()?,

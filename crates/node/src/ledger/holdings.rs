@@ -1,0 +1,188 @@
+//! What a node holds: the part of the ledger that is needed after a reboot.
+//!
+//! No container survives a reboot, so the assignments need not survive it either. What the node has told the API server
+//! must survive: otherwise the node could assign an address of a block that it has released before the reboot. The
+//! notes on pods are kept as well, so that pods get addresses after a reboot while the API server is unavailable.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::ops::Now;
+use super::super::pods::PodNote;
+use super::super::storage_fault::StorageFault;
+use super::kv::{Kv, KvMut, KvTable};
+use super::record::{
+    BlockRecord, BlockState, BootTime, cidr_key, full_name, released_key, released_of,
+};
+use super::set_allocation::put_pools;
+use super::tables::{NODE, Read, Write};
+use super::withdrawals::WithdrawalState;
+use cadastre_core::Cidr;
+use cadastre_core::mutation::Mutation;
+use cadastre_core::node_allocation::PoolTerms;
+
+/// Version of the format of the file.
+const FORMAT: u32 = 1;
+
+/// A part of [`Holdings`]. The parts differ in when they have to be on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldingsPart {
+    /// Everything but the notes on pods: before anybody sees a change of it
+    Ranges,
+    /// The notes on pods: soon after a change
+    Notes,
+}
+
+/// Returns the part of the holdings that an entry of the tables belongs to; `None` if it belongs to no part.
+pub(crate) fn part_of(table: KvTable, key: &[u8]) -> Option<HoldingsPart> {
+    match table {
+        KvTable::Pools
+        | KvTable::Ranks
+        | KvTable::Blocks
+        | KvTable::ReleasedBlocks
+        | KvTable::Withdrawals => Some(HoldingsPart::Ranges),
+        KvTable::Meta if key == NODE => Some(HoldingsPart::Ranges),
+        KvTable::Pods => Some(HoldingsPart::Notes),
+        KvTable::Meta
+        | KvTable::Assigning
+        | KvTable::Open
+        | KvTable::Cursors
+        | KvTable::Addresses
+        | KvTable::Freed
+        | KvTable::Attachments
+        | KvTable::Deletions
+        | KvTable::Probes => None,
+    }
+}
+
+/// The ranges of a node and the notes on its pods, as a JSON file contains them.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Holdings {
+    format: u32,
+    #[serde(flatten)]
+    ranges: Ranges,
+    /// The notes on which pools and addresses the node's pods may have
+    #[serde(default)]
+    pods: Vec<PodNote>,
+}
+
+/// The part of [`Holdings`] that is on the disk before anybody sees a change of it.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+struct Ranges {
+    /// ID of the boot in which the file was written
+    boot: String,
+    /// UID of the Node to which the ranges are allocated; `None` if no allocation was recorded yet
+    node: Option<String>,
+    /// The settings of the pools, in order of preference
+    pools: Vec<PoolTerms>,
+    blocks: Vec<(Cidr, BlockRecord)>,
+    /// CIDR and UID of each block that was released lately, the oldest release first
+    released: Vec<(Cidr, String)>,
+    withdrawals: Vec<(Cidr, WithdrawalState)>,
+}
+
+impl Holdings {
+    /// Parses the content of a file. The text of an error is a clause that says what is wrong with the file.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let holdings: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if holdings.format == FORMAT {
+            return Ok(holdings);
+        }
+        Err(format!("its format is {}, not {FORMAT}", holdings.format))
+    }
+
+    /// Returns the content of the file.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StorageFault> {
+        let bytes = serde_json::to_vec_pretty(self);
+        bytes.map_err(|error| StorageFault::Damaged(format!("the holdings: {error}")))
+    }
+
+    /// Returns the ID of the boot in which the file was written.
+    pub fn boot(&self) -> &str {
+        &self.ranges.boot
+    }
+
+    /// Returns whether both have the same ranges and are of the same boot. The notes on pods may differ.
+    pub fn has_ranges_of(&self, other: &Self) -> bool {
+        self.ranges == other.ranges
+    }
+}
+
+/// Reads the holdings from the tables.
+pub(crate) fn read(kv: &dyn Kv, now: &Now) -> Result<Holdings, StorageFault> {
+    let ranges = Ranges {
+        boot: now.boot.clone(),
+        node: kv.node()?,
+        pools: kv.pools()?,
+        blocks: kv.blocks()?,
+        released: released(kv)?,
+        withdrawals: kv.withdrawals()?,
+    };
+    Ok(Holdings {
+        format: FORMAT,
+        ranges,
+        pods: kv.pod_notes()?,
+    })
+}
+
+fn released(kv: &dyn Kv) -> Result<Vec<(Cidr, String)>, StorageFault> {
+    let mut all = kv.released_blocks()?;
+    all.sort_unstable();
+    let unreadable = || StorageFault::Damaged("the key of a released block".to_owned());
+    let read = |(_, key): (u64, Vec<u8>)| released_of(&key).ok_or_else(unreadable);
+    all.into_iter().map(read).collect()
+}
+
+/// Fills an empty ledger with holdings from before a reboot. Because the ledger does not contain which addresses were
+/// in use until the reboot, each address counts as released at the time of the boot ([`rest_left`]).
+pub(crate) fn restore(
+    kv: &mut dyn KvMut,
+    holdings: &Holdings,
+    now: &Now,
+) -> Result<(), StorageFault> {
+    let Holdings { ranges, pods, .. } = holdings;
+    let stamp = kv.stamp(now)?;
+    kv.put_boot(now, stamp)?;
+    kv.put_rests(stamp.boot)?;
+    if let Some(uid) = &ranges.node {
+        kv.put_node(uid)?;
+    }
+    put_pools(kv, &ranges.pools)?;
+    for (cidr, block) in &ranges.blocks {
+        kv.put_block(*cidr, block)?;
+        let assigns = block.state == BlockState::Active;
+        kv.index(KvTable::Assigning, &block.pool, *cidr, assigns)?;
+        kv.index(KvTable::Open, &block.pool, *cidr, assigns)?;
+    }
+    for (cidr, uid) in &ranges.released {
+        let sequence = kv.take_sequence()?;
+        kv.put_json(
+            KvTable::ReleasedBlocks,
+            &released_key(*cidr, uid),
+            &sequence,
+        )?;
+    }
+    for (range, state) in &ranges.withdrawals {
+        kv.put_json(KvTable::Withdrawals, &cidr_key(*range), state)?;
+    }
+    for note in pods {
+        let key = full_name(&note.pod);
+        kv.put_json(KvTable::Pods, key.as_bytes(), note)?;
+    }
+    Ok(())
+}
+
+/// Returns for how many milliseconds no address without a record may be assigned or leave the node, because it may have
+/// been in use until the boot; `None` if this time is over, or if the ledger was not made from holdings in this boot.
+pub(crate) fn rest_left(
+    kv: &dyn Kv,
+    now: BootTime,
+    cooldown_ms: u64,
+) -> Result<Option<u64>, StorageFault> {
+    let left = cooldown_ms.checked_sub(now.ms).filter(|left| *left > 0);
+    if left.is_none() || kv.rests()? != Some(now.boot) || Mutation::RebootEndsCooldown.is_on() {
+        return Ok(None);
+    }
+    Ok(left)
+}

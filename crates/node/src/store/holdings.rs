@@ -1,0 +1,176 @@
+//! The file with what the node holds ([`Holdings`]). Unlike the store, it is on a disk and survives reboots.
+//!
+//! The store is complete and valid within a boot, and this file is a copy of a part of it. A change of the node's ranges
+//! is in this file before the store contains it, so nobody sees a change that a loss of power could undo. If the store
+//! then does not accept the change, the file is ahead of the store: [`HoldingsFile::is_ahead`]. It is written again
+//! before anybody reads the ranges. Changes of the notes on pods are written later, so that no operation waits for them.
+
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::super::ledger::Holdings;
+use super::super::ops::Now;
+use super::super::storage_fault::StorageFault;
+use cadastre_core::mutation::Mutation;
+
+/// A place on a disk for a small file, which is replaced as a whole. Tests implement it by disks that fail.
+pub trait HoldingsDisk: Debug + Send + Sync + 'static {
+    /// Returns the content; `None` if there is none
+    fn read(&self) -> io::Result<Option<Vec<u8>>>;
+    /// Replaces the content. Once this function has returned, the new content survives a loss of power. If it fails or
+    /// the power fails meanwhile, the old or the new content is there
+    fn replace(&self, content: &[u8]) -> io::Result<()>;
+    /// Waits until the present content survives a loss of power
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// The file with what the node holds. Clones are the same file.
+#[derive(Clone, Debug)]
+pub struct HoldingsFile(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    path: PathBuf,
+    disk: Box<dyn HoldingsDisk>,
+    written: Mutex<Written>,
+    drafts: AtomicU64,
+    is_stale: AtomicBool,
+    is_ahead: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Written {
+    /// The number of the newest draft that was written
+    number: u64,
+    /// Why the last draft could not be written
+    problem: Option<String>,
+}
+
+/// A content for the file, with its place in the order of contents.
+#[derive(Debug)]
+pub struct HoldingsDraft {
+    number: u64,
+    content: Vec<u8>,
+}
+
+impl HoldingsFile {
+    /// Returns the file on this disk. `path` is used only in messages.
+    pub fn new(path: &Path, disk: impl HoldingsDisk) -> Self {
+        Self(Arc::new(State {
+            path: path.to_owned(),
+            disk: Box::new(disk),
+            written: Mutex::default(),
+            drafts: AtomicU64::new(1),
+            is_stale: AtomicBool::new(false),
+            is_ahead: AtomicBool::new(false),
+        }))
+    }
+
+    /// Reads the file. Returns `None` if it does not exist. Returns an error, as a text for users, if it cannot be read
+    /// or if its content is damaged.
+    pub fn read(&self) -> Result<Option<Holdings>, String> {
+        let text = |what: String| format!("{}: {what}", self.0.path.display());
+        let content = self
+            .0
+            .disk
+            .read()
+            .map_err(|error| text(error.to_string()))?;
+        let holdings = content.map(|content| Holdings::parse(&content));
+        holdings.transpose().map_err(text)
+    }
+
+    /// Returns what the node held before the last reboot, if the file was written before it. After a reboot no container
+    /// runs, so a store that does not exist can be made from this. In all other cases a missing store was lost.
+    pub fn before_reboot(&self, now: &Now) -> Result<Option<Holdings>, String> {
+        let holdings = self.read()?;
+        let is_earlier = |it: &Holdings| it.boot() != now.boot;
+        Ok(holdings.filter(|it| is_earlier(it) || Mutation::LostStoreTakenForReboot.is_on()))
+    }
+
+    /// Writes changed ranges. Until [`Self::set_ahead`] is called with `false`, the file counts as ahead of the store,
+    /// except if the write has failed without effect.
+    pub(super) fn write_ranges(&self, draft: &HoldingsDraft) -> Result<(), StorageFault> {
+        let was_ahead = self.is_ahead();
+        self.set_ahead(true);
+        let written = self.write(draft);
+        let is_changed = || match self.0.disk.read() {
+            Ok(Some(content)) => content == draft.content,
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        if written.is_err() && !is_changed() {
+            self.set_ahead(was_ahead);
+        }
+        written
+    }
+
+    /// Writes a draft, unless a newer one was written. If this fails, the file is stale until a draft is written.
+    pub fn write(&self, draft: &HoldingsDraft) -> Result<(), StorageFault> {
+        let mut written = self.written();
+        if draft.number < written.number {
+            return Ok(());
+        }
+        self.checked(&mut written, self.0.disk.replace(&draft.content))?;
+        written.number = draft.number;
+        Ok(())
+    }
+
+    /// Waits until the content survives a loss of power. The process that wrote it may have been killed before that.
+    pub(super) fn sync(&self) -> Result<(), StorageFault> {
+        self.checked(&mut self.written(), self.0.disk.sync())
+    }
+
+    fn checked(&self, written: &mut Written, done: io::Result<()>) -> Result<(), StorageFault> {
+        written.problem = done.as_ref().err().map(ToString::to_string);
+        if done.is_err() {
+            self.set_stale();
+        }
+        done.map_err(|error| StorageFault::Unrecorded {
+            path: self.0.path.clone(),
+            error,
+        })
+    }
+
+    /// Returns the error with which the last write failed; `None` if it succeeded.
+    pub fn problem(&self) -> Option<String> {
+        let problem = self.written().problem.clone()?;
+        Some(format!("{}: {problem}", self.0.path.display()))
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        let written = self.0.written.lock();
+        written.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a draft of the file, which contains all changes so far.
+    pub(super) fn draft(&self, holdings: &Holdings) -> Result<HoldingsDraft, StorageFault> {
+        let content = holdings.to_bytes()?;
+        self.0.is_stale.store(false, Ordering::Relaxed);
+        Ok(HoldingsDraft {
+            number: self.0.drafts.fetch_add(1, Ordering::Relaxed),
+            content,
+        })
+    }
+
+    /// Returns whether notes on pods have changed since the last draft, or a draft could not be written.
+    pub(super) fn is_stale(&self) -> bool {
+        self.0.is_stale.load(Ordering::Relaxed)
+    }
+
+    /// Records that another draft has to be written.
+    pub(crate) fn set_stale(&self) {
+        self.0.is_stale.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the file may contain a change of ranges that the store does not contain.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.0.is_ahead.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_ahead(&self, is_ahead: bool) {
+        self.0.is_ahead.store(is_ahead, Ordering::Relaxed);
+    }
+}
