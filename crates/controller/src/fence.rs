@@ -332,7 +332,7 @@ impl Fence {
 /// Returns the versions that a watch must have reached to replace a list, and the earliest time at which the watch's
 /// own list may have been requested. Returns `None` if the Lease records no versions. Also returns `None` if the term
 /// follows a gap, because the API server may have been restored during the gap.
-fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
+pub(crate) fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
     let known = term.inherited.as_ref()?.known?;
     let since = term.answered_since;
     let is_ignored = Mutation::UnansweredTimeForgotten.is_on();

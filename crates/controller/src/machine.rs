@@ -24,7 +24,8 @@ use super::settings::ControllerSettings;
 use super::view::ControllerView;
 use super::{Now, Purpose};
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::lease::{Leadership, LeaseContent};
+use crate::cluster::intents::SeenVersions;
+use crate::cluster::lease::{Leadership, LeadershipTerm, LeaseContent};
 use crate::cluster::names::TermId;
 use crate::cluster::object_cache::{CacheMark, ObjectCache, ObjectUpdate};
 use crate::cluster::objects::{
@@ -33,6 +34,7 @@ use crate::cluster::objects::{
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, OutgoingRequest, RequestId, RequestOutcome,
 };
+use crate::fence::sufficient_versions;
 use crate::purpose::Step;
 use cadastre_core::mutation::Mutation;
 use cadastre_daemon::watch::ObjectEvent;
@@ -343,13 +345,24 @@ impl Controller {
                 Some(leader) if leader.term.id == term.id => leader.renewed(term),
                 _ => {
                     self.won = now.mono;
-                    self.cache.awaits_routes = !Mutation::EarlierRoutesNotListed.is_on();
-                    self.cache.awaits_frr_configurations = self.settings.frr.is_some();
+                    self.await_routes(&term);
                     self.leader = Some(Leader::new(term, &self.settings, now));
                 }
             },
             Leadership::Standby { .. } | Leadership::Released => self.leader = None,
         }
+    }
+
+    /// Records which kinds of routes have to be listed, because the watch may lack objects of earlier leaders.
+    fn await_routes(&mut self, term: &LeadershipTerm) {
+        let (seen, since) = sufficient_versions(term).unzip();
+        let seen: SeenVersions = seen.unwrap_or_default();
+        let since = since.unwrap_or_default();
+        self.cache.awaits_routes = is_behind(&self.cache.routes, seen.routes, since)
+            && !Mutation::EarlierRoutesNotListed.is_on();
+        let frr = &self.cache.frr_configurations;
+        self.cache.awaits_frr_configurations =
+            self.settings.frr.is_some() && is_behind(frr, seen.frr_configurations, since);
     }
 
     fn node_changed(&mut self, delta: &ObjectUpdate<Node>, now: Now) {
@@ -455,3 +468,9 @@ fn is_critical(purpose: &Purpose) -> bool {
 
 #[cfg(test)]
 mod tests;
+
+/// Returns whether a cache may lack objects that earlier leaders have seen. `seen` is the version up to which they have
+/// seen the objects of the kind, and `since` the earliest time at which the list of the watch may have been requested.
+fn is_behind<T: Object>(table: &ObjectCache<T>, seen: Option<u64>, since: Duration) -> bool {
+    !seen.is_some_and(|version| table.has_reached(version, since))
+}

@@ -9,10 +9,10 @@ pub enum StorageFault {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// What the node holds cannot be written to the disk. The store itself may be usable.
+    /// The holdings file cannot be written. The store itself may be usable.
     #[error("what this node holds cannot be recorded in {}: {error}", path.display())]
     Unrecorded {
-        /// Path of the file with what the node holds
+        /// Path of the holdings file
         path: PathBuf,
         /// The error of the operating system
         error: io::Error,

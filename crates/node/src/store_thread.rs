@@ -4,9 +4,9 @@
 //! transaction, so that all of them together wait for the disk once. The requests are answered after the transaction is
 //! durable.
 //!
-//! What the node holds is copied to a file on a disk ([`HoldingsFile`]). Changes of the node's ranges wait for that disk,
-//! and so do the requests that come after them. Changes of the notes on pods are written by a second thread, and no
-//! request waits for it.
+//! The node's ranges and pod notes are copied to a file on a disk ([`HoldingsFile`]). A request that changes ranges
+//! waits for that disk, and so do the requests after it. Changed pod notes are written by a second thread, and no
+//! request waits for that thread.
 //!
 //! The store thread closes the file after some time without work. So if the agent hangs, a CNI plugin can use the file
 //! directly. The use by two processes is safe for three reasons:
@@ -207,7 +207,7 @@ impl StoreHandle {
 
 /// Work to do on the store, together with the function that receives the result.
 pub struct StoreRequest {
-    /// `None` if the work has to be done even if no caller waits for the result
+    /// How long the caller waits; `None` if the work has to be done even if no caller waits for the result
     call: Option<CallTimes>,
     /// Whether the work is an [`Op`], which changes no ranges
     is_op: bool,
@@ -229,8 +229,8 @@ impl StoreRequest {
         }
     }
 
-    /// Makes the work run with the operations, in a transaction that does not wait for the disk. It must not change or
-    /// report the node's ranges.
+    /// Makes the work run with the operations, in a transaction that does not wait for the holdings file. The work must
+    /// not change or report the node's ranges.
     #[must_use]
     pub fn without_disk(self) -> Self {
         Self {
@@ -302,7 +302,7 @@ struct Work {
     requests: Receiver<StoreRequest>,
     worker: StoreWorker,
     holdings: HoldingsFile,
-    /// To the thread that writes changed notes to `holdings`
+    /// Channel to the thread that writes changed notes to `holdings`
     drafts: SyncSender<HoldingsDraft>,
     writer: JoinHandle<()>,
     /// When changed notes may be written again, as a time since boot
@@ -340,8 +340,8 @@ impl Work {
         _ = self.writer.join();
     }
 
-    /// Gives changed notes to the thread that writes them. If that thread still waits for the disk, they are given to
-    /// it later.
+    /// Sends changed notes to the thread that writes the holdings file. If that thread is still busy, the notes are
+    /// sent later.
     fn record_notes(&mut self) {
         let now = clock::now();
         self.notes_at = now.since_boot + NOTES_PAUSE;
@@ -393,8 +393,8 @@ impl StoreWorker {
         }
     }
 
-    /// Returns what has to be written to the file with what the node holds, if notes on pods have changed and the
-    /// worker has the store open.
+    /// Returns a draft for the holdings file if pod notes have changed or the last write failed. Returns `None` if the
+    /// worker has no file open.
     pub fn stale_holdings(&mut self, now: &Now) -> Option<HoldingsDraft> {
         let draft = self.store.as_mut()?.stale_holdings(now);
         if draft.is_err() {

@@ -73,6 +73,8 @@ impl ClusterCache {
             subnets: self.subnets.newest(),
             blocks: self.blocks.newest(),
             claims: self.claims.newest(),
+            routes: seen(&self.routes, self.awaits_routes),
+            frr_configurations: seen(&self.frr_configurations, self.awaits_frr_configurations),
         }
     }
 
@@ -131,6 +133,11 @@ impl ClusterCache {
                 .change_requests(&source, before.as_slice(), after.as_slice());
         }
     }
+}
+
+/// Returns the highest version that was seen of a kind; `None` if the cache lacks objects.
+fn seen<T: Object>(table: &ObjectCache<T>, is_awaited: bool) -> Option<u64> {
+    (table.is_listed() && !is_awaited).then(|| table.newest())
 }
 
 fn about<T: Object>(table: &ObjectCache<T>, name: Option<&str>) -> (CacheMark, Option<KnownObject>)

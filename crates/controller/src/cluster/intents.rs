@@ -44,6 +44,12 @@ pub struct SeenVersions {
     pub blocks: u64,
     /// The highest version of any IPClaim; the status of an IPClaim records its addresses
     pub claims: u64,
+    /// The highest version of any NodeRoutes; `None` if the leader had not read them
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<u64>,
+    /// The same for FRRConfigurations
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frr_configurations: Option<u64>,
 }
 
 /// JSON of the annotation. An annotation with unknown fields is ignored as a whole, because a later version of Cadastre
@@ -118,6 +124,8 @@ mod tests {
                 subnets: 8,
                 blocks: 9,
                 claims: 10,
+                routes: Some(11),
+                frr_configurations: None,
             }),
         }
     }

@@ -50,6 +50,7 @@ fn before_takeover(inherited: Option<WriteIntents>) -> Script {
         inherited: inherited.map(Arc::new),
         ..LeadershipTerm::of("2-b", Takeover::Unclean)
     });
+    script.list(Vec::new(), ControllerEvent::Routes);
     script.list_all(Cluster {
         claims: Vec::new(),
         pods: Vec::new(),
@@ -362,19 +363,22 @@ fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
         subnets: 8,
         blocks: 9,
         claims: 10,
+        routes: Some(11),
+        frr_configurations: None,
     };
     let listed =
-        |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 4]| {
+        |known: Option<SeenVersions>, answered_since: u64, vacant: u64, reached: [u64; 5]| {
             let mut script = before_takeover(Some(WriteIntents {
                 known,
                 ..WriteIntents::default()
             }));
-            let [nodes, subnets, blocks, claims] = reached;
+            let [nodes, subnets, blocks, claims, routes] = reached;
             for event in [
                 ControllerEvent::Nodes(ObjectEvent::Reached(nodes)),
                 ControllerEvent::Subnets(ObjectEvent::Reached(subnets)),
                 ControllerEvent::Blocks(ObjectEvent::Reached(blocks)),
                 ControllerEvent::Claims(ObjectEvent::Reached(claims)),
+                ControllerEvent::Routes(ObjectEvent::Reached(routes)),
             ] {
                 script.on(event);
             }
@@ -389,14 +393,16 @@ fn a_takeover_lists_only_kinds_whose_watch_may_be_behind() {
                 ApiRequest::List(ObjectKind::Claim) => Some("claims"),
                 _ => None,
             });
-            lists.collect::<Vec<_>>()
+            let mut lists: Vec<_> = lists.collect();
+            lists.extend(script.controller.cache.awaits_routes.then_some("routes"));
+            lists
         };
-    let all = ["nodes", "subnets", "blocks", "claims"];
-    let reached = [7, 8, 9, 10];
+    let all = ["nodes", "subnets", "blocks", "claims", "routes"];
+    let reached = [7, 8, 9, 10, 11];
     assert_eq!(listed(Some(known), 0, 16, reached), [""; 0]);
     assert_eq!(
-        listed(Some(known), 0, 16, [6, 8, 8, 9]),
-        ["nodes", "blocks", "claims"]
+        listed(Some(known), 0, 16, [6, 8, 8, 9, 10]),
+        ["nodes", "blocks", "claims", "routes"]
     );
     assert_eq!(listed(None, 0, 16, reached), all, "the Lease says nothing");
     assert_eq!(

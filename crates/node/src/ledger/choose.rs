@@ -40,9 +40,9 @@ pub(crate) enum AddressSource {
 /// The state of a search for the addresses of an ADD.
 pub(crate) struct Search<'a> {
     pub now: BootTime,
-    /// The parent interface of the ADD's network
+    /// The parent interface of the ADD's network ([`Add::parent`])
     pub parent: &'a str,
-    /// How long the probe of an address is valid
+    /// How long a probe that nobody answered stays valid
     pub clean_for: Duration,
     /// Whether the search assigns nothing, and only collects addresses to probe
     pub is_probing_ahead: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Search<'a> {
     pub to_probe: Vec<Addr>,
     /// Free addresses that the search has skipped because another host uses them
     pub in_conflict: BTreeSet<Addr>,
-    /// How many addresses to collect in `to_probe`
+    /// Maximum number of addresses in `to_probe`
     pub most: usize,
     /// Blocks without an unused address, each with the name of its pool
     pub spent: Vec<(String, Cidr)>,
@@ -110,9 +110,9 @@ pub(crate) fn terms(kv: &dyn Kv, pool: &str) -> Result<PoolTerms, StorageFault> 
     Ok(kv.pool(pool)?.unwrap_or_else(|| PoolTerms::named(pool)))
 }
 
-/// Selects the next address of a pool and family. If there is no such address, the text of the error is a clause for
-/// the error message. Blocks that have no unused address left are added to `search.spent`. These blocks are not
-/// searched again before one of their addresses is released.
+/// Selects the next address of a pool and family. On failure, the text of the error is a clause, which the caller puts
+/// into a sentence. Blocks that have no unused address left are added to `search.spent`. These blocks are not searched
+/// again before one of their addresses is released.
 pub(crate) fn next(
     kv: &dyn Kv,
     pool: &PoolTerms,
@@ -431,7 +431,7 @@ fn cools(addr: Addr, left: u64) -> Stop {
     )
 }
 
-/// Returns the block that contains the address, if the node may assign from it.
+/// Returns the active block that contains the address. Fails if no block contains `addr`, or only an inactive one does.
 fn active_block(kv: &dyn Kv, addr: Addr) -> Result<(Cidr, BlockRecord), Stop> {
     let text = match kv.block_around(addr)? {
         Some((cidr, block)) => {

@@ -18,8 +18,8 @@ pub(crate) fn named(add: &Add) -> Option<&str> {
     pools.find(|it| is_claim(it))
 }
 
-/// Returns the addresses of a claim. If the ADD requests some of the claim's addresses, returns only the requested
-/// ones. Fails unless the node has all addresses of the claim.
+/// Returns the addresses of a claim. If the ADD requests addresses (`asked`), returns only these. Fails if the node
+/// lacks an address of the claim, or if the claim lacks a requested address.
 pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<Addr>, Stop> {
     let families = match kv.pool(claim)? {
         Some(terms) => families(kv, &terms)?,
@@ -50,8 +50,8 @@ pub(crate) fn addresses(kv: &dyn Kv, claim: &str, asked: &[Addr]) -> Result<Vec<
     })
 }
 
-/// Returns the rejection of an ADD for an address that lies in no block of the node. If the pod may get the address
-/// through an IPClaim of its own, the rejection names this IPClaim.
+/// Returns `refusal`, the rejection of an ADD whose requested address this node does not have. If the controller
+/// creates an IPClaim for the address, the returned rejection names that IPClaim instead.
 pub(crate) fn not_in_blocks(add: &Add, addr: Addr, refusal: Stop) -> Stop {
     let (Some(claim), Stop::Refused(refusal)) = (add.claim_of_addresses(), &refusal) else {
         return refusal;

@@ -195,7 +195,7 @@ fn from_pools(
             });
             continue;
         }
-        // An ADD does not go on with the next pool, because this pool would serve the network only on some nodes.
+        // If this pool does not fit the network's range, the ADD fails: the next pool would serve only some nodes.
         if let Some(limits) = &add.limits {
             let checked = limits.check_pool(&add.attachment.network, &pool);
             checked.map_err(|text| refuse(OpErrorKind::UnknownPool, text))?;
@@ -268,6 +268,7 @@ pub(crate) fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, Sto
 }
 
 /// Returns the rejection of an ADD or STATUS. Each text in `reasons` is a clause about one pool that was tried.
+/// `by_name` says whether the ADD names its pools.
 fn refusal(mut reasons: Vec<OpError>, by_name: bool) -> Stop {
     let is = |why| move |reason: &OpError| reason.why == why;
     let (why, advice) = if reasons.iter().any(is(OpErrorKind::Exhausted)) {

@@ -1,7 +1,7 @@
-//! What a node holds: the part of the ledger that is needed after a reboot.
+//! The holdings of a node: the part of the ledger that has to survive a reboot.
 //!
-//! No container survives a reboot, so the assignments need not survive it either. What the node has told the API server
-//! must survive: otherwise the node could assign an address of a block that it has released before the reboot. The
+//! No container survives a reboot, so the assignments need not survive a reboot either. The state of the node's ranges
+//! must survive. Otherwise the node could assign an address of a block that the node released before the reboot. The
 //! notes on pods are kept as well, so that pods get addresses after a reboot while the API server is unavailable.
 
 use serde::{Deserialize, Serialize};
@@ -23,12 +23,12 @@ use cadastre_core::node_allocation::PoolTerms;
 /// Version of the format of the file.
 const FORMAT: u32 = 1;
 
-/// A part of [`Holdings`]. The parts differ in when they have to be on the disk.
+/// A part of [`Holdings`]. The parts differ in how soon a change has to be on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldingsPart {
-    /// Everything but the notes on pods: before anybody sees a change of it
+    /// Everything but the notes on pods. A change is on the disk before the store commits the change
     Ranges,
-    /// The notes on pods: soon after a change
+    /// The notes on pods. A change is written to the disk after the commit, within seconds if the disk works
     Notes,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn part_of(table: KvTable, key: &[u8]) -> Option<HoldingsPart> {
     }
 }
 
-/// The ranges of a node and the notes on its pods, as a JSON file contains them.
+/// The content of the holdings file: the ranges of a node and the notes on its pods, stored as JSON.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Holdings {
@@ -66,7 +66,7 @@ pub struct Holdings {
     pods: Vec<PodNote>,
 }
 
-/// The part of [`Holdings`] that is on the disk before anybody sees a change of it.
+/// The part of [`Holdings`] of which each change is on the disk before the store commits the change.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 struct Ranges {
@@ -103,7 +103,7 @@ impl Holdings {
         &self.ranges.boot
     }
 
-    /// Returns whether both have the same ranges and are of the same boot. The notes on pods may differ.
+    /// Returns whether `self` and `other` have the same ranges and the same boot ID. The notes on pods may differ.
     pub fn has_ranges_of(&self, other: &Self) -> bool {
         self.ranges == other.ranges
     }
@@ -173,8 +173,8 @@ pub(crate) fn restore(
     Ok(())
 }
 
-/// Returns for how many milliseconds no address without a record may be assigned or leave the node, because it may have
-/// been in use until the boot; `None` if this time is over, or if the ledger was not made from holdings in this boot.
+/// After a restore in this boot, returns the milliseconds of cooldown left for addresses without a record, which may
+/// have been in use until the reboot. Returns `None` if the cooldown is over, or if nothing was restored in this boot.
 pub(crate) fn rest_left(
     kv: &dyn Kv,
     now: BootTime,

@@ -66,7 +66,7 @@ pub(crate) type KvEntry = (Vec<u8>, Vec<u8>);
 /// Read access to the tables.
 pub(crate) trait Kv {
     fn get(&self, table: KvTable, key: &[u8]) -> Result<Option<Vec<u8>>, StorageFault>;
-    /// Returns the entry with the lowest key that is not below `from`.
+    /// Returns the entry with the lowest key that satisfies the lower bound `from`.
     fn seek(&self, table: KvTable, from: Bound<&[u8]>) -> Result<Option<KvEntry>, StorageFault>;
     /// Calls `show` for each entry whose key begins with `prefix`, in the order of the keys.
     fn scan(&self, table: KvTable, prefix: &[u8], show: Show<'_>) -> Result<(), StorageFault>;

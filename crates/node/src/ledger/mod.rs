@@ -17,7 +17,7 @@
 //! | `set_allocation` | records the node's ranges, and releases blocks |
 //! | `adopt` | records assignments that another component knows |
 //! | `withdrawals` | ranges that the controller takes back from the node |
-//! | `holdings` | what a node holds, which has to survive reboots |
+//! | `holdings` | the ranges and pod notes, which have to survive reboots |
 //! | `snapshot` | reads the whole content, for reports |
 //!
 //! # Order
@@ -120,11 +120,11 @@ impl<'a> AddressLedger<'a> {
 
     /// Records the ranges of the node. Writes only what differs from the stored values.
     ///
-    /// A block that is listed with another UID is the same block, so its assignments stay valid. A block that is no
-    /// longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If the
-    /// UID of the Node changes, all blocks that are not listed for the new UID count as no longer listed. A released
-    /// block stays released, even if it disappears and is listed again. For this purpose, the last 1,024 released
-    /// blocks are remembered.
+    /// If a block is listed with a new UID, it counts as the same block, so its assignments stay valid. A block that is
+    /// no longer listed assigns no new addresses, and is removed once none of its addresses is in use or cooling. If
+    /// the UID of the Node changes, all blocks that are not listed for the new UID count as no longer listed. A
+    /// released block stays released, even if it disappears and is listed again. For this purpose, the last 1,024
+    /// released blocks are remembered.
     pub fn set_allocation(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
         set_allocation::set_allocation(self.kv, allocation, self.now)
     }
@@ -215,7 +215,7 @@ impl<'a> AddressLedger<'a> {
         self.take_over(allocation, remembered)
     }
 
-    /// Reads what the node holds.
+    /// Returns the ranges and pod notes that have to survive a reboot.
     pub fn holdings(&self) -> Result<Holdings, StorageFault> {
         holdings::read(self.kv, self.now)
     }
@@ -226,12 +226,12 @@ impl<'a> AddressLedger<'a> {
         self.kv.put_boot(self.now, stamp)
     }
 
-    /// Returns whether the last boot that was recorded is over.
+    /// Returns whether the host has rebooted since [`Self::record_boot`]. False if no boot was recorded.
     pub fn is_of_earlier_boot(&self) -> Result<bool, StorageFault> {
         self.kv.is_of_earlier_boot(self.now)
     }
 
-    /// Fills an empty ledger with what the node held before a reboot. No address is assigned before the cooldown of its
+    /// Fills an empty ledger with `holdings` from before a reboot. No address is assigned before the cooldown of its
     /// pool has passed since the boot, because the address may have been in use until the reboot.
     pub fn restore(&mut self, holdings: &Holdings) -> Result<(), StorageFault> {
         holdings::restore(self.kv, holdings, self.now)

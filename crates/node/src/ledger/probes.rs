@@ -38,7 +38,7 @@ pub const MOST_PROBES: usize = 16;
 /// If nobody answers a probe of an address, the address can be assigned for this time after the probe. A host that
 /// begins to use the address after the probe is not noticed.
 pub(crate) const CLEAN_FOR: Duration = Duration::from_secs(300);
-/// An address that was probed before any ADD needs it is probed again after this time, so that the address stays
+/// An address that was probed in advance, before an ADD needs it, is probed again after this time. So the address stays
 /// assignable.
 const RENEWED_AFTER: Duration = Duration::from_secs(150);
 /// An address in conflict is probed again when this time has passed since the last answer.
@@ -84,7 +84,7 @@ pub struct Conflict {
     pub is_due: bool,
 }
 
-/// The probed addresses of one family of a pool.
+/// Which addresses of one family of a pool were probed, and which ones have to be probed next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolProbes {
     /// Name of the pool
@@ -323,8 +323,8 @@ pub(crate) fn conflicts(kv: &dyn Kv, now: BootTime) -> Result<Vec<Conflict>, Sto
     Ok(conflicts)
 }
 
-/// Returns the probed addresses of each pool that requires probes and has blocks. Leaves out claims, because their
-/// addresses are probed only when a pod comes.
+/// Returns the probed addresses of each pool that requires probes and has blocks. Leaves out the pools of claims,
+/// because the address of a claim is probed only for an ADD.
 pub(crate) fn of_pools(
     kv: &dyn Kv,
     pools: &[PoolTerms],

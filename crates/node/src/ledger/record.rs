@@ -130,7 +130,7 @@ pub(crate) struct BlockRecord {
 }
 
 impl BlockRecord {
-    /// Returns which addresses of the block can be assigned according to the terms of its pool.
+    /// Returns which addresses of the block can be assigned according to the settings of its pool.
     pub(super) fn usable(&self, block: Cidr, pool: Option<&PoolTerms>) -> Usable {
         usable_in(block, self.borrowed, pool)
     }

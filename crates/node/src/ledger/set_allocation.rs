@@ -216,8 +216,8 @@ fn restart_search(kv: &mut dyn KvMut, cidr: Cidr) -> Result<(), StorageFault> {
     Ok(())
 }
 
-/// Returns whether a listed block can be released: no address in its range is in use or cooling, except addresses of
-/// listed blocks inside it. An unlisted block inside it can be an address that was adopted before the block was listed.
+/// Returns whether a listed block can be released: no address in its range is in use or cooling. Addresses of listed
+/// blocks inside the range do not count. Addresses of unlisted blocks do: they can be adopted addresses of this block.
 fn is_free(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
     if !is_empty(kv, cidr, pool, now)? {
         return Ok(false);
@@ -234,7 +234,7 @@ fn is_free(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, S
     Ok(true)
 }
 
-/// Returns whether no address of a block is in use or cooling.
+/// Returns whether no address that was assigned from a block is in use or cooling.
 fn is_empty(kv: &dyn Kv, cidr: Cidr, pool: &str, now: BootTime) -> Result<bool, StorageFault> {
     let cooldown = cooldown_ms(&terms(kv, pool)?);
     if rest_left(kv, now, cooldown)?.is_some() {

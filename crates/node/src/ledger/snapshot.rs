@@ -36,7 +36,7 @@ pub struct Snapshot {
     pub has_addresses_outside: bool,
     /// The addresses that are not assigned because another host uses them
     pub conflicts: Vec<Conflict>,
-    /// The probed addresses of the pools that require probes, by family
+    /// The probed addresses of each pool that requires probes: one entry for each family of each pool
     pub probes: Vec<PoolProbes>,
 }
 
@@ -56,7 +56,7 @@ pub struct AddressCounts {
     pub used: u64,
     /// Number of addresses that were released and are still cooling
     pub cooling: u64,
-    /// Number of addresses that can be assigned now to an ADD that requests no certain address
+    /// Number of addresses that can be assigned now to an ADD that requests no specific address
     pub free: u64,
     /// Number of withdrawn addresses, which are neither free nor in use
     pub withdrawn: u64,
@@ -79,8 +79,8 @@ pub struct BlockCount {
     pub state: BlockState,
     /// How many of the block's addresses are in each state
     pub counts: AddressCounts,
-    /// How many of the block's addresses can be assigned to ADDs that request no certain address. Addresses that are in
-    /// use already are included
+    /// How many of the block's addresses can be assigned to ADDs that request no specific address. Addresses that are
+    /// in use already are included
     pub room: u64,
 }
 

@@ -91,7 +91,7 @@ pub(crate) trait Read: Kv {
         self.json(KvTable::Meta, RESTS)
     }
 
-    /// Converts `now` to a time in which the boot is given by the store's number for it, and not by the kernel's ID.
+    /// Converts `now` to a [`BootTime`], which has the store's number of the boot instead of the kernel's boot ID.
     fn stamp(&self, now: &Now) -> Result<BootTime, StorageFault> {
         let boot = match self.json::<Boot>(KvTable::Meta, BOOT)? {
             Some(boot) if boot.id == now.boot => boot.number,
@@ -102,7 +102,7 @@ pub(crate) trait Read: Kv {
         Ok(BootTime { boot, ms })
     }
 
-    /// Returns whether a boot was recorded, and it is not the running one.
+    /// Returns whether the last recorded boot is not the running boot. False if no boot was recorded.
     fn is_of_earlier_boot(&self, now: &Now) -> Result<bool, StorageFault> {
         let boot: Option<Boot> = self.json(KvTable::Meta, BOOT)?;
         Ok(boot.is_some_and(|boot| boot.id != now.boot))
@@ -289,15 +289,15 @@ pub(crate) trait Read: Kv {
         }
     }
 
-    /// Returns the pools whose settings are known, best first.
+    /// Returns the pools whose settings are known, in order of preference.
     fn pools(&self) -> Result<Vec<PoolTerms>, StorageFault> {
         self.list(KvTable::Pools, &[], |_, value| {
             decode(KvTable::Pools, value)
         })
     }
 
-    /// Returns the first block of a pool and family in an index. If `after` is given, returns the first one after that
-    /// block.
+    /// Returns the first block of a pool and family in `index` (`Assigning` or `Open`). If `after` is given, returns
+    /// the block that follows `after`.
     fn block_of(
         &self,
         index: KvTable,

@@ -10,9 +10,9 @@
 //! [`Withdrawn`]: WithdrawalState::Withdrawn
 //!
 //! # Guarantees
-//! - A withdrawn range stays withdrawn until the NodeSubnet lists it in `returned`. It does not suffice that `withdraw`
-//!   no longer lists the range, because after a restore of the API server the NodeSubnet may be older than the
-//!   withdrawal.
+//! - A withdrawn range stays withdrawn until the NodeSubnet lists the range in `returned`. If the range only disappears
+//!   from `withdraw`, it stays withdrawn, because after a restore of the API server the NodeSubnet may be older than
+//!   the withdrawal.
 //! - A withdrawal does not depend on the block that contains the range: the range stays withdrawn if the block
 //!   disappears and is listed again.
 //! - A withdrawal does not affect the block of a claim. So an address can be withdrawn from a wide block, and at the

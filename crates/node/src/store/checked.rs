@@ -39,7 +39,7 @@ const REGION_HEADER: usize = 16;
 const REGION_PAGES: usize = 20;
 const FULL_REGIONS: usize = 24;
 const LAST_REGION: usize = 28;
-/// Number of pages of a region. The whole file fits into one region.
+/// Number of pages in a region, redb's unit of file growth. The whole file fits into one region.
 const MOST_PAGES: u32 = 1 << 20;
 /// Maximum size of a ledger's file. If the header says that the file is longer, the file is rejected as damaged.
 const MOST_BYTES: u64 = 1 << 30;

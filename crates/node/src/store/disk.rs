@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Durable storage of bytes at offsets. Tests implement it by disks that fail.
+/// Durable storage of bytes at offsets. Tests implement this trait with disks that fail.
 pub trait Disk: Debug + Send + Sync + 'static {
     /// Returns the size in bytes
     fn size(&self) -> io::Result<u64>;
@@ -117,7 +117,7 @@ pub(super) fn make_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes changes of file names durable in the directory that contains the file.
+/// Syncs the directory that contains the file, so that a created or renamed file survives a crash.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()

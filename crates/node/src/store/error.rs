@@ -64,10 +64,10 @@ pub enum StoreError {
         /// What is wrong with the file, as a clause of the message
         what: String,
     },
-    /// A change of the node's ranges cannot be written to the disk. ADD and DEL work all the same.
+    /// A change of the node's ranges cannot be written to the holdings file. ADD and DEL still work.
     #[error("what this node holds cannot be recorded in {path}: {error}. {advice}")]
     Unrecorded {
-        /// Path of the file with what the node holds
+        /// Path of the holdings file
         path: PathBuf,
         /// What an administrator can do about the error
         advice: &'static str,
@@ -123,7 +123,7 @@ impl StoreError {
         matches!(self, Self::Damaged { .. } | Self::Missing { .. })
     }
 
-    /// Returns the error as the answer to an operation.
+    /// Converts the error to the error that an operation such as ADD returns. The text stays the same.
     pub fn refusal(&self) -> OpError {
         let why = match self {
             Self::Missing { .. }

@@ -1,9 +1,10 @@
-//! The file with what the node holds ([`Holdings`]). Unlike the store, it is on a disk and survives reboots.
+//! The holdings file: a copy of the node's ranges and pod notes ([`Holdings`]) on a disk. Unlike the store, the
+//! holdings file survives reboots.
 //!
-//! The store is complete and valid within a boot, and this file is a copy of a part of it. A change of the node's ranges
-//! is in this file before the store contains it, so nobody sees a change that a loss of power could undo. If the store
-//! then does not accept the change, the file is ahead of the store: [`HoldingsFile::is_ahead`]. It is written again
-//! before anybody reads the ranges. Changes of the notes on pods are written later, so that no operation waits for them.
+//! A change of the node's ranges is written to this file before the store commits the change. So nobody sees a change
+//! that a loss of power could undo. If the commit then fails, the file is ahead of the store
+//! ([`HoldingsFile::is_ahead`]), and the next `Store::transact` writes the file again. Changed pod notes are written
+//! later, so that no operation waits for them.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,18 +17,18 @@ use super::super::ops::Now;
 use super::super::storage_fault::StorageFault;
 use cadastre_core::mutation::Mutation;
 
-/// A place on a disk for a small file, which is replaced as a whole. Tests implement it by disks that fail.
+/// Durable storage of one small file, which is replaced as a whole. Tests implement this trait with disks that fail.
 pub trait HoldingsDisk: Debug + Send + Sync + 'static {
-    /// Returns the content; `None` if there is none
+    /// Returns the content of the file; `None` if the file does not exist
     fn read(&self) -> io::Result<Option<Vec<u8>>>;
-    /// Replaces the content. Once this function has returned, the new content survives a loss of power. If it fails or
-    /// the power fails meanwhile, the old or the new content is there
+    /// Replaces the content. After success, the new content survives a loss of power. After an error, or a loss of
+    /// power during the call, the file has either the old or the new content
     fn replace(&self, content: &[u8]) -> io::Result<()>;
-    /// Waits until the present content survives a loss of power
+    /// Waits until the current content is durable, so that it survives a loss of power
     fn sync(&self) -> io::Result<()>;
 }
 
-/// The file with what the node holds. Clones are the same file.
+/// The file that keeps the node's ranges and pod notes across reboots. All clones share the same state.
 #[derive(Clone, Debug)]
 pub struct HoldingsFile(Arc<State>);
 
@@ -45,11 +46,11 @@ struct State {
 struct Written {
     /// The number of the newest draft that was written
     number: u64,
-    /// Why the last draft could not be written
+    /// The error of the last write or sync; `None` if it succeeded
     problem: Option<String>,
 }
 
-/// A content for the file, with its place in the order of contents.
+/// New content for the holdings file. Drafts are numbered, so that an older draft never replaces a newer one.
 #[derive(Debug)]
 pub struct HoldingsDraft {
     number: u64,
@@ -57,7 +58,7 @@ pub struct HoldingsDraft {
 }
 
 impl HoldingsFile {
-    /// Returns the file on this disk. `path` is used only in messages.
+    /// Creates a handle for the file on `disk`. `path` is used only in messages.
     pub fn new(path: &Path, disk: impl HoldingsDisk) -> Self {
         Self(Arc::new(State {
             path: path.to_owned(),
@@ -82,16 +83,16 @@ impl HoldingsFile {
         holdings.transpose().map_err(text)
     }
 
-    /// Returns what the node held before the last reboot, if the file was written before it. After a reboot no container
-    /// runs, so a store that does not exist can be made from this. In all other cases a missing store was lost.
+    /// Returns the holdings if an earlier boot wrote the file, otherwise `None`. After a reboot no container runs, so a
+    /// missing store can be created from the holdings. Within one boot, a missing store was lost.
     pub fn before_reboot(&self, now: &Now) -> Result<Option<Holdings>, String> {
         let holdings = self.read()?;
         let is_earlier = |it: &Holdings| it.boot() != now.boot;
         Ok(holdings.filter(|it| is_earlier(it) || Mutation::LostStoreTakenForReboot.is_on()))
     }
 
-    /// Writes changed ranges. Until [`Self::set_ahead`] is called with `false`, the file counts as ahead of the store,
-    /// except if the write has failed without effect.
+    /// Writes changed ranges, and marks the file as ahead of the store until [`Self::set_ahead`] is called with
+    /// `false`. If the write fails without effect, the mark does not change.
     pub(super) fn write_ranges(&self, draft: &HoldingsDraft) -> Result<(), StorageFault> {
         let was_ahead = self.is_ahead();
         self.set_ahead(true);
@@ -107,7 +108,7 @@ impl HoldingsFile {
         written
     }
 
-    /// Writes a draft, unless a newer one was written. If this fails, the file is stale until a draft is written.
+    /// Writes `draft`, or does nothing if a newer draft was written. If the write fails, the file is marked as stale.
     pub fn write(&self, draft: &HoldingsDraft) -> Result<(), StorageFault> {
         let mut written = self.written();
         if draft.number < written.number {
@@ -118,7 +119,7 @@ impl HoldingsFile {
         Ok(())
     }
 
-    /// Waits until the content survives a loss of power. The process that wrote it may have been killed before that.
+    /// Waits until the content is durable. The process that wrote the file may have been killed before its own sync.
     pub(super) fn sync(&self) -> Result<(), StorageFault> {
         self.checked(&mut self.written(), self.0.disk.sync())
     }
@@ -134,7 +135,7 @@ impl HoldingsFile {
         })
     }
 
-    /// Returns the error with which the last write failed; `None` if it succeeded.
+    /// Returns the path and the error of the last write or sync; `None` if it succeeded.
     pub fn problem(&self) -> Option<String> {
         let problem = self.written().problem.clone()?;
         Some(format!("{}: {problem}", self.0.path.display()))
@@ -145,7 +146,7 @@ impl HoldingsFile {
         written.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a draft of the file, which contains all changes so far.
+    /// Encodes `holdings` as the newest draft, and clears the stale mark.
     pub(super) fn draft(&self, holdings: &Holdings) -> Result<HoldingsDraft, StorageFault> {
         let content = holdings.to_bytes()?;
         self.0.is_stale.store(false, Ordering::Relaxed);
@@ -155,7 +156,7 @@ impl HoldingsFile {
         })
     }
 
-    /// Returns whether notes on pods have changed since the last draft, or a draft could not be written.
+    /// Returns whether another draft has to be written: pod notes have changed since the last draft, or a write failed.
     pub(super) fn is_stale(&self) -> bool {
         self.0.is_stale.load(Ordering::Relaxed)
     }

@@ -53,8 +53,8 @@ pub struct Store {
     open: Option<Checked>,
     /// The file that was opened; `None` if the store is not in a file
     file: Option<FileId>,
-    /// Where changes of the node's ranges are written before they take effect; `None` only if they need not survive a
-    /// reboot, or if the ranges are not changed, as by the CNI plugin
+    /// The holdings file, to which changes of the node's ranges are written before they take effect. `None` if this
+    /// process changes no ranges, as the CNI plugin, or if the ranges need not survive a reboot
     holdings: Option<HoldingsFile>,
 }
 
@@ -147,8 +147,8 @@ impl Store {
 
     /// Creates a new file in place of a file that was set aside. The new file contains the node's ranges and the
     /// assignments that other components know. If several attachments claim an address, the first one in `remembered`
-    /// keeps the address. Returns each such address with each attachment that does not get it. `has_addresses_outside`
-    /// says whether pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]).
+    /// gets the address; the others are returned, each with its lost addresses. `has_addresses_outside` says whether
+    /// pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]).
     pub fn rebuild(
         path: &Path,
         holdings: HoldingsFile,
@@ -171,7 +171,7 @@ impl Store {
         }
     }
 
-    /// Creates a file from what the node held before a reboot. See [`AddressLedger::restore`].
+    /// Creates the store's file from `holdings`, which an earlier boot has written. See [`AddressLedger::restore`].
     pub fn after_reboot(
         path: &Path,
         file: &HoldingsFile,
@@ -197,8 +197,8 @@ impl Store {
         }
     }
 
-    /// Writes the ranges to the file with what the node holds, unless the file has them already. Required before an
-    /// agent uses a store, because the last process may have been killed between the writes to the two files.
+    /// Writes the ranges to the holdings file if they differ from its content. An agent calls this before it uses a
+    /// store, because the last process may have been killed between the writes to the two files.
     pub fn record_ranges(&mut self, now: &Now) -> Result<(), StoreError> {
         let Some(file) = self.holdings.clone() else {
             return Ok(());
@@ -217,7 +217,7 @@ impl Store {
         })
     }
 
-    /// Returns what has to be written to the file with what the node holds, if notes on pods have changed.
+    /// Returns a draft for the holdings file if pod notes have changed or the last write failed; otherwise `None`.
     pub fn stale_holdings(&mut self, now: &Now) -> Result<Option<HoldingsDraft>, StoreError> {
         let Some(file) = self.holdings.clone().filter(HoldingsFile::is_stale) else {
             return Ok(None);
@@ -253,8 +253,8 @@ impl Store {
     }
 
     /// Runs `work` on the ledger in one transaction. After an error nothing has changed, with one exception (see
-    /// [`StoreError`]). If the work changes the node's ranges, these are written to the disk before the transaction
-    /// ends.
+    /// [`StoreError`]). If `work` changes the node's ranges, the ranges are written to the holdings file before the
+    /// commit.
     pub fn transact<T>(
         &mut self,
         now: &Now,
@@ -264,8 +264,8 @@ impl Store {
         self.transact_recorded(now, is_ahead, work)
     }
 
-    /// Does what [`Self::transact`] does, for work that reports no ranges: it never waits for the disk, not even if
-    /// ranges have to be written again.
+    /// Like [`Self::transact`], for work that neither changes nor reports the node's ranges. Does not wait for the
+    /// holdings file, even if that file is ahead of the store.
     pub fn transact_ops<T>(
         &mut self,
         now: &Now,

@@ -65,7 +65,7 @@ fn a_pool_that_does_not_keep_to_the_range_gives_nothing() {
         OpErrorKind::UnknownPool,
         "pool `storage` would also give 192.168.2.4-192.168.2.5: add these to `reserved`",
     );
-    // The pool that the configuration or an annotation of the pod names has to keep to the range, too.
+    // A pool that the configuration or an annotation of the pod names has to fit the network's range, too.
     let of = |pool: &str, add| Add {
         pools: vec![pool.to_owned()],
         ..add
