@@ -6,7 +6,7 @@ use crate::repository::{files, has_extension};
 use crate::{assert_none, text};
 
 /// The names of the tests in a file.
-fn tests_in(code: &str) -> Vec<String> {
+pub fn tests_in(code: &str) -> Vec<String> {
     // Other attributes may come between `#[test]` and the function, so the next `fn` after `#[test]` counts.
     let parts = code.split("test]").skip(1);
     let functions = parts.filter_map(|it| it.split_once("fn "));

@@ -15,6 +15,7 @@ mod mutations;
 mod names;
 mod pages;
 mod pins;
+mod reliability;
 #[path = "../common/repository.rs"]
 mod repository;
 mod shell;

@@ -35,12 +35,12 @@ pub struct PoolExhausted {
     pub quarantined: usize,
 }
 
-/// Why certain ranges cannot be allocated now.
+/// What prevents [`RangeLedger::take`] from allocating the given ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Somebody else holds the range, or a part of it, or a wider range.
+    /// This holding overlaps one of the ranges.
     Held(Holding),
-    /// An address of the range is in use.
+    /// This address lies in one of the ranges and is in use.
     InUse(Addr),
 }
 
@@ -117,7 +117,7 @@ impl RangeLedger {
     }
 
     /// Allocates exactly these ranges, and records each as a holding of `holder` in state [`HoldingState::InFlight`].
-    /// If something stands in the way of one of them ([`Self::obstacle`]), none is allocated.
+    /// If one of the ranges has an obstacle ([`Self::obstacle`]), none of the ranges is allocated.
     pub fn take(
         &mut self,
         holder: Holder,
@@ -134,8 +134,8 @@ impl RangeLedger {
         Ok(())
     }
 
-    /// Returns what stands in the way of an allocation of exactly these ranges: a holding that overlaps one of them, or
-    /// an address that `avoid` returns.
+    /// Returns what prevents the allocation of exactly these ranges: a holding that overlaps one of the ranges, or an
+    /// address that `avoid` returns for one of the ranges. Returns `None` if the ranges can be allocated.
     pub fn obstacle(
         &self,
         ranges: &[Cidr],

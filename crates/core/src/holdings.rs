@@ -21,7 +21,7 @@ pub struct HoldingId {
     generation: u32,
 }
 
-/// How certain it is that the holder has the range. In every state, the range is not free.
+/// How certain it is that the holder has the range. A range with a holding in any of these states is not free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HoldingState {
     /// A write that allocates the range was sent, and no response has arrived yet.
@@ -31,7 +31,7 @@ pub enum HoldingState {
     Indeterminate,
     /// A read or the response to the write has proven that the holder has the range.
     Allocated,
-    /// The node of the range was deleted, and the range waits before reuse.
+    /// The node of the range was deleted, and the range cannot be allocated until the quarantine ends.
     Quarantined,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Holdings {
     live: usize,
 }
 
-/// The first address is stored as two halves, because the alignment of a `u128` would enlarge the record to 48 bytes.
+/// A holding in 40 bytes. The first address has two halves, because a `u128` would align the record to 48 bytes.
 #[derive(Clone, Debug)]
 struct Record {
     first: [u64; 2],

@@ -71,7 +71,7 @@ pub struct PoolTerms {
     /// Whether the pool also serves pods that the agent does not know (`unknownPods: Serve`)
     #[serde(default)]
     pub serves_unknown: bool,
-    /// Whether a pod that asks for a certain address of the pool is refused (`explicitAddresses: Deny`)
+    /// Whether an ADD that requests a specific address of the pool is rejected (`explicitAddresses: Deny`)
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub denies_explicit: bool,
     /// Whether a free address must be probed before it is assigned (`conflictProbe: BeforeUse`). If another host
@@ -83,7 +83,7 @@ pub struct PoolTerms {
     /// The marks `low` and `high` for the number of free addresses: below `low` the agent asks for a block; above
     /// `high` the agent releases an empty block
     pub warm: (u32, u32),
-    /// How many addresses the node keeps in all, in use or free, once it has a block of the pool
+    /// Minimum number of addresses, in use or free, that the node keeps once it has a block of the pool
     #[serde(default, skip_serializing_if = "is_zero")]
     pub min_addresses: u32,
     /// The pool's IPv4 ranges and gateway; `None` if the pool has no IPv4
@@ -178,7 +178,7 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Whether no setting is present. Such settings are not serialized
+    /// Whether no setting is present. If so, the field that contains the settings is not serialized
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -130,7 +130,7 @@ impl Block {
     }
 }
 
-/// Returns how many addresses of an empty block can be assigned to pods that do not request a certain address.
+/// Returns how many addresses of an empty block can be assigned to pods that request no specific address.
 pub fn room(block: &Block, pool: Option<&PoolTerms>) -> u128 {
     let never = block.usable(pool).excluded;
     let out = [never.as_slice(), &block.reserved, &block.on_request].concat();

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// A change of an object's state, which the task that [`spawn`] starts writes as a Kubernetes Event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventNote {
-    /// The object that the event is about
+    /// The object whose state has changed; it becomes `regarding` of the Event
     pub about: ObjectReference,
     /// Whether the event has the type Warning, that is, needs attention
     pub warning: bool,
@@ -62,7 +62,7 @@ pub fn spawn(
     sender
 }
 
-/// Returns the namespace and the event. The namespace is that of the object, or `default` if the object has none.
+/// Returns the Event for `note`, and its namespace: that of the object, or `default` if the object has none.
 fn render(note: EventNote, manager: &str, instance: &str, now: Timestamp) -> (String, Event) {
     let about = note.about;
     let namespace = about

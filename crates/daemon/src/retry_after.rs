@@ -12,7 +12,7 @@ tokio::task_local! {
     static PAUSE: Cell<Option<Duration>>;
 }
 
-/// Runs a request. Returns its result, and the pause that the response asked for.
+/// Runs a request. Returns its result, and the pause in the `Retry-After` header of its last response, if any.
 pub async fn heard<T>(request: impl Future<Output = T>) -> (T, Option<Duration>) {
     let with_pause = async {
         let answer = request.await;

@@ -70,7 +70,7 @@ pub struct WatchSource<K> {
     /// Whether to list everything again after the server could not be reached at all. In that time, the server may have
     /// been restored to an older state, which a watch that continues at the last version would never report
     pub doubtful: bool,
-    /// How long the API server may be silent
+    /// How long the API server may send nothing before a request is repeated
     pub patience: SilenceTimeouts,
     /// Where to record that the API server sent something
     pub heard: LastHeard,
@@ -347,8 +347,8 @@ where
         Ok(())
     }
 
-    /// Logs a failure, unless the same failure was the last to be logged and the watch has not worked since. Reports
-    /// that the watch does not work.
+    /// Reports that the watch does not work. Logs `failure` if it differs from the last logged failure, or if the watch
+    /// has worked in between.
     async fn trouble(&mut self, failure: String) -> Result<(), Over> {
         if self.trouble.as_ref() != Some(&failure) {
             warn!(watch.kind = self.source.kind, "{failure}");

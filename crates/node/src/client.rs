@@ -82,8 +82,8 @@ fn on_store(
 ) -> Result<Result<OpOutcome, OpError>, StoreError> {
     let mut store = Store::open_existing(path, wait)?;
     let now = clock::now();
-    // On a disk the store survives a reboot, but then the agent has to run first. It records the new boot, so that it
-    // does not take the loss of a store for a reboot, which would end all assignments.
+    // A store on a disk survives a reboot. After the reboot, the agent has to use the store first, and records the new
+    // boot. Otherwise a later loss of the store would look like a reboot, which ends all assignments.
     if store.transact_ops(&now, |ledger| ledger.is_of_earlier_boot())? {
         return Err(StoreError::Busy {
             what: "it is from before the last reboot, and no agent has run since",

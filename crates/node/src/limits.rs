@@ -1,7 +1,7 @@
 //! Which addresses the configuration of a network allows, and whether a pool keeps to them.
 //!
 //! A configuration of whereabouts has an address range of its own. Cadastre assigns addresses only from pools, so such
-//! a range is no source of addresses: it selects a pool, and restricts what the pool may give to the network.
+//! a range is no source of addresses: it selects a pool, and restricts which of its addresses the network may get.
 //!
 //! # Guarantees
 //! - No address outside of [`AllowedRange::allowed`] is assigned.
@@ -15,7 +15,7 @@ use cadastre_core::node_allocation::{FamilyTerms, Gateway, PoolTerms, Prefix, is
 use cadastre_core::usable::{covering, usable};
 use cadastre_core::{Addr, Cidr, Family, IpRange};
 
-/// The prefix length that blocks have if the pool names none: for IPv4 and for IPv6.
+/// The default prefix lengths of a pool's blocks: for IPv4 and for IPv6.
 const DEFAULT_BLOCKS: [u8; 2] = [26, 122];
 /// An error lists at most this many ranges.
 const MOST_LISTED: usize = 16;
@@ -149,7 +149,7 @@ impl NetworkLimits {
         format!("{}, and {text}", self.text(network))
     }
 
-    /// Says in words what the network allows.
+    /// Returns a clause for error messages: which addresses the network allows.
     fn text(&self, network: &str) -> String {
         let allowed = self.ranges.iter().flat_map(|it| it.allowed.iter().copied());
         let allowed: Vec<IpRange> = allowed.collect();
@@ -159,7 +159,7 @@ impl NetworkLimits {
         )
     }
 
-    /// Returns an IPPool for the network, as YAML on one line.
+    /// Returns an IPPool that would serve the network, as YAML on one line for error messages.
     fn example(&self) -> String {
         let family = |family| {
             let mut ranges = self.ranges.iter();

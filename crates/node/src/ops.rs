@@ -64,7 +64,7 @@ pub enum Op {
 }
 
 /// A request for addresses. By default, it requests one address of each family, all from the first pool that has free
-/// ones.
+/// addresses.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Add {

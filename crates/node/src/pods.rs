@@ -2,7 +2,7 @@
 //! writes the notes.
 //!
 //! The notes are in the store, so that they are available while the agent or the API server is unavailable. Without a
-//! note, a pod could get any address although it asks for another pool or for a certain address.
+//! note, a pod could get any address although it asks for another pool or for a specific address.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,8 @@ pub struct PodChoice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Addr>,
     /// Names of the pools whose namespace selector matches the pod's namespace. Also the pod's IPClaim, as
-    /// `namespace/name`: the IPClaim that the pod uses, or the one that the controller creates if the pod or the CNI
-    /// request asks for certain addresses
+    /// `namespace/name`: the IPClaim that the pod uses, or the IPClaim that the controller creates if the pod or the
+    /// CNI request asks for specific addresses
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bound: Vec<String>,
     /// Whether the pod may have only what this choice names, even if the network's configuration names other pools or
@@ -51,7 +51,7 @@ pub struct PodChoice {
     pub strict: bool,
 }
 
-/// The pools to try, best first.
+/// Which pools to try for a pod, and in which order.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum PoolOrder {
@@ -105,8 +105,8 @@ impl Add {
 
     /// Replaces the pools and addresses of the request by those that the pod may have. Pools that the pod names replace
     /// the pools in the network's configuration. Pools that are chosen by their selectors are used only if the
-    /// configuration names no pools. Fails if no pool serves the pod. Also fails if the pod names certain addresses and
-    /// the request names a different one.
+    /// configuration names no pools. Fails if no pool serves the pod. Also fails if the pod names addresses and the
+    /// request names a different one.
     pub fn decide(&mut self, choice: &PodChoice) -> Result<(), OpError> {
         self.decided = true;
         self.bound.clone_from(&choice.bound);

@@ -49,7 +49,7 @@ pub struct Request {
     /// send this field
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_us: Option<u64>,
-    /// The operation to do
+    /// The operation, which the agent performs unless the deadline has passed
     pub op: Op,
 }
 

@@ -202,7 +202,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// A token and a path.
+/// A client's bearer token, and the path that the client wants to read.
 type Key = (String, String);
 
 /// The cached answers, each with the time at which it arrived.

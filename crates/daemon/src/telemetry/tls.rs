@@ -18,12 +18,12 @@ use tracing::{info, warn};
 /// The minimum interval between reads of the files. The files are read only when a client connects.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why TLS cannot be used.
+/// Why the certificate and the key cannot be used, as a text for users.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TlsError(String);
 
-/// The certificate and key in the two files.
+/// The certificate and key of the admin port. If the files change, they are read again.
 #[derive(Debug)]
 pub struct TlsFiles {
     cert: PathBuf,

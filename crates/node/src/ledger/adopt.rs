@@ -14,7 +14,7 @@ use cadastre_core::{Addr, Cidr};
 /// An assignment that another component, such as the container runtime, remembers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RememberedAttachment {
-    /// The attachment that has the addresses
+    /// Network, container and interface of the attachment
     pub attachment: Attachment,
     /// The addresses that the attachment uses, according to the component that remembers them
     pub addresses: Vec<Addr>,

@@ -268,7 +268,6 @@ pub(crate) fn families(kv: &dyn Kv, pool: &PoolTerms) -> Result<Vec<Family>, Sto
 }
 
 /// Returns the rejection of an ADD or STATUS. Each text in `reasons` is a clause about one pool that was tried.
-/// `by_name` says whether the ADD names its pools.
 fn refusal(mut reasons: Vec<OpError>, by_name: bool) -> Stop {
     let is = |why| move |reason: &OpError| reason.why == why;
     let (why, advice) = if reasons.iter().any(is(OpErrorKind::Exhausted)) {

@@ -70,9 +70,9 @@ pub struct ProbeRound {
 /// An address that is not assigned because another host uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The address in conflict
+    /// The address that another host uses
     pub address: Addr,
-    /// Name of the address's pool
+    /// Name of the pool from which the node could assign the address
     pub pool: String,
     /// Link-layer address of the host that sent the latest answer
     pub by: String,
@@ -87,7 +87,7 @@ pub struct Conflict {
 /// Which addresses of one family of a pool were probed, and which ones have to be probed next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolProbes {
-    /// Name of the pool
+    /// Name of the IPPool
     pub pool: String,
     /// The interface on which addresses of the pool were probed last; empty for the interface of the node's default
     /// route

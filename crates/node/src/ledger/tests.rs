@@ -811,7 +811,7 @@ fn an_unknown_pod_waits_unless_its_pool_serves_unknown_pods() {
     node.update();
     let says = "pod default/pod-1";
     node.assert_refused(&undecided(ask(1)), OpErrorKind::PodUnknown, says);
-    // The result of an ADD for a certain address does not depend on the pod's labels. An ADD without a pod has no
+    // The result of an ADD for a specific address does not depend on the pod's labels. An ADD without a pod has no
     // labels. So both succeed although the store has no note on the pod.
     let asked = undecided(ask_for(2, &["10.0.0.5"]));
     assert_eq!(node.add(&asked), "10.0.0.5");

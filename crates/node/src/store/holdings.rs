@@ -1,5 +1,4 @@
-//! The holdings file: a copy of the node's ranges and pod notes ([`Holdings`]) on a disk. Unlike the store, the
-//! holdings file survives reboots.
+//! The holdings file: a copy of the node's ranges and pod notes ([`Holdings`]) on a disk, which survives reboots.
 //!
 //! A change of the node's ranges is written to this file before the store commits the change. So nobody sees a change
 //! that a loss of power could undo. If the commit then fails, the file is ahead of the store

@@ -42,7 +42,7 @@ fn record(answered: &mut Answered, op: &Op, answer: &Result<OpOutcome, OpError>)
     }
 }
 
-/// Returns the assignments in the store. Also checks that the store's counts of addresses in use agree with them.
+/// Returns the assignments in the store, after a check that the store's counts of addresses in use are correct.
 fn stored(store: &mut Store, now: &Now) -> Answered {
     let snapshot = store.snapshot(now).unwrap();
     let stored = attachments(&snapshot);

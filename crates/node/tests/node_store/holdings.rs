@@ -1,4 +1,4 @@
-//! Tests of the file with what the node holds: reboots, disks that fail, and notes on pods.
+//! Tests of the holdings file: reboots, disks that fail, and notes on pods.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -32,13 +32,13 @@ fn ranges(blocks: &[&str]) -> NodeAllocation {
     allocation
 }
 
-/// Returns a store whose changes of ranges go to `file`.
+/// Returns a store that records changes of the node's ranges in `file`.
 fn store(file: &MemoryFile) -> Store {
     let store = MemoryDisk::default().create().unwrap();
     store.recording(file.holdings())
 }
 
-/// Returns the store that an agent makes after a reboot, from what is in the file.
+/// Returns the store that an agent creates after a reboot from the content of `file`.
 fn rebooted(file: &MemoryFile, now: &Now) -> Store {
     let before = file.holdings().before_reboot(now).unwrap();
     let before = before.expect("it was written before the reboot");
@@ -122,7 +122,7 @@ fn a_store_that_was_lost_within_a_boot_is_not_made_from_the_file() {
         .set_allocation(&ranges(&[BLOCK]), &now)
         .unwrap();
     assert!(file.holdings().before_reboot(&now).unwrap().is_none());
-    // Once the store of the next boot exists, its loss is a loss, too.
+    // Once the store of the next boot exists, a missing store counts as lost again, and not as a reboot.
     let boot = at(2, 1_000);
     drop(rebooted(&file, &boot));
     assert!(file.holdings().before_reboot(&boot).unwrap().is_none());
@@ -186,7 +186,7 @@ fn ranges_that_are_only_in_the_file_are_written_again_before_ranges_are_read() {
     let mut store = store(&file);
     let now = at(1, 50_000);
     store.set_allocation(&ranges(&[BLOCK]), &now).unwrap();
-    // The file gets the new block, but the disk reports an error, so the store does not get it.
+    // The file gets the new block, but the disk reports an error, so the store does not record the block.
     file.set_fate(FileFate::FailsUnsynced);
     store
         .set_allocation(&ranges(&[BLOCK, OTHER]), &now)
@@ -227,7 +227,7 @@ fn an_agent_that_starts_writes_the_ranges_if_the_file_has_others() {
         blocks(&mut rebooted(&file.copy(), &at(2, 0)), &at(2, 0)).len(),
         1
     );
-    // A store that survives a reboot on a disk records the new boot. Otherwise its loss would be taken for a reboot.
+    // A store on a disk survives a reboot, and records the new boot. Otherwise its loss would look like a reboot.
     let boot = at(2, 0);
     let is_earlier = |store: &mut Store| {
         store

@@ -191,7 +191,7 @@ impl Model {
         Family::ALL.into_iter().filter(has_block).collect()
     }
 
-    /// Returns the pools for an ADD that names no pool, best first.
+    /// Returns the pools for an ADD that names no pool, in order of preference.
     fn automatic(&self) -> Vec<String> {
         let automatic = self.pools.iter().filter(|it| it.automatic);
         let mut names: Vec<String> = automatic.map(|it| it.name.clone()).collect();
@@ -409,7 +409,7 @@ impl Model {
         !used && !releases.any(|it| self.cools(it, now))
     }
 
-    /// Whether a listed block can be released: neither it nor an unlisted block inside it has addresses in use or cooling.
+    /// Whether no address of a listed block, or of an unlisted block inside that block, is in use or cooling.
     fn is_free(&self, cidr: Cidr, now: &Now) -> bool {
         let inside = self.blocks.iter().filter(|(it, _)| cidr.contains(it));
         let mut unlisted = inside.filter(|(_, it)| it.state == BlockState::Unlisted);

@@ -1,4 +1,4 @@
-//! Random ranges and operations for a node. They are chosen from few values, so that they often conflict.
+//! Random ranges and operations for a node. Their values come from small sets, so that operations often conflict.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn pod(n: u64) -> PodRef {
     }
 }
 
-/// Returns an ADD that requests no certain pool or address.
+/// Returns an ADD that requests no specific pool or address.
 pub fn add(n: u64) -> Add {
     Add {
         attachment: attachment(n),

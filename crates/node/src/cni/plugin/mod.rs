@@ -32,7 +32,7 @@ struct Task {
     timeout: Duration,
     /// Whether the config names pools, or has a range that selects a pool. Only STATUS uses this value
     names_pools: bool,
-    /// The fields of whereabouts in the config, which determine the result of ADD
+    /// The fields of whereabouts in the config, which determine the result of ADD; `None` in all other configs
     network: Option<RangedNetwork>,
     /// Routes of the config, which are added to the routes of the pool
     routes: Vec<Route>,

@@ -36,7 +36,7 @@ const FIELDS: [&str; 8] = [
     "configuration_path",
 ];
 
-/// Fields that change which addresses pods get, in a way that a pool cannot; and what to do instead.
+/// Fields that are rejected, because pods would get other addresses than with whereabouts; each with advice for users.
 const REFUSED: [(&str, &str); 3] = [
     (
         "node_slice_size",
@@ -55,7 +55,7 @@ const REFUSED: [(&str, &str); 3] = [
 /// What a config of whereabouts says about addresses.
 #[derive(Debug)]
 pub(super) struct RangedNetwork {
-    /// Which addresses the pool may give
+    /// Which addresses of the pool the network may get
     pub(super) limits: NetworkLimits,
     gateway: Option<Addr>,
     routes: Vec<Route>,
