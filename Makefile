@@ -33,7 +33,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and notes when it began.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -123,6 +123,12 @@ statefulset: setup control-plane ## a StatefulSet with fixed addresses through r
 	REPLICAS=$(REPLICAS) RESTARTS=$(RESTARTS) $(CARGO) test --workspace --test statefulset -- --nocapture
 
 # Against musl where its target is installed or can be, else against a static glibc, which is larger.
+many: setup control-plane nodes ## NODES=8 real nodes on one link, with the controller away for MINUTES=10
+	$(call say,many)
+	$(CARGO) build --workspace --bins --test harness
+	NODES=$(if $(filter command line,$(origin NODES)),$(NODES),8) MINUTES=$(MINUTES) \
+		$(CARGO) test --workspace --test nodes -- --nocapture many::
+
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	$(call say,plugin)
 	@arch=$$(uname -m) flags=() target=$$(uname -m)-unknown-linux-musl limit=1572864; \

@@ -17,6 +17,7 @@
 //! | `masquerade` | the source address that a pod's peers see |
 //! | `bgp` | ranges that BIRD announces |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
+//! | `many` | many nodes while the controller is away; runs on request |
 //! | `multus` | second networks, with the real Multus |
 //! | `machines`, `pods` | helpers: nodes that boot; pods that start, get addresses, and end |
 //! | `pages` | helpers: objects that the documentation shows |
@@ -30,6 +31,7 @@ mod crashes;
 mod deletions;
 mod harness;
 mod machines;
+mod many;
 mod masquerade;
 mod multus;
 mod pages;
@@ -59,6 +61,9 @@ const AGENT: &str = "system:serviceaccount:kube-system:cadastre-agent";
 
 /// The only test that cannot run at all if the kernel does not have macvlan.
 const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes";
+
+/// The only test that runs on request, because it stops the controller of all tests.
+const MANY: &str = "many::pods_of_many_nodes_reach_each_other_while_the_controller_is_away";
 
 /// The only test for which the routing daemon BIRD must be installed.
 const BGP: &str = "bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse";
@@ -95,6 +100,7 @@ fn main() -> ExitCode {
         bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse,
         routes::pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
+        many::pods_of_many_nodes_reach_each_other_while_the_controller_is_away,
         harness::a_killed_harness_leaves_nothing,
     ];
     let reason = node::available().err();
@@ -123,7 +129,8 @@ fn main() -> ExitCode {
             Ok(())
         };
         let lacks = |(of, lack): &(&str, Option<String>)| lack.is_some() && *of == name;
-        let is_ignored = reason.is_some() || lacking.iter().any(lacks);
+        let is_unasked = name == MANY && std::env::var_os(many::NODES).is_none();
+        let is_ignored = reason.is_some() || is_unasked || lacking.iter().any(lacks);
         Trial::test(name, run).with_ignored_flag(is_ignored)
     });
     let mut arguments = Arguments::from_args();
@@ -143,7 +150,7 @@ fn main() -> ExitCode {
 /// The site, the controller and the clients that most tests share. Fields are dropped in the order in which they are
 /// declared, because the controller must be dropped before the site.
 struct Stage {
-    _controller: Daemon,
+    controller: Daemon,
     site: Site,
     api: Fixtures,
 }
@@ -163,7 +170,7 @@ impl Stage {
         controller.wait_ready(LIMIT).await.unwrap();
         let api = site.fixtures().await.unwrap();
         Self {
-            _controller: controller,
+            controller,
             site,
             api,
         }

@@ -95,7 +95,7 @@ pub(crate) async fn pods_see_each_others_own_addresses_and_all_else_the_nodes(st
 }
 
 /// Creates a pool with small blocks of both families.
-async fn block_pool(stage: &Stage, name: &str, net: &str) {
+pub(crate) async fn block_pool(stage: &Stage, name: &str, net: &str) {
     let v6 = format!("fd00:{}::", net.replace('.', ":"));
     let spec = json!({
         "ipv4": {"cidrs": [format!("{net}.0.0/20")], "blockSize": 30},

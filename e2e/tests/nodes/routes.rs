@@ -16,7 +16,7 @@ use crate::masquerade::{SERVER, assert_sees, unrouted_node_with_pods};
 use crate::pods::{self, Running};
 use crate::{Stage, eventually};
 
-const FLAGS: &[&str] = &["--masquerade=true", "--routes=direct"];
+pub(crate) const FLAGS: &[&str] = &["--masquerade=true", "--routes=direct"];
 
 /// The protocol number of the routes that agents install.
 const PROTOCOL: &str = "202";
@@ -49,7 +49,7 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
 
     // No packet is lost while the agent is killed, starts again, and blocks of the other node come and go.
     let peer = west_pods[0].addresses.clone();
-    ping(&east, &east_pods[0], &peer).await;
+    ping(&east, &east_pods[0], &peer, 300, "0.1").await;
     east.agent().unwrap().kill().await.unwrap();
     pods::create_many(api, "rwest", "rmore", 0..4, Some(west.name())).await;
     let more = pods::running_of(api, "rwest", "rmore", 4).await;
@@ -58,7 +58,7 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
     serve(&west, to).await;
     assert_sees(&east, &east_pods[0], &to.addresses, &east_pods[0].addresses).await;
     pods::delete_many(api, "rmore", 0..4).await;
-    nothing_lost(&east, &east_pods[0], &peer).await;
+    nothing_lost(&east, &east_pods[0], &peer, 300).await;
     routes_follow(api, &east, west.name()).await;
 
     let late = lateness(&east, "rwest", api, async {
@@ -126,17 +126,24 @@ async fn serve(machine: &Machine, pod: &Running) {
     machine.run_in_pod(&pod.container, &command).await.unwrap();
 }
 
-/// Starts to send packets from a pod to these addresses, ten per second for 30 seconds.
-async fn ping(machine: &Machine, from: &Running, to: &[IpAddr]) {
+/// Starts to send `count` packets from a pod to each of these addresses, one every `interval` seconds.
+pub(crate) async fn ping(
+    machine: &Machine,
+    from: &Running,
+    to: &[IpAddr],
+    count: usize,
+    interval: &str,
+) {
     for to in to {
-        let line = format!("busybox ping -i 0.1 -c 300 -q {to} >/ping-{to} 2>&1 </dev/null &");
+        let line =
+            format!("busybox ping -i {interval} -c {count} -q {to} >/ping-{to} 2>&1 </dev/null &");
         let command = ["sh", "-c", &line];
         machine.run_in_pod(&from.container, &command).await.unwrap();
     }
 }
 
 /// Waits until the packets are sent, and asserts that each was answered.
-async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr]) {
+pub(crate) async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr], count: usize) {
     for to in to {
         let file = format!("/ping-{to}");
         let said = eventually("all packets are sent", async || {
@@ -146,7 +153,7 @@ async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr]) {
         })
         .await;
         assert!(
-            said.contains("300 packets received, 0% packet loss"),
+            said.contains(&format!("{count} packets received, 0% packet loss")),
             "{said}"
         );
     }
