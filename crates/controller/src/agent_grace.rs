@@ -45,7 +45,7 @@ impl AgentGrace {
         AgentGrace::new(term.follows_a_gap() && !Mutation::AgentGraceSkipped.is_on())
     }
 
-    /// Creates the loop. Unless `needed` is true, the grace counts as over from the start.
+    /// Creates the loop. If `needed` is false, the grace counts as over from the start.
     fn new(needed: bool) -> Self {
         AgentGrace {
             list: Queue::default(),
@@ -53,8 +53,8 @@ impl AgentGrace {
         }
     }
 
-    /// Starts the grace. The list of NodeSubnets that ends the grace is due in 45 s. From now on every node must get a
-    /// NodeSubnet, because the node's agent reports in its status.
+    /// Starts the grace. The list of NodeSubnets that ends the grace is due in 45 s. The caller ensures that every node
+    /// gets a NodeSubnet, because agents report blocks in the status of the NodeSubnet.
     pub(crate) fn begin(&mut self, now: Duration) {
         if !self.is_over {
             self.list.add_at(ObjectKind::Subnet, now + GRACE);

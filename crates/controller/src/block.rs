@@ -337,8 +337,8 @@ fn used_by_pod(node: &NodeName, block: &Cidr, cx: &Context) -> Option<Addr> {
     used.find(|addr| is_of_block(*addr, block, cx))
 }
 
-/// Returns whether an address belongs to this block. An address that lies in a smaller block inside this block does not
-/// belong to this block. Such smaller blocks are those of claims, and those that other nodes have borrowed.
+/// Returns whether `addr` lies in `block`, but in no smaller block inside `block`. Such smaller blocks belong to
+/// claims, or to nodes that have borrowed a part of `block`.
 fn is_of_block(addr: Addr, block: &Cidr, cx: &Context) -> bool {
     block.contains_addr(addr) && !cx.allocations.is_in_nested_block(addr, block)
 }
@@ -415,7 +415,7 @@ mod tests {
         }
     }
 
-    /// A block of node `n1`, for whose object no request is sent yet.
+    /// A block of node `n1`. No request for its object has been sent yet.
     struct Fixture {
         allocations: AllocationState,
         blocks: BlockLoop,

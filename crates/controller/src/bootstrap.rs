@@ -56,7 +56,7 @@ const PRIVATE: Dual<&[&str]> = Dual {
     ],
 };
 
-/// Facts about the cluster, on which the decision is based.
+/// The facts about the cluster from which [`decide`] derives the default pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cluster<'a> {
     /// Ranges from flags; empty if the flags name none
@@ -65,7 +65,7 @@ pub(crate) struct Cluster<'a> {
     pub kubeadm: Option<&'a str>,
     /// Addresses of all nodes, which a private range must not contain
     pub node_addresses: &'a [Addr],
-    /// Service ranges, as far as they are known
+    /// Service ranges from ServiceCIDR objects and from the settings
     pub services: &'a [Cidr],
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum BootstrapError {
         "no default pool is made before a node has an address: flags and kubeadm name no range, and a private one must not overlap the nodes"
     )]
     NoNode,
-    /// The text in the ConfigMap is not a ClusterConfiguration.
+    /// The ConfigMap `kubeadm-config` exists but does not contain a valid ClusterConfiguration.
     #[error(
         "no default pool: ClusterConfiguration in ConfigMap kube-system/kubeadm-config cannot be read: correct it, or create an IPPool: {why}"
     )]

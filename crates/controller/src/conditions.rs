@@ -21,13 +21,13 @@ use cadastre_core::{Dual, Family, Holder};
 /// Reason and message of a condition that is True, or `None` if the condition is False.
 type Problem = Option<(&'static str, String)>;
 
-/// A type of condition that is True if there is a problem. The condition `Ready` is not of such a type, because it is
-/// True if there is no problem. No event reports changes of `Ready`, because `Ready` repeats other conditions.
+/// A type of condition that is True while the pool has a problem. `Ready` is not one of these types, because it is True
+/// while there is no problem. No event reports changes of `Ready`, because it repeats other conditions.
 pub(crate) struct ProblemType {
     /// `type` of the condition
     pub name: &'static str,
-    /// Reasons of the events that report changes of the condition: first the reason of the change to True, then that of
-    /// the change to False
+    /// Reasons of the events that report changes of the condition: the first for a change to True, the second for a
+    /// change to False
     pub events: [&'static str; 2],
     find: fn(&PoolFacts) -> Problem,
     /// Reason and message of the condition while it is False
@@ -136,7 +136,7 @@ pub(crate) struct PoolCounts {
     pub waiting: i64,
     /// Whether nodes exist but the pool selects none
     pub selects_none: bool,
-    /// Number of addresses per family, for a pool in mode Blocks
+    /// Counts of addresses and blocks of the pool, per family
     pub totals: Dual<Totals>,
 }
 
@@ -270,8 +270,8 @@ fn ready(facts: &PoolFacts) -> Condition {
     condition("Ready", is_ready, reason, message)
 }
 
-/// Returns the reason and message of the condition if the API server keeps rejecting the pool's finalizers or the
-/// creation of its blocks. Returns `None` if not.
+/// Returns the reason and message of the condition `WritesRejected` if the API server keeps rejecting the pool's
+/// finalizers or the creation of its blocks. Returns `None` if not.
 fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
     const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &allocations.refusals;

@@ -1,9 +1,9 @@
 //! The loop of the default pool. The leader creates the pool if the cluster has no pool and the settings ask for a
 //! default pool.
 //!
-//! [`super::bootstrap`] decides about the ranges of the pool. This loop decides when to create it, sends the requests
-//! and handles the answers. Two controllers that start at the same time create only one pool, because the name is fixed
-//! and the API server rejects the second creation.
+//! [`super::bootstrap`] decides on the ranges of the pool. This loop decides when to create it, sends the requests and
+//! handles the answers. Two controllers that start at the same time create only one pool, because the name is fixed and
+//! the API server rejects the second creation.
 
 use std::time::Duration;
 

@@ -1,24 +1,24 @@
-//! The loop of exhausted nodes: it tells the scheduler and users which nodes have no free address for another pod.
+//! The loop of exhausted nodes: it marks nodes that have no free address for another pod.
 //!
-//! Such a node gets the condition `AddressesExhausted`. If one of its pools says `exhaustedNodeTaint: NoSchedule`, the
-//! node also gets the taint `cadastre.dev/addresses-exhausted`, so that the scheduler binds no further pods to it.
+//! The node gets the condition `AddressesExhausted`. If one of its pools says `exhaustedNodeTaint: NoSchedule`, the
+//! node also gets the taint `cadastre.dev/addresses-exhausted`, so that the scheduler binds no more pods to it.
 //!
-//! A node is exhausted if both of the following are true. Only pools count from which every pod gets addresses:
-//! - The node has no free address that is not needed for a pod that is bound to the node already.
+//! A node is exhausted if both of the following are true. Pools that serve only some pods do not count:
+//! - The pods that are already bound to the node need all of its free addresses.
 //! - No pool can allocate a further range to the node.
 //!
-//! The scheduler decides about many new pods at once, before it sees the taint. If the administrator wants it, the loop
-//! evicts the pods for which the node has no address, one after the other. Their controllers create other pods, which
-//! the scheduler does not bind to the node any more.
+//! The scheduler may bind many new pods before it sees the taint. If the administrator has enabled it, the loop evicts
+//! the pods for which the node has no address, one after the other. The controllers of these pods create replacements,
+//! which the scheduler does not bind to the tainted node.
 //!
-//! The loop is level-triggered: it computes both from the ledger, the agent's report and the cached pods. A pod counts
-//! from the moment when it is bound, so the taint does not wait for the report of the agent.
+//! The loop is level-triggered: it computes condition and taint from the ledger, the agent's report and the cached
+//! pods. A pod counts from the moment when it is bound, so the taint does not wait for the report of the agent.
 //!
 //! # Guarantees
-//! - A node is marked as soon as it is exhausted. The marks are removed only after it has not been exhausted for
-//!   [`RECOVERY`], so that the scheduler does not bind many pods for a single free address again and again.
-//! - No pod with an address is evicted, and no pod that tolerates the taint or that no controller would replace.
-//! - Nothing is written while a node stays as it is. Other taints and conditions of the node stay.
+//! - An exhausted node is marked at once. The loop removes the marks (condition and taint) when the node has not been
+//!   exhausted for [`RECOVERY`]. Otherwise each address that becomes free could attract many pods.
+//! - The loop evicts no pod that has an address, that tolerates the taint, or that no controller would replace.
+//! - The loop writes a Node only if a mark has to change. It keeps other taints and conditions.
 //! - No decision about addresses depends on the marks. So a late write of an earlier leader does no harm, and the next
 //!   watch event corrects it.
 
@@ -48,12 +48,12 @@ use cadastre_core::mutation::Mutation;
 /// How long a node must not have been exhausted before its marks are removed.
 const RECOVERY: Duration = Duration::from_secs(10);
 
-/// A pod is evicted only if it was created at least this long ago. So if its replacement comes to an exhausted node,
-/// too, it is not replaced again at once.
+/// Minimum age of a pod that is evicted. Without it, a replacement that comes to an exhausted node would itself be
+/// evicted at once.
 const EVICTION_AGE: Duration = Duration::from_secs(10);
 
-/// A node without a free address and without a pod that waits for one is checked again at this interval. If a pod is
-/// bound to it, it is checked at once.
+/// Interval between checks of a node that has no free address but can get a further range, while no pod waits. When a
+/// pod is bound to the node, the loop checks the node at once.
 const UNUSED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The queue of the loop, its requests in flight, and the nodes that may lose their marks.
@@ -64,9 +64,9 @@ pub(crate) struct Exhaustion {
     requests: InFlight<NodeName>,
     /// Whether pods for which a node has no address are evicted
     evicts: bool,
-    /// For each node, the pod that was evicted last. The watch may not have delivered its deletion yet
+    /// For each node, the UID of the pod that was evicted last. The watch may not have delivered the deletion yet
     evicted: BTreeMap<NodeName, ObjectUid>,
-    /// The marked nodes, each with the monotonic time since which it is not exhausted any more, if so
+    /// Marked nodes, each with the monotonic time at which it stopped being exhausted; `None` while it is exhausted
     marked: BTreeMap<NodeName, Option<Duration>>,
 }
 
@@ -96,7 +96,7 @@ impl Loop for Exhaustion {
             if is_eviction && !matches!(answer.outcome, RequestOutcome::Gone) {
                 self.evicted.remove(name);
             }
-            // The watch delivers the Node whatever the answer was, and the next write tests what the cache has.
+            // The watch delivers the Node in any case. A patch of taints fails if the cached taints are outdated.
             self.requests.forget(name);
             self.queue.add(name.clone());
         }
@@ -174,8 +174,8 @@ impl Exhaustion {
         KeyDecision::Send(request, purpose)
     }
 
-    /// Returns the eviction of one of the pods for which the node has no address. The error is the monotonic time at
-    /// which there may be one to evict. A pod whose eviction is refused does not delay the evictions of other pods.
+    /// Returns the eviction of a pod for which the node has no address. If no pod may be evicted now, the error is the
+    /// monotonic time of the next attempt, if any. A refused eviction does not delay the evictions of other pods.
     fn evict(
         &mut self,
         node: &Node,
@@ -208,8 +208,8 @@ impl Exhaustion {
         Ok((request, Purpose::Evict { name, pod_uid }))
     }
 
-    /// Returns the marks that the node should have now. The error is the monotonic time until which the node keeps the
-    /// marks that it has, because it was exhausted a moment ago.
+    /// Returns the marks that the node should have now. If the node stopped being exhausted less than [`RECOVERY`] ago,
+    /// the error is the monotonic time until which it keeps its present marks.
     fn marks(&mut self, node: &Node, outlook: Outlook, cx: &Context) -> Result<Marks, Duration> {
         if let Outlook::Exhausted { pools, .. } = outlook {
             self.marked.insert(node.name.clone(), None);
@@ -246,8 +246,8 @@ impl Exhaustion {
     }
 }
 
-/// Returns the write after which the node has one more of the marks that it should have. Also returns when a write may
-/// be repeated that has failed. The taint comes first, because the scheduler waits for it.
+/// Returns the next write that corrects a mark. The taint comes before the condition, because only the taint keeps new
+/// pods off the node. Also returns the end of the back-off if a needed write has failed.
 fn next_write(
     node: &Node,
     marks: &Marks,

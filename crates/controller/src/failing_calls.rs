@@ -60,7 +60,7 @@ pub enum ObjectCall {
     SetPoolStatus(PoolName),
     /// Creation, replacement or deletion of the object of this kind that lists the ranges of a node
     WriteRoutes(ObjectKind, NodeName),
-    /// Read of such an object
+    /// Read of the object of this kind that lists the ranges of a node
     ReadRoutes(ObjectKind, NodeName),
     /// Read of a pool after a write that conflicted or is indeterminate
     ReadPool(PoolName),
@@ -77,8 +77,8 @@ pub enum ObjectCall {
 }
 
 impl ObjectCall {
-    /// Returns the call that a request makes: the write if `wrote`, else the read that follows the write. Returns
-    /// `None` for requests whose loop has a back-off of its own.
+    /// Returns the call of the request with this purpose. If `wrote` is true, this is the write, otherwise the read
+    /// that follows a write. Returns `None` for requests whose loop has a back-off of its own.
     pub fn of(purpose: &Purpose, wrote: bool) -> Option<Self> {
         Some(match purpose {
             Purpose::Assign { uid, .. } if wrote => ObjectCall::AssignPodCidrs(uid.clone()),
@@ -161,7 +161,7 @@ struct CallFailures {
     since: Duration,
     /// When the call may be repeated, by the monotonic clock
     again_at: Duration,
-    /// The server's last message; `None` unless the call counts as one that keeps failing
+    /// The server's last message; `None` if the call does not count as one that keeps failing
     persistent: Option<String>,
     /// When an event last reported that the call keeps failing
     reported_at: Option<Duration>,

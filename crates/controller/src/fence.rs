@@ -52,14 +52,14 @@ pub(crate) struct Fence {
     term: TermId,
     /// Whether the Lease names the writes that earlier leaders have in flight
     names_writes: bool,
-    /// The versions that a watch must have reached so that the watch replaces a list, and the earliest time at which
-    /// the watch's own list may have been requested. `None` if no watch can replace a list
+    /// A list is not needed if the watch has reached these versions, and the watch's own list was requested at this
+    /// monotonic time or later. `None` if each kind must be listed after the Lease was won
     sufficient: Option<(SeenVersions, Duration)>,
     /// When this process learned that it leads, by the monotonic clock
     won: Duration,
     step: Step,
     lists: Lists,
-    /// Nodes (name, UID) for which no answer of the API server has proven that they are touched
+    /// Nodes (name, UID) that no answer of the API server has shown to be touched yet
     left: BTreeSet<(NodeName, ObjectUid)>,
     queue: Queue<(NodeName, ObjectUid)>,
     /// Nodes that must be read before they are touched again, because the precondition of their last touch failed or
@@ -329,9 +329,9 @@ impl Fence {
     }
 }
 
-/// Returns the versions that a watch must have reached to replace a list, and the earliest time at which the watch's
-/// own list may have been requested. Returns `None` if the Lease records no versions. Also returns `None` if the term
-/// follows a gap, because the API server may have been restored during the gap.
+/// Returns the versions and the monotonic time that make a list unnecessary: the watch has reached the versions, and
+/// its own list was requested at that time or later. Returns `None` if the Lease records no versions. Also returns
+/// `None` if the term follows a gap, because the API server may have been restored during the gap.
 pub(crate) fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions, Duration)> {
     let known = term.inherited.as_ref()?.known?;
     let since = term.answered_since;

@@ -1,5 +1,4 @@
-//! Computes the counts of a pool. They are computed from the ledger whenever they are needed, so that they always agree
-//! with the ledger.
+//! Computes the counts of a pool from the ledger. No count is stored, so the counts always agree with the ledger.
 
 use std::collections::BTreeMap;
 
@@ -94,10 +93,10 @@ pub fn figures(pool: &PoolState, family: Family, allocations: &AllocationState) 
     figures
 }
 
-/// Returns whether the finalizer of a pool that is being deleted may be removed. It must stay while any block exists
-/// that was allocated from the pool, even outside the pool's present ranges. Another pool must guard every range of the
-/// pool that is not free ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` returns true
-/// guards nothing, because its own finalizer may be removed at any time.
+/// Returns whether the finalizer of a pool that is being deleted may be removed. This needs two conditions: no block
+/// exists that was allocated from the pool, even outside its present ranges, and another pool guards each allocated
+/// range in the pool ([`crate::pools::PoolStates::guarding_pool`]). A pool for which `may_lose_it` returns true guards
+/// nothing, because its own finalizer may be removed at any time.
 pub fn may_go(
     state: &PoolState,
     allocations: &AllocationState,

@@ -91,7 +91,7 @@ impl Trend {
         }
     }
 
-    /// Returns the trend after an observation. The trend is unchanged unless a sample is due.
+    /// Returns the trend after `used` blocks were observed. If no sample is due yet, the trend is unchanged.
     #[must_use]
     pub fn observe(&self, used: u128, now: Timestamp) -> Self {
         let at_rest = self.per_hour == 0.0 && self.swing == 0.0;

@@ -7,8 +7,8 @@ use cadastre_api::{ClaimedAddress, LentRange};
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// Returns whether `node` has handed the address over to the claim with this UID, and still has the address withdrawn.
-/// The address lies in a block of `node`.
+/// Returns whether `node` has handed an address of its block over to the claim with this UID. This is so if
+/// `spec.claimed` lists the address for the claim and the address is withdrawn.
 pub(crate) fn is_handed_over(
     node: &Node,
     address: &Cidr,
@@ -20,8 +20,8 @@ pub(crate) fn is_handed_over(
     is_claimed && is_withdrawn(node, address, cache)
 }
 
-/// Returns whether `node` has handed a part of its block over to the borrowed block with this UID, and still has the
-/// part withdrawn.
+/// Returns whether `node` has handed a part of its block over to the borrowed block with this UID. This is so if
+/// `spec.lent` lists the part for the borrowed block and the part is withdrawn.
 pub(crate) fn is_lent(node: &Node, part: &Cidr, block: &ObjectUid, cache: &ClusterCache) -> bool {
     let is_listed = is_listed_as_lent(node, part, block, cache);
     let is_listed = is_listed || Mutation::LentBeforeRecorded.is_on();
@@ -59,8 +59,8 @@ pub(crate) fn is_listed_as_lent(
     spec.is_some_and(|spec| spec.lent.iter().any(is_same))
 }
 
-/// Returns whether the node has withdrawn the range. In one version of the node's NodeSubnet, the controller must want
-/// the range back (`spec.withdraw`) and the agent must report the range as withdrawn (`status.withdrawn`).
+/// Returns whether the node's agent no longer assigns addresses of the range. One version of the NodeSubnet must list
+/// the range in `spec.withdraw` and in `status.withdrawn`, but not in `spec.returned`.
 pub(crate) fn is_withdrawn(node: &Node, range: &Cidr, cache: &ClusterCache) -> bool {
     let Some(spec) = spec_for(cache, &node.name, &node.uid) else {
         return false;

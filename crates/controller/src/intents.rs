@@ -69,7 +69,7 @@ enum InheritedIntents {
 struct IntentEntry {
     name: NodeName,
     /// The term annotation that the write tests. If the node's annotation changes, the Lease must name the allocation
-    /// anew
+    /// again
     guard: (Option<TermId>, bool),
     since: u64,
     is_aside: bool,

@@ -11,8 +11,8 @@
 //! - The status of an IPAMClaim gets only addresses that the status of its IPClaim has, and these never change.
 //! - If the IPClaim for a pod cannot be created, an event reports this to the pod, and no other pod is delayed.
 //!
-//! IPAMClaims are not watched, because only those matter that a pod names, and because a cluster may lack the kind. So
-//! each new leader writes the addresses of all IPAMClaims once more, which changes nothing.
+//! IPAMClaims are not watched, because only those that a pod names matter, and a cluster may lack the kind. So a new
+//! leader does not know which IPAMClaims have their addresses already, and writes all addresses once more.
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +41,7 @@ use cadastre_api::{IPAMClaimIps, IPClaimSpec};
 use cadastre_core::Addr;
 use cadastre_core::mutation::Mutation;
 
-/// The longest interval between two attempts of the loop to find an absent IPAMClaim, or a pool.
+/// Longest interval between two attempts to find a missing IPAMClaim, or a pool that serves its network.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The state of the loop of IPAMClaims.
@@ -50,18 +50,18 @@ pub struct IpamClaimLoop {
     /// Names of IPAMClaims that pods have named, and of IPClaims that IPAMClaims own
     pub queue: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
-    /// IPAMClaims that were read, until their IPClaim exists
+    /// IPAMClaims as they were read. Each is kept until its IPClaim exists
     read: BTreeMap<ClaimName, IpamClaim>,
     /// IPAMClaims that still have an IPClaim, and to whose status this leader has written the addresses
     filled: BTreeSet<ClaimName>,
-    /// Pods whose IPClaims cannot be created
+    /// Pods whose IPClaims cannot be created yet, by the name of the IPAMClaim
     waits: BTreeMap<ClaimName, Wait>,
 }
 
 /// A pod that waits for an IPAMClaim or a pool.
 #[derive(Clone, Debug)]
 struct Wait {
-    /// The last event that told the pod why it waits
+    /// The last event that reported to the pod why it waits
     report: PodReport,
     /// The monotonic time at which the loop looks again for the IPAMClaim or the pool
     until: Duration,
@@ -214,8 +214,8 @@ impl IpamClaimLoop {
         Ok(Some((create, IpamClaimStep::Create)))
     }
 
-    /// Records that the oldest pod of the IPAMClaim waits. An event tells the pod why, unless the pod was told a short
-    /// time ago. Returns the monotonic time at which the loop looks again.
+    /// Records that the oldest pod of the IPAMClaim waits. Reports the reason (`what`) in an event of the pod, but not
+    /// if an event reported it a short time ago. Returns the monotonic time of the next attempt.
     fn wait(&mut self, name: &ClaimName, what: String, cx: &mut Context) -> Duration {
         let now = cx.now.mono;
         let Some(pod) = pod_of(name, cx.cache) else {
@@ -252,7 +252,7 @@ pub(crate) fn pod_of<'a>(name: &ClaimName, cache: &'a ClusterCache) -> Option<&'
     pods.find(|pod| pod.source == ClaimSource::IpamClaim && pod.node.is_some())
 }
 
-/// Returns the pool that gives addresses to the IPAMClaims of a network: the one with the highest priority.
+/// Returns the pool with the highest priority among those that serve the IPAMClaims of `network`.
 fn pool_of(network: &str, cx: &Context) -> Option<PoolName> {
     let all = cx.allocations.pools.iter();
     let serving =
@@ -271,7 +271,7 @@ fn addresses(claim: &Claim, cx: &Context) -> Vec<Addr> {
     claim.addresses().collect()
 }
 
-/// Returns the address with the prefix length that it has in the pod.
+/// Returns the address with the prefix length that the interface of the pod gets.
 fn with_prefix(addr: Addr, pool: &PoolState) -> String {
     format!("{addr}/{}", prefix_of_claimed(addr, &pool.node_view))
 }

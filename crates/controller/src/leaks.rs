@@ -1,13 +1,13 @@
 //! The leak loop: it finds addresses in use on live nodes whose pods are gone or have finished.
 //!
 //! An agent reports addresses whose pods it has not seen for a while (`orphans` in the status). An address is released
-//! only after two proofs. The controller gives the first proof, which has three parts:
+//! only after two proofs. The controller provides the first proof, which has three parts:
 //! - In the cache of all pods, the pod's UID has been unknown or finished for longer than a grace period.
 //! - No cached pod reports the address.
 //! - A consistent list of the pods bound to the node confirms the first two parts.
 //!
-//! After that, the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent gives the second
-//! proof, that the sandbox is gone, by asking the container runtime. Without the second proof the agent keeps the
+//! After that, the controller lists the address in the node's NodeSubnet (`leakCandidates`). The agent provides the
+//! second proof by querying the container runtime: the sandbox is gone. Without the second proof the agent keeps the
 //! address.
 //!
 //! A user may name addresses in an annotation of the NodeSubnet (`cadastre.dev/release`). For these addresses there is

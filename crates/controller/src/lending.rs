@@ -20,7 +20,7 @@ pub(crate) struct Lender<N> {
     pub node: N,
     /// How many addresses the node can spare
     pub spare: u64,
-    /// How many requests for parts the controller has sent to the node and not yet settled
+    /// Number of parts that the controller has asked the node to lend and still waits for
     pub asks: usize,
     pub blocks: Vec<LenderBlock>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct LenderBlock {
     pub never: Vec<IpRange>,
 }
 
-/// A part of a block that the controller decides to ask a node for.
+/// A part of a block that the controller decides to request from the block's node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Part<N> {
     pub node: N,

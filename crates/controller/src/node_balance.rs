@@ -31,7 +31,7 @@ pub(super) enum NodeNeed {
     Unused,
 }
 
-/// What a node has of one pool, and how much it wants.
+/// The addresses and blocks that a node has of one pool, and the addresses that it wants.
 pub(super) struct NodeBalance {
     /// Number of addresses per family in the node's blocks, including blocks that are still being created
     capacity: Dual<u64>,
@@ -58,7 +58,7 @@ impl NodeBalance {
         self.wanted.saturating_sub(*self.capacity.get(family))
     }
 
-    /// Returns how many addresses of a family the node does not need: neither for its pods nor as reserve.
+    /// Returns how many addresses of a family the node can spare beyond those for its pods and its reserve.
     pub(super) fn spare(&self, family: Family, pool: &PoolState) -> u64 {
         let kept = self.in_use.get(family).saturating_add(pool.reserve());
         self.capacity
@@ -159,7 +159,7 @@ fn unassigned(block: &Cidr, pool: Option<&PoolState>) -> u64 {
     }
 }
 
-/// Computes what a node has of a pool, from the node's blocks and its agent's report.
+/// Computes the balance of a node and a pool. `wanted` is how many addresses per family the node should have.
 pub(super) fn node_balance(
     pool: &PoolName,
     wanted: u64,
@@ -229,8 +229,8 @@ pub(super) fn unused_since(
     since
 }
 
-/// Returns the empty block that a node can best spare for another node with this need. Returns `None` if the node can
-/// spare none, or its agent has not reported. The node keeps at least one block per family.
+/// Returns the empty block that a node can best spare for another node, whose need is `need`. Returns `None` if the
+/// node can spare none, or its agent has not reported. The node keeps at least one block per family.
 ///
 /// The tuple has the node's free addresses in the family of the block, the block, and the node's name and UID. The
 /// caller chooses the greatest tuple, and so a block of the node with the most free addresses.

@@ -3,7 +3,7 @@
 //! | a pod gets a claim when it is bound to a node, if | the claim |
 //! |---|---|
 //! | its StatefulSet has sticky addresses | has the name of the pod, and the next pod of this name uses it, too |
-//! | it asks for addresses (`cadastre.dev/addresses`) that its node's ranges do not contain | is for this pod only |
+//! | it requests addresses (`cadastre.dev/addresses`) that its node's ranges do not contain | is for this pod only |
 //!
 //! Controller and agent agree on the name of the claim ([`claim_of`](cadastre_api::pod_claim::claim_of)). Everything
 //! else is done for every claim, by the loop of claims.
@@ -56,7 +56,7 @@ pub struct PodClaimLoop {
     without_pool: BTreeMap<ClaimName, PodReport>,
 }
 
-/// When an event last told a pod why its claim is not created.
+/// The last event that reported to a pod why its claim is not created.
 #[derive(Clone, Debug)]
 pub(crate) struct PodReport {
     /// UID of the pod. For a later pod of the same name, an event is emitted at once
@@ -65,8 +65,8 @@ pub(crate) struct PodReport {
 }
 
 impl PodReport {
-    /// Emits an event with this text about the pod, unless such an event was emitted a short time ago: `before`. Returns
-    /// the report of the last event.
+    /// Emits an event about the pod with the text `note`, but not if the last event (`before`) is about the same pod
+    /// and younger than [`REPORT_PAUSE`]. Returns the last event.
     pub(crate) fn emit(
         before: Option<&Self>,
         pod: &PodClaim,
@@ -161,8 +161,8 @@ impl PodClaimLoop {
         KeyDecision::Send(request, Purpose::PodClaim { name: name.clone() })
     }
 
-    /// Emits an event that there is no pool for the pod's claim, unless such an event was emitted a short time ago.
-    /// Returns when the loop checks the claim again.
+    /// Emits an event that no pool serves the pod's claim, at most once per pod and [`REPORT_PAUSE`]. Returns the
+    /// monotonic time of the next check.
     fn without_pool(
         &mut self,
         name: &ClaimName,
@@ -249,7 +249,7 @@ fn pool_of(node: &Node, sticky: &Sticky, cx: &Context) -> Option<PoolName> {
     })
 }
 
-/// Returns whether the pool can serve claims, even if it does not allocate now.
+/// Returns whether claims may use the pool: it allocates blocks, serves all namespaces and is not being deleted.
 pub(crate) fn serves_claims(pool: &PoolState) -> bool {
     pool.allocation_mode == AllocationMode::Blocks
         && pool.terms.namespaces.specificity() == 0

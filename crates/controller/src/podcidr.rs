@@ -81,7 +81,7 @@ pub enum WaitReason {
     Barred { pools: Vec<PoolName> },
     /// All pools that select the node and may allocate are exhausted. `pools` are the names of these pools.
     Full { pools: Vec<PoolName> },
-    /// A pool assigns ranges to the node that it cannot give to the node now. `pools` is the name of this pool.
+    /// One pool, the only one in `pools`, assigns fixed ranges to the node. `obstacle` prevents their allocation now.
     Assigned {
         pools: Vec<PoolName>,
         obstacle: AssignmentObstacle,
@@ -123,7 +123,7 @@ enum PodCidrDecision {
     Read,
     /// Write these ranges. The same write may have been sent before.
     Write(Vec<Cidr>),
-    /// Wait until a pool can allocate. An event reports the text, unless it is empty.
+    /// Wait until a pool can allocate. An event reports the text if it is not empty.
     Wait(WaitReason, String),
 }
 
@@ -238,7 +238,7 @@ impl PodCidrs {
         let choices = allocations
             .pools
             .choices(mode, node, &allocations.ledger, is_full);
-        // A Node cannot ask for a pool by name. So pools that allocate only by name are left out.
+        // A Node cannot request a pool by name. So pools that allocate only by name are left out.
         let choices = choices.into_iter().filter(|(_, by_name)| !by_name);
         let choices: Vec<PoolName> = choices.map(|(name, _)| name).collect();
         let wait_for = |pools: &PoolStates, best: Option<&PoolName>| {
@@ -304,7 +304,7 @@ impl PodCidrs {
         PodCidrDecision::Wait(WaitReason::Full { pools: choices }, notes.join("; "))
     }
 
-    /// Records that a node waits. An event reports the reason with the text `note`, unless `note` is empty.
+    /// Records that a node waits. An event reports the reason with the text `note` if `note` is not empty.
     fn wait(&mut self, node: &Node, reason: WaitReason, note: String, cx: &mut Context) {
         let before = self.waiting.get(&node.name);
         let before = before.filter(|it| it.uid == node.uid);
@@ -433,7 +433,7 @@ fn written(uid: &ObjectUid, outcome: &RequestOutcome, allocations: &mut Allocati
     }
 }
 
-/// Returns a function that returns an address of a range if a pod or a node uses one.
+/// Returns a function that finds an address in use in a range: of a pod, of a node, or in a block in `unadopted`.
 fn address_in_use<'a>(
     cache: &'a ClusterCache,
     unadopted: &'a UnadoptedBlocks,
@@ -481,10 +481,10 @@ fn first_family(allocations: &AllocationState, cache: &ClusterCache) -> Family {
     of_services.or_else(of_nodes).unwrap_or(Family::V4)
 }
 
-/// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` if the
-/// machine has no quarantined ranges, or if no pool allocates all of them to the node any more. Also returns `None` if
-/// an address in the ranges is reserved now, if another node holds such an address, or if a pool assigns the ranges to
-/// another node, or other ranges to this node.
+/// Allocates the quarantined ranges of a machine to its new Node, and returns these ranges. Returns `None` in these
+/// cases: the machine has no quarantined ranges; no pool allocates all of them to the node any more; one of their
+/// addresses is reserved, or allocated to another node; a pool assigns the ranges to another node, or other ranges to
+/// this node.
 fn returned_ranges(node: &Node, allocations: &mut AllocationState) -> Option<Vec<Cidr>> {
     let ranges = allocations.quarantined_for(node)?.ranges.clone();
     let pool = allocations.pools.of(ranges.first()?)?;
@@ -547,7 +547,7 @@ fn barred(pools: &[&PoolState]) -> PodCidrDecision {
 }
 
 /// Decides that a node waits until its kubelet reports how many pods it may run. `pools` are all pools that may
-/// allocate to the node; `pool` is the one whose turn it is.
+/// allocate to the node; `pool` is the one that the loop tries now.
 fn max_pods_unknown(pool: &PoolName, pools: Vec<PoolName>) -> PodCidrDecision {
     let note = format!(
         "pool \"{pool}\": the size of its range depends on how many pods the node may run, and status.capacity.pods of the Node is missing: check that its kubelet runs; the node gets its range once the kubelet has reported it"

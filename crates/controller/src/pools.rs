@@ -34,9 +34,8 @@ pub(crate) const DEFAULT_QUARANTINE: Duration = Duration::from_secs(60);
 /// The prefix of a smaller block is at most this many bits longer than that of a full-size block.
 const SMALLER: u8 = 6;
 
-/// Prefix lengths of the widest podCIDRs that count against pools although no pool has blocks of that size. A migration
-/// to Cadastre must not lose podCIDRs. No other allocator is known to give a node a wider podCIDR than an IPv4 /20 or
-/// an IPv6 /64.
+/// Prefix lengths of the widest podCIDRs that other allocators are known to give to nodes. The ranges of these podCIDRs
+/// count as allocated even if no pool has blocks of that size, because a migration to Cadastre must not lose podCIDRs.
 const WIDEST: [(Family, u8); 2] = [(Family::V4, 20), (Family::V6, 64)];
 
 /// Name of the ServiceCIDR that the API server creates from its flags.
@@ -104,7 +103,7 @@ pub struct BlockTerms {
     pub most: Option<usize>,
     /// Whether nodes borrow parts of other nodes' blocks when the pool is exhausted
     pub borrows: bool,
-    /// The networks to whose IPAMClaims the pool gives addresses
+    /// Names of the networks whose IPAMClaims get addresses of the pool
     pub networks: Vec<String>,
     /// How long a block must be empty before it is recalled from a node that can spare it
     pub idle: Duration,
@@ -317,8 +316,8 @@ impl PoolStates {
     }
 
     /// Compares the pool `state` with the oldest pool that has the same selectors and priority. If that older pool has
-    /// a family that `state` lacks, returns the older pool and the lacking family. In this case only pods that ask for
-    /// `state` by name use it (see [`choose`]). Returns `None` if `state` lacks no family or does not allocate.
+    /// a family that `state` lacks, returns the older pool and the lacking family. Then only pods that request `state`
+    /// by name get its addresses (see [`choose`]). Returns `None` if `state` lacks no family or does not allocate.
     pub(crate) fn older_of_other_family(&self, state: &PoolState) -> Option<(&PoolState, Family)> {
         let is_alike = |older: &&PoolState| {
             older.is_serving()
@@ -434,8 +433,8 @@ impl PoolStates {
     }
 
     /// Returns the pool that assigns fixed ranges to the node: of the pools that select the node and name it, the best
-    /// by rank. The node gets ranges from no other pool. A pool that allocates nothing now counts, too, unless it is
-    /// being deleted.
+    /// by rank. The node gets ranges from no other pool. Pools that allocate nothing now count, too, but pools that are
+    /// being deleted do not.
     pub fn assigning(&self, node: &Node) -> Option<&PoolState> {
         let states = self.states.values();
         let assigning = states.filter(|state| {
@@ -574,7 +573,7 @@ pub(crate) fn min_addresses(pool: &NodePool, node: &Node) -> u32 {
     }
 }
 
-/// Returns whether the range is wider than any podCIDR that other allocators give to nodes.
+/// Returns whether the range is wider than any podCIDR that other allocators are known to give to nodes.
 pub(crate) fn is_wide(range: &Cidr) -> bool {
     let mut widest = WIDEST.iter();
     widest.any(|(family, len)| *family == range.family() && range.len() < *len)

@@ -1,4 +1,4 @@
-//! The quarantine loop: podCIDRs of a deleted node stay in quarantine and become free after that.
+//! The quarantine loop: it keeps podCIDRs of deleted nodes in quarantine for a time, and then frees them.
 //!
 //! A range becomes free only when all of these conditions hold:
 //! - The node's UID is gone.
@@ -121,7 +121,7 @@ impl Quarantine {
 }
 
 /// Returns whether the NodeSubnet contains the UID, either as the UID of its own node or as that of a deleted node. If
-/// its spec is invalid, returns true, because it may contain any UID.
+/// the spec is invalid, returns true, because the NodeSubnet may contain any UID.
 fn names(subnet: &Subnet, uid: &ObjectUid) -> bool {
     subnet.spec.as_ref().map_or(true, |spec| {
         spec.node_uid.as_deref() == Some(&**uid)

@@ -21,8 +21,8 @@ pub struct Queue<K> {
     added: u64,
 }
 
-/// How many keys a queue contains, and when the first delayed key becomes ready. Metrics show this, and the leader
-/// computes from it when it must wake up.
+/// How many keys a queue contains, and when the first delayed key becomes ready. Metrics show these numbers, and the
+/// leader derives from `next_at` when it must run again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Keys that are ready to be processed

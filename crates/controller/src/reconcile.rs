@@ -19,7 +19,7 @@ pub trait Loop {
     /// Returns how many keys wait in the loop's queues, and when the loop may have work even if no event arrives.
     fn load(&self) -> Load;
 
-    /// Returns the loop's next request, or `None` if it has none. Critical requests are returned by other functions.
+    /// Returns the loop's next request, or `None` if it has none. Critical requests come from `next_urgent` etc.
     fn next(&mut self, _: &mut Context) -> Option<(ApiRequest, Purpose)> {
         None
     }

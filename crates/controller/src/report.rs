@@ -2,7 +2,7 @@
 //! The following states are reported again after [`REPORT_PAUSE`] while they last:
 //! - a write keeps failing
 //! - a node borrows or lends
-//! - a pod's claim is not created because no pool can serve the claim
+//! - a pod's claim is not created, because no pool can serve it or its IPAMClaim is missing
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -150,11 +150,11 @@ pub(crate) const KEPT: &str = "KeptInQuarantine";
 pub(crate) const POOLS_LEFT_OUT: &str = "PoolsLeftOut";
 /// Event reason: a node demands more blocks than `maxBlocksPerNode` allows.
 pub(crate) const BLOCK_LIMIT: &str = "BlockLimitReached";
-/// Event reason: no pool can serve the claim of a StatefulSet's pod, so the claim is not created.
+/// Event reason: a pod's claim is not created, because no pool can serve it or its IPAMClaim is missing.
 pub(crate) const NO_POOL_FOR_CLAIM: &str = "NoPoolForClaim";
-/// Event reason: the addresses that a pod asks for are not available now.
+/// Event reason: the addresses that a pod requests are not available now.
 pub(crate) const ADDRESS_UNAVAILABLE: &str = "AddressUnavailable";
-/// Event reason: the FRRConfiguration of a node is not written, or not as the node's annotation asks for.
+/// Event reason: the FRRConfiguration of a node is not written, or not as the node's annotation requests.
 pub(crate) const FRR_CONFIGURATION: &str = "FRRConfigurationNotWritten";
 /// Event reason: an agent uses a block that the API server had lost, so the block was adopted.
 pub(crate) const BLOCK_ADOPTED: &str = "BlockAdopted";

@@ -109,8 +109,8 @@ pub async fn run(
     settled
 }
 
-/// Starts a watch of each kind of object. The watches end when the returned set is dropped. FRRConfigurations are watched
-/// only if they have a namespace.
+/// Starts a watch of each kind of object. The watches end when the returned set is dropped. FRRConfigurations are
+/// watched only in `frr_namespace`; if it is `None`, not at all.
 fn watch_all(
     parts: &ControllerParts,
     frr_namespace: Option<&str>,

@@ -28,14 +28,14 @@ pub struct ControllerSettings {
     pub publishes_routes: bool,
     /// What the controller writes to FRRConfigurations. If `None`, it does not touch them
     pub frr: Option<FrrSettings>,
-    /// How many statuses all agents together write in a minute at most, without those that somebody waits for
+    /// Maximum number of statuses per minute of all agents, not counting those that somebody waits for; 0 for no limit
     pub agent_writes_per_minute: u32,
 }
 
 /// What the controller writes to FRRConfigurations, besides the ranges.
 #[derive(Clone, Debug, Default)]
 pub struct FrrSettings {
-    /// The namespace of the objects
+    /// Namespace in which the controller writes the FRRConfigurations
     pub namespace: String,
     /// The AS number of nodes without the annotation `cadastre.dev/asn`. Without both, a node gets no FRRConfiguration
     pub asn: Option<u32>,

@@ -63,7 +63,7 @@ pub struct Subnets {
     with_outcome: BTreeSet<NodeName>,
     /// Names of nodes with podCIDRs that their agents must not use, because other nodes use addresses in them
     withheld: BTreeSet<NodeName>,
-    /// How often agents may write
+    /// The limit of status writes, from which the interval of each agent is computed
     pace: AgentPace,
     /// Names of NodeSubnets that were written to remove their managed fields. Each is written once for this, because
     /// other programs might add managed fields again
@@ -186,9 +186,8 @@ impl Subnets {
         } else {
             self.withheld.remove(&name);
         }
-        // A withdrawn range can be returned when nobody uses it any more. Possibly no event of this NodeSubnet
-        // announces this, but only an event of another object, such as a pod. So this NodeSubnet is checked again
-        // later.
+        // A withdrawn range can be returned when nobody uses it any more. Perhaps only an event of another object, such
+        // as a pod, announces this. So this NodeSubnet is checked again later.
         let withdrawn = is
             .and_then(|is| is.report.as_ref())
             .map_or(&[][..], |it| &it.withdrawn);
@@ -214,9 +213,9 @@ impl Subnets {
         KeyDecision::Send(request, Purpose::Subnet { name, urgent })
     }
 
-    /// Returns a write of the present spec if the NodeSubnet has managed fields. The API server adds them to each new
-    /// object, and then stores them again with each status that the agent writes. The write removes them (see
-    /// [`crate::cluster::writer`]), and from then on there are none. If no agent writes, the write is not worth it.
+    /// Returns a write of the present spec if the NodeSubnet has managed fields and an agent writes its status. The API
+    /// server adds managed fields to each new object, and stores them again with each status. The write removes them
+    /// for good (see [`crate::cluster::writer`]).
     fn strip(&mut self, spec: NodeSubnetSpec, is: &Subnet) -> Option<ApiRequest> {
         let is_written_often = is.report.is_some() && is.has_managed_fields;
         if !is_written_often || !self.stripped.insert(is.name.clone()) {
@@ -292,14 +291,14 @@ impl Subnets {
         self.requests.is_open(name)
     }
 
-    /// Returns whether the API server has stored the complete spec that the request in flight writes. The argument is
-    /// the NodeSubnet as the API server returned it.
+    /// Returns whether the API server has stored the complete spec that the request in flight writes. `is` is the
+    /// NodeSubnet as the API server returned it.
     pub fn is_kept(&self, is: &Subnet) -> bool {
         let written = self.requests.written(&is.name).and_then(Option::as_ref);
         written.is_none_or(|written| is.spec.as_ref() == Ok(written))
     }
 
-    /// Returns whether the API server has stored all conditions that the request in flight writes. The argument is the
+    /// Returns whether the API server has stored all conditions that the request in flight writes. `is` is the
     /// NodeSubnet as the API server returned it.
     pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
         let Some(written) = self.conditions_in_flight.get(&is.name) else {

@@ -17,8 +17,8 @@
 //!
 //! The decision follows from the requests, the claims, the borrowed blocks, the present NodeSubnet and what the agent
 //! reports as withdrawn. So the decision is the same after a change of leaders, and after a restore of the API server.
-//! There is one exception: only the leader that has just asked a node for a part knows this. If another leader takes
-//! over, it returns the part.
+//! There is one exception: a new leader does not know for which parts its predecessor has asked. It returns these parts
+//! to their nodes.
 //!
 //! # Guarantees
 //! - A range is withdrawn only if it lies inside one of the node's blocks and is smaller than the block. A complete

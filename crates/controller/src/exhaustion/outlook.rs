@@ -10,7 +10,7 @@ use cadastre_api::{AllocationMode, Recall};
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Family};
 
-/// The addresses of a podCIDR that plugins such as host-local assign to no pod: network, gateway and broadcast address.
+/// Number of addresses of a podCIDR that host-local assigns to no pod: network, gateway and broadcast address.
 const UNASSIGNED: u64 = 3;
 
 /// Whether a further pod on a node would get an address.
@@ -19,14 +19,14 @@ pub(super) enum Outlook<'a> {
     Free,
     /// The node has no free address, but a pool can allocate a further range to it.
     CanGrow {
-        /// Whether pods wait for the further range
+        /// Whether pods that are bound to the node wait for an address
         has_waiting: bool,
     },
     /// The node has no free address and cannot get any.
     Exhausted {
-        /// The pools of the node
+        /// The pools from which every pod on the node gets addresses
         pools: Vec<&'a PoolState>,
-        /// How many pods are bound to the node for which it has no address, not even after a cooldown
+        /// Number of pods bound to the node that get no address, even after the cooldown of all addresses
         surplus: u64,
     },
 }
@@ -36,9 +36,9 @@ pub(super) enum Outlook<'a> {
 struct Counts {
     /// Addresses that are free, or that pods have
     assignable: u64,
-    /// Addresses that pods have, as far as the API shows it
+    /// Addresses that the statuses of pods contain
     reported: u64,
-    /// Addresses that are assigned, as the agent has reported them
+    /// Addresses that the agent reports as assigned to pods
     assigned: u64,
     /// Addresses that will be free after their cooldown
     cooling: u64,
@@ -65,8 +65,7 @@ impl Counts {
     }
 }
 
-/// Returns the outlook of a node. It depends on the pools from which every pod gets addresses, not only pods that name
-/// them.
+/// Returns the outlook of a node. Pools that serve only some pods, or only pods that name them, do not count.
 pub(super) fn outlook<'a>(
     node: &'a Node,
     cache: &ClusterCache,
@@ -168,8 +167,8 @@ fn of_blocks(
     own.fold(Counts::default(), Counts::plus)
 }
 
-/// Counts the addresses that a node has in its podCIDRs, whoever has allocated these. Returns `None` if the node has
-/// none.
+/// Counts the addresses that a node has in its podCIDRs, including those of other allocators. Returns `None` if the
+/// node has no podCIDR.
 fn of_podcidrs(node: &Node, cache: &ClusterCache) -> Option<Counts> {
     let of_family = |family: Family| {
         let own = node.pod_cidrs.iter().filter(|it| it.family() == family);
@@ -186,7 +185,7 @@ fn of_podcidrs(node: &Node, cache: &ClusterCache) -> Option<Counts> {
     Counts::least(Family::ALL.into_iter().filter_map(of_family))
 }
 
-/// Returns how many addresses of the range pods report.
+/// Returns how many addresses of `range` the statuses of pods contain.
 fn reported(range: &Cidr, cache: &ClusterCache) -> u64 {
     u64::try_from(cache.pods.count_in(range)).unwrap_or(u64::MAX)
 }

@@ -9,7 +9,7 @@ const CLAIM: &str = "default/vm.vlan7";
 type Fixture = LoopFixture<IpamClaimLoop>;
 
 impl Fixture {
-    /// Makes a pod name the IPAMClaim.
+    /// Makes the watch deliver a pod that names the IPAMClaim.
     fn applied(&mut self, uid: &str, node: Option<&str>) {
         let mut pod = claiming_pod("vm-1", CLAIM, node);
         pod.uid = uid.into();

@@ -70,7 +70,7 @@ impl Leader {
         }
     }
 
-    /// Queues the node whose NodeRoutes or FRRConfiguration has changed, and the blocks that it does not list any more.
+    /// Queues the node of a changed NodeRoutes or FRRConfiguration, and the blocks that the object no longer lists.
     pub(crate) fn routes_changed<K: RouteLoopOf>(&mut self, delta: &ObjectUpdate<K>) {
         let (before, after) = (delta.before.as_deref(), delta.after.as_deref());
         if let Some(object) = after.or(before) {
@@ -104,7 +104,7 @@ impl Leader {
         }
     }
 
-    /// Adopts the blocks that the node's agent uses and that no node holds. Reports each adopted block by an event.
+    /// Adopts the blocks that the node's agent uses and that are allocated to no node. Reports each by an event.
     pub(super) fn adopt(
         &mut self,
         name: &NodeName,

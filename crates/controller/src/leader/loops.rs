@@ -1,6 +1,6 @@
-//! The list of all loops. The leader asks every loop in the list for requests, passes answers to the loop, wakes the
-//! loop when it has work, and updates the metrics of the loop. Requests that nodes wait for come first, in the order of
-//! [`Loops::next_awaited`].
+//! The list of all loops. The leader treats all loops alike: it gets requests from each loop, passes answers to the
+//! loop, calls the loop when work is due, and updates the metrics of the loop. Requests that nodes wait for come first,
+//! in the order of [`Loops::next_awaited`].
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::settings::ControllerSettings;
 use crate::subnet::Subnets;
 use crate::{Context, Purpose};
 
-/// A kind of object that lists the ranges of a node, and the loop that writes it.
+/// A kind of object that lists the ranges of a node, with the loop that writes the objects of this kind.
 pub(crate) trait RouteLoopOf: RouteKind {
     fn route_loop(loops: &mut Loops) -> &mut RouteLoop<Self>;
 }
@@ -50,7 +50,7 @@ macro_rules! loops {
         |$term:ident, $settings:ident, $won:ident|
         $($name:literal $field:ident: $kind:ty = $new:expr,)*
     ) => {
-        /// Every loop of a leader.
+        /// All loops of a leader. They exist from the beginning of its term to the end.
         #[derive(Clone, Debug)]
         pub(crate) struct Loops {
             $(pub(crate) $field: $kind,)*
@@ -80,13 +80,13 @@ macro_rules! loops {
 }
 
 impl Loops {
-    /// Queues the node in the loops whose objects list its ranges.
+    /// Queues the node in the loops that write NodeRoutes and FRRConfigurations.
     pub(super) fn queue_routes(&mut self, name: &NodeName) {
         self.routes.queue.add(name.clone());
         self.frr_configurations.queue.add(name.clone());
     }
 
-    /// Queues all nodes in the loops whose objects list their ranges.
+    /// Queues all nodes in the loops that write NodeRoutes and FRRConfigurations.
     pub(super) fn requeue_routes(&mut self, cache: &ClusterCache) {
         self.routes.requeue_all(cache);
         self.frr_configurations.requeue_all(cache);
@@ -101,7 +101,7 @@ impl Loops {
     /// 6. requests about blocks that nodes wait for
     /// 7. requests about NodeSubnets that nodes wait for
     ///
-    /// While the process stops, only the loops of podCIDRs and blocks are asked.
+    /// While the process stops, only the loops of podCIDRs and blocks may send requests.
     pub(super) fn next_awaited(
         &mut self,
         settings: &ControllerSettings,

@@ -1,8 +1,8 @@
 //! The fixed ranges that a pool assigns to a node (`spec.assignments`).
 //!
 //! # Guarantees
-//! - A node to which a pool assigns ranges gets exactly these, or waits. An event says what it waits for.
-//! - Nobody else is given an address of them, because the pool keeps them (`space`).
+//! - A node to which a pool assigns ranges gets exactly these ranges or waits. An event reports the obstacle.
+//! - Nobody else gets an address of these ranges, because the pool's `space` keeps them for the node.
 
 use super::{PodCidrDecision, PodCidrs, WaitReason, address_in_use, barred, write};
 use crate::allocations::AllocationState;
@@ -17,7 +17,7 @@ use cadastre_core::{Cidr, Holding, HoldingState, Obstacle};
 pub enum AssignmentObstacle {
     /// The assignment cannot be used, for example because its ranges are not in the pool
     Unusable,
-    /// A live node or a claim holds an address of the ranges
+    /// An address of the ranges is allocated to a live node or to a claim
     Held,
     /// The ranges belonged to a deleted node, and are in quarantine
     Quarantined,
@@ -71,7 +71,7 @@ fn waits(pool: PoolName, obstacle: AssignmentObstacle, note: String) -> PodCidrD
     PodCidrDecision::Wait(WaitReason::Assigned { pools, obstacle }, note)
 }
 
-/// Says what is in the way of an assignment, and what to do.
+/// Returns the kind of an obstacle, and a text for users that explains it and says what to do.
 fn explain(obstacle: Obstacle, allocations: &AllocationState) -> (AssignmentObstacle, String) {
     let Holding {
         holder,

@@ -45,17 +45,17 @@ impl Assignments {
         Assignments(all)
     }
 
-    /// Returns what is assigned to the node of this name.
+    /// Returns the assignment of the node with this name, or `None` if the spec has none for the node.
     pub fn of(&self, node: &NodeName) -> Option<&Assignment> {
         self.0.get(node)
     }
 
-    /// Whether the pool assigns nothing to any node.
+    /// Returns whether the pool assigns ranges to no node.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns all assigned ranges.
+    /// Returns all assigned ranges, including those of unusable assignments.
     pub(super) fn ranges(&self) -> impl Iterator<Item = IpRange> {
         self.0
             .values()
@@ -88,7 +88,7 @@ fn read(texts: &[String], ranges: &Dual<Option<FamilyRanges>>, reserved: &[IpRan
     Assignment { cidrs, problem }
 }
 
-/// Returns what is wrong if the assignment does not have exactly one range of each family of the pool.
+/// Returns the problem if an assignment has not exactly one range of a family of the pool, or any of another family.
 fn wrong_number(
     family: Family,
     cidrs: &[Cidr],
@@ -108,7 +108,7 @@ fn wrong_number(
     }
 }
 
-/// Returns why a range cannot be given to any node.
+/// Returns why the pool cannot allocate a range to any node, or `None` if it can.
 fn unsuitable(
     cidr: &Cidr,
     ranges: &Dual<Option<FamilyRanges>>,
@@ -121,7 +121,7 @@ fn unsuitable(
             "{cidr} does not lie in one of the pool's cidrs: add its CIDR to spec.{field}.cidrs, or correct the assignment"
         ));
     }
-    // Such a podCIDR would count against no pool, as no other node of this pool could have it (`foreign.rs`).
+    // A wide podCIDR does not count as allocated (`allocations/foreign.rs`), so other nodes could get its addresses.
     if is_wide(cidr) && cidr.len() < own.block_len {
         return Some(format!(
             "{cidr} is too wide for one node: assign a range that is at least as narrow as spec.{field}.blockSize, an IPv4 /20 or an IPv6 /64"
@@ -135,8 +135,8 @@ fn unsuitable(
     ))
 }
 
-/// Returns the nodes whose ranges overlap those of another node. Neither of two such nodes gets its ranges, because
-/// nobody but the user knows which of them is right.
+/// Returns the nodes whose ranges overlap those of another node. Neither of the two nodes gets its ranges, because only
+/// the user knows which assignment is right.
 fn overlaps(all: &BTreeMap<NodeName, Assignment>) -> Vec<(NodeName, String)> {
     let ranges = all.iter();
     let ranges = ranges.flat_map(|(name, it)| it.cidrs.iter().map(move |cidr| (*cidr, name)));

@@ -1,8 +1,8 @@
-//! How often agents write what nobody waits for, so that all of them together stay below a limit.
+//! How often agents write reports that nobody waits for, so that all agents together stay below a limit.
 //!
-//! Statuses and NodeAddresses are most of what Cadastre adds to etcd in a large cluster. Only the controller knows how
-//! many nodes there are, so it tells each agent the interval. In small clusters it tells nothing, and the interval is
-//! that of the agent's flags.
+//! In a large cluster, most of what Cadastre writes to etcd is statuses and NodeAddresses. Only the controller knows
+//! how many nodes there are, so it writes the interval to each NodeSubnet. In small clusters it writes none, and agents
+//! use the interval of their flags.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::cluster::cache::ClusterCache;
 const USUAL: u32 = 30;
 /// The longest interval in seconds. The CRD allows no longer one.
 const LONGEST: u32 = 86_400;
-/// An interval stays until it is this many times as long as needed, so that a number of nodes that goes up and down
-/// does not change every NodeSubnet again and again.
+/// The present interval is kept while it is at most this many times as long as needed. So a changing number of nodes
+/// does not cause a write of every NodeSubnet again and again.
 const LARGEST_EXCESS: u32 = 3;
-/// When the interval changes, NodeSubnets are written one by one, with this pause between them. Nobody waits for them.
+/// When the interval changes, NodeSubnets are written one by one, with this pause between them. No node waits for them.
 const SPREAD: Duration = Duration::from_millis(20);
 
-/// Limits how many statuses agents write.
+/// The limit of agents' status writes, and the interval that follows from it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AgentPace {
     /// The limit for all agents together. If it is 0, there is none
     writes_per_minute: u32,
-    /// The interval for the number of nodes when the NodeSubnets were last queued for it
+    /// The interval in seconds for which the NodeSubnets were last queued; 0 if agents need not be slowed down
     interval: u32,
 }
 
@@ -37,7 +37,7 @@ impl AgentPace {
     }
 
     /// Returns the interval in seconds that a NodeSubnet should have, or 0 if agents need not be slowed down. `is` is
-    /// the interval that it has. It stays as long as it is sufficient and not much too long.
+    /// the present interval. It is kept if it is long enough and at most [`LARGEST_EXCESS`] times as long as needed.
     pub(super) fn interval(self, nodes: usize, is: u32) -> u32 {
         let Some(needed) = self.needed(nodes) else {
             return 0;
@@ -58,7 +58,7 @@ impl AgentPace {
         if step == USUAL { 0 } else { step.min(LONGEST) }
     }
 
-    /// Returns the shortest interval in seconds that keeps the limit.
+    /// Returns the shortest interval in seconds that keeps the limit, or `None` if there is no limit.
     fn needed(self, nodes: usize) -> Option<u32> {
         let nodes = u64::try_from(nodes).unwrap_or(u64::MAX);
         let seconds = nodes.saturating_mul(60);

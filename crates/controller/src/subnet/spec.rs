@@ -84,7 +84,7 @@ pub(super) fn wanted(
     })
 }
 
-/// Returns the interval that the NodeSubnet has now.
+/// Returns the interval in seconds that the NodeSubnet has now, or 0 if it has none.
 fn status_interval(is: Option<&Subnet>) -> u32 {
     let spec = is.and_then(|is| is.spec.as_ref().ok());
     spec.map_or(0, |spec| spec.status_interval_seconds)
