@@ -189,7 +189,7 @@ impl Controller {
     }
 
     /// Returns the next request to send, or `None` if nothing can be sent now. After every event, and at
-    /// [`Controller::wake_at`], the caller calls this method again and again until it returns `None`.
+    /// [`Controller::wake_at`], the caller calls this method repeatedly until it returns `None`.
     pub fn poll(&mut self, now: Now) -> Option<OutgoingRequest> {
         let leader = self.leader.as_mut().filter(|_| !self.put_back)?;
         if now.mono >= leader.term.valid_until && !Mutation::ExpiredLeaderDecides.is_on() {
@@ -398,7 +398,7 @@ impl Controller {
         leader.subnet_changed(&subnet.name, changed, &self.cache, &mut self.reports, now);
     }
 
-    /// Applies a watch event of objects that list the ranges of nodes. When all of them are known, all nodes are queued.
+    /// Applies a watch event of NodeRoutes or FRRConfigurations. When a list of the kind is complete, queues all nodes.
     fn routes_watched<K: RouteLoopOf + CachedKind>(&mut self, change: ObjectEvent<K>, now: Now) {
         let was_listed = K::table(&mut self.cache).is_listed();
         self.watched(change, now);
@@ -470,7 +470,7 @@ fn is_critical(purpose: &Purpose) -> bool {
 mod tests;
 
 /// Returns whether a cache may lack objects that earlier leaders have seen. `seen` is the version up to which they have
-/// seen the objects of the kind, and `since` the earliest time at which the list of the watch may have been requested.
+/// seen the objects of the kind; `None` if it is unknown. Lists that were requested before `since` do not count.
 fn is_behind<T: Object>(table: &ObjectCache<T>, seen: Option<u64>, since: Duration) -> bool {
     !seen.is_some_and(|version| table.has_reached(version, since))
 }

@@ -54,8 +54,8 @@ pub enum Purpose {
     /// A write of a NodeSubnet, or the read after a write that conflicted or is indeterminate. `urgent` is true if the
     /// node waits for the write
     Subnet { name: NodeName, urgent: bool },
-    /// A list of all objects of a kind that list the ranges of nodes. No block is deleted before it is in the cache,
-    /// because earlier leaders may have written objects that the watch has not shown
+    /// A list of all NodeRoutes or all FRRConfigurations. No block is deleted before the list is in the cache, because
+    /// earlier leaders may have written objects that the watch has not delivered yet
     ListRoutes(ObjectKind),
     /// A write or a read of the object of this kind that lists the ranges of a node: its NodeRoutes or FRRConfiguration
     Routes { kind: ObjectKind, name: NodeName },
@@ -78,7 +78,7 @@ pub enum Purpose {
     /// that pool
     DefaultPool,
     /// A write of the controller's conditions in a NodeSubnet's status. For example, the condition `Accepted` reports
-    /// invalid entries of the status
+    /// invalid entries of the agent's status
     Answer { name: NodeName },
     /// A write of a node's taints
     Taints { name: NodeName },

@@ -6,17 +6,18 @@
 //! | NodeRoutes | agents, and programs of the administrator | [`node_routes`] |
 //! | FRRConfiguration | frr-k8s, which announces the ranges by BGP | [`frr`] |
 //!
-//! The loop is level-triggered: it computes the object from the NodeSubnet of the node and from the Node. A route exists
-//! before the node's agent can assign an address of the range, or very soon after. If the controller does not write
-//! objects of the kind, the loop deletes those that exist.
+//! The loop is level-triggered: it computes the object from the node's NodeSubnet and the Node. A route exists before
+//! the node's agent can assign an address of the range, or very soon after. If the controller does not write objects of
+//! the kind, the loop deletes those that exist.
 //!
 //! # Guarantees
-//! - While the NodeRoutes or the FRRConfiguration of a node lists a block, the IPAMBlock is not deleted ([`is_routed`]).
-//!   So the range is not allocated to another node, unless a write whose answer was lost lists the block again.
+//! - While the NodeRoutes or the FRRConfiguration of a node lists a block, the IPAMBlock is not deleted
+//!   ([`is_routed`]). So the range is not allocated to another node, unless a write whose answer was lost lists the
+//!   block again.
 //! - Nothing is written while the routes of a node stay the same.
 //! - If the API server keeps rejecting the object of a node, only the blocks that it lists are affected: they cannot be
 //!   released. The event `WriteRejected` of the Node reports this.
-//! - An object of the same name that somebody else has created is never changed or deleted. An event reports it.
+//! - An object of the same name that somebody else has created is never changed or deleted. An event reports this.
 
 mod frr;
 mod node_routes;
@@ -44,11 +45,11 @@ use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
 use cadastre_core::mutation::Mutation;
 
-/// An object of somebody else that has the name of a node's object is read again at this interval. No watch shows its
-/// end.
+/// If somebody else has created an object under the name of a node's object, the loop reads it again at this interval,
+/// because no watch delivers its deletion.
 const FOREIGN_PAUSE: Duration = Duration::from_secs(60);
 
-/// A kind of object that lists the ranges of a node.
+/// A kind of object that lists the ranges of a node: NodeRoutes or FRRConfiguration.
 pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
     /// The settings of the administrator for all objects of the kind.
     type Settings: Default;
@@ -66,13 +67,13 @@ pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
     /// Returns the ranges that the object lists.
     fn ranges(&self) -> BTreeSet<Cidr>;
 
-    /// Returns the object that the node should have. It has at least one range.
+    /// Returns the object that the node should have. `ranges` is not empty.
     fn wanted(node: &Node, ranges: &[Cidr], settings: &Self::Settings, cx: &Context) -> Wanted;
 
-    /// Returns whether the object is as it was written by a request with this spec.
+    /// Returns whether the object has the content that a write of `spec` gives it.
     fn is_as(&self, spec: &ObjectSpec) -> bool;
 
-    /// If a read has shown that the object with the name of the node's object is somebody else's, returns the report.
+    /// If the outcome shows that somebody else has created the object, returns the text for an event.
     fn foreign(_: &RequestOutcome) -> Option<String> {
         None
     }
@@ -83,7 +84,7 @@ pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
 pub(crate) struct Wanted {
     /// The spec of the object; `None` if the node should have none
     spec: Option<ObjectSpec>,
-    /// Why the node has no object, or not the one that its annotation asks for
+    /// Why the node has no object, or not the one that its annotation requests
     problem: Option<String>,
 }
 
@@ -92,15 +93,15 @@ pub(crate) struct Wanted {
 pub(crate) struct RouteLoop<K: RouteKind> {
     /// Names of nodes whose objects may have to change
     pub(crate) queue: Queue<NodeName>,
-    /// The value is what the request writes, if it is a write of a spec
+    /// Requests in flight. The value is the spec that the request writes, if any
     requests: InFlight<NodeName, Option<ObjectSpec>>,
     settings: K::Settings,
-    /// Has an entry while the list of all objects has to be requested
+    /// Has an entry while a list of all objects of the kind has to be requested
     lists: Queue<()>,
     is_listing: bool,
-    /// Nodes whose objects have a name that an object of somebody else has, and the monotonic time of the next look
+    /// Nodes for which somebody else has created the object, each with the monotonic time of the next read
     foreign: BTreeMap<NodeName, Duration>,
-    /// Nodes with a problem that an event has reported
+    /// The problems of nodes, as events have reported them
     problems: BTreeMap<NodeName, String>,
 }
 
@@ -204,8 +205,7 @@ impl<K: RouteKind> RouteLoop<K> {
         KeyDecision::Send(request, Purpose::Routes { kind, name })
     }
 
-    /// Returns the request that the object of a node needs. The error is the monotonic time at which the loop looks
-    /// again.
+    /// Returns the request that the object of a node needs. The error is the monotonic time of the next check.
     fn step(&mut self, name: &NodeName, cx: &mut Context) -> Result<Option<ApiRequest>, Duration> {
         let wanted = self.wanted(name, cx);
         let found = K::cached(cx.cache).get(name);
@@ -223,7 +223,7 @@ impl<K: RouteKind> RouteLoop<K> {
         })
     }
 
-    /// Returns the spec that the object of a node should have. Reports a problem with it once.
+    /// Returns the spec that the object of a node should have, if any. Reports a problem by an event, once.
     fn wanted(&mut self, name: &NodeName, cx: &mut Context) -> Option<ObjectSpec> {
         let node = cx.cache.nodes.get(name);
         let ranges = node.and_then(|node| Some((node, spec_for(cx.cache, name, &node.uid)?)));
@@ -245,7 +245,7 @@ impl<K: RouteKind> RouteLoop<K> {
         spec
     }
 
-    /// Records whether somebody else has an object of the name of the node's object, and reports such an object once.
+    /// Records whether the outcome shows an object that somebody else has created, and reports such an object once.
     fn note_foreign(&mut self, name: &NodeName, outcome: &RequestOutcome, cx: &mut Context) {
         let is_known = !matches!(
             outcome,
@@ -275,11 +275,11 @@ fn report(node: &Node, problem: String, reports: &mut Vec<EventRecord>) {
     reports.push(EventRecord::warning(node, FRR_CONFIGURATION, problem));
 }
 
-/// Returns the ranges that are reached through a node, sorted. They come from its NodeSubnet.
+/// Returns the ranges that are reached through the node of a NodeSubnet, sorted. Withheld podCIDRs are left out.
 fn destinations(spec: &NodeSubnetSpec) -> Vec<Cidr> {
     let pod_cidrs = spec.pod_cidrs.iter().filter(|it| !it.withheld);
     let pod_cidrs = pod_cidrs.map(|it| &it.cidr);
-    // A standby of a migrating virtual machine does not get its packets.
+    // While a virtual machine migrates, its packets do not go to the standby node.
     let blocks = spec.blocks.iter().filter(|it| !it.standby);
     let blocks = blocks.map(|it| &it.cidr);
     let destinations = pod_cidrs.chain(blocks);
@@ -291,13 +291,13 @@ fn destinations(spec: &NodeSubnetSpec) -> Vec<Cidr> {
     destinations
 }
 
-/// Returns the ranges of a list that are CIDRs.
+/// Parses the CIDRs of a list, and leaves out invalid texts.
 fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeSet<Cidr> {
     texts.filter_map(|it| Cidr::parse_strict(it).ok()).collect()
 }
 
 /// Returns whether the NodeRoutes or the FRRConfiguration of the node lists the range. As long as one does, the range
-/// must not become free. Until the cache has all objects of earlier leaders, each range may be listed.
+/// must not become free. Returns true for each range until the cache has all objects of earlier leaders.
 pub(crate) fn is_routed(node: &NodeName, range: &Cidr, cache: &ClusterCache) -> bool {
     lists::<Routes>(node, range, cache)
         || lists::<FrrConfiguration>(node, range, cache)

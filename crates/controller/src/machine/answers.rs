@@ -41,7 +41,7 @@ impl Controller {
             RequestOutcome::Node(node) => self.shown(node, sent, now),
             RequestOutcome::Subnet(subnet) => self.shown(subnet, sent, now),
             RequestOutcome::Routes(routes) => self.shown(routes, sent, now),
-            // The watch delivers only the controller's own objects, so it would never show the end of another one.
+            // The watch delivers only the controller's own objects, so it would not deliver the deletion of others.
             RequestOutcome::FrrConfiguration(object) if object.is_ours => {
                 self.shown(object, sent, now);
             }

@@ -115,8 +115,8 @@ impl Script {
         std::iter::from_fn(|| self.controller.poll(self.now)).collect()
     }
 
-    /// Returns the request for which `kind` returns true. Panics unless the controller wants to send exactly one such
-    /// request now.
+    /// Returns the request for which `kind` returns true. Panics if the controller wants to send no such request now,
+    /// or several.
     pub(super) fn poll_for(&mut self, kind: impl Fn(&ApiRequest) -> bool) -> OutgoingRequest {
         let out = self.poll();
         let texts = format!("{out:?}");
@@ -148,7 +148,7 @@ impl Script {
         self.write_subnets_and(|_| {})
     }
 
-    /// Does what [`Script::write_subnets`] does, and shows each request to `look`.
+    /// Does what [`Script::write_subnets`] does, and also passes each request of the controller to `look`.
     pub(super) fn write_subnets_and(
         &mut self,
         mut look: impl FnMut(&OutgoingRequest),

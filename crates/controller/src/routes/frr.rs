@@ -51,7 +51,7 @@ impl RouteKind for FrrConfiguration {
         let found = cx.cache.frr_configurations.get(&node.name);
         let (asn, problem) = match asn_of(node, settings) {
             Ok(asn) => (asn, None),
-            // The ranges must go on to be announced and withdrawn, by the AS number that the node has had.
+            // The node keeps its present AS number, so that changes of its ranges are still announced and withdrawn.
             Err(why) => (found.and_then(|it| frr::asn(&it.spec)), Some(why)),
         };
         let spec = asn.map(|asn| {
@@ -117,7 +117,7 @@ fn host_of<'a>(node: &'a Node, cache: &ClusterCache) -> Result<&'a str, String> 
             "the node gets no FRRConfiguration, because it lacks the label {HOSTNAME_LABEL}, and its name is too long for a label"
         ));
     }
-    // A kubelet may set this label of its own Node.
+    // A kubelet may set this label of its own Node, so the label can name another node.
     if host != name && cache.nodes.get(host).is_some() {
         return Err(format!(
             "the node gets no FRRConfiguration, because its label {HOSTNAME_LABEL} is the name of another node, \"{host}\", which would announce its ranges"
@@ -126,7 +126,7 @@ fn host_of<'a>(node: &'a Node, cache: &ClusterCache) -> Result<&'a str, String> 
     Ok(host)
 }
 
-/// Returns the AS number of the node, if it has one. The error says that its annotation is invalid.
+/// Returns the AS number in the node's annotation, or else in the settings. The error reports an invalid annotation.
 fn asn_of(node: &Node, settings: &FrrSettings) -> Result<Option<u32>, String> {
     let Some(text) = &node.asn else {
         return Ok(settings.asn);
@@ -139,7 +139,7 @@ fn asn_of(node: &Node, settings: &FrrSettings) -> Result<Option<u32>, String> {
     })
 }
 
-/// Returns the neighbors that the settings have for the node.
+/// Returns the neighbors from the settings (`all`) whose node labels match those of the node.
 fn neighbors(node: &Node, all: &[FrrNeighbor]) -> Vec<serde_json::Value> {
     let is_of_node = |it: &&FrrNeighbor| {
         let mut labels = it.node_labels.iter();

@@ -50,8 +50,8 @@ impl RouteKind for Routes {
 
 /// Returns the first address of each family at which the node receives packets.
 ///
-/// Agents add no route that covers the address of a node. So an address in a pool is left out: otherwise a kubelet could
-/// report an address in the block of another node, and nobody would have a route to that block.
+/// Addresses that lie in a pool are left out. Otherwise a kubelet could report an address in another node's block. No
+/// agent would then add a route to that block, because agents add no route that covers the address of a node.
 fn via(node: &Node, allocations: &AllocationState) -> Vec<String> {
     let is_of_pool = |addr: Addr| allocations.pools.is_any_over(&Cidr::host(addr));
     let all = node.addresses.iter().filter(|it| !is_of_pool(**it));

@@ -19,7 +19,7 @@ fn listed(name: &str, destinations: &[&str]) -> Routes {
     }
 }
 
-/// A cluster of node a, whose NodeSubnet lists these blocks.
+/// Returns a cluster of node a, which has this NodeSubnet and these NodeRoutes.
 fn fixture(publishes: bool, subnet: Subnet, routes: Vec<Routes>) -> LoopFixture<RouteLoop<Routes>> {
     let mut fixture = LoopFixture::<RouteLoop<Routes>>::new(vec![]);
     fixture.tested = RouteLoop::new(publishes);

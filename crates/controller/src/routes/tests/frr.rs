@@ -76,7 +76,7 @@ fn created(fixture: &mut Fixture) -> Value {
     }
 }
 
-/// Answers the loop's next request.
+/// Passes `outcome` to the loop as the answer to its next request, and returns this request.
 fn answer(fixture: &mut Fixture, outcome: &RequestOutcome) -> ApiRequest {
     let (request, purpose) = fixture.step(Loop::next).unwrap();
     let answer = RequestAnswer {
