@@ -190,7 +190,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         UnrecordedDeathForgotten => unit(
             "controller::allocations::quarantined::tests::a_range_that_a_standby_saw_go_is_quarantined_unless_another_node_has_all_of_it",
         ),
-        RecordedQuarantineNotBounded => sim(AsDrawn, 10_000),
+        RecordedQuarantineNotBounded => sim(AsDrawn, 40_000),
         ShortestQuarantineCounts => unit(
             "controller::allocations::quarantined::tests::the_longest_quarantine_of_the_pools_counts",
         ),
@@ -392,7 +392,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),
-        WithdrawnAddressAssignedOnRequest => sim(AskingPods, 2_000),
+        WithdrawnAddressAssignedOnRequest => sim(AskingPods, 20_000),
         NetworkRangeIgnored => unit("node::limits::tests::only_allowed_addresses_pass"),
         MismatchedPoolServes => {
             unit("node::limits::tests::a_pool_has_to_reserve_what_the_network_does_not_allow")
