@@ -4,7 +4,6 @@
 //! There is no kubelet and no runtime, so a container is only a name that the caller chooses.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -52,8 +51,6 @@ pub fn in_memory() -> Result<TempDir> {
 pub struct NodeAgent {
     node: String,
     folder: TempDir,
-    /// The target of the link `run` in `folder`; it is removed with this value
-    _run: TempDir,
     logs: PathBuf,
     kubeconfig: PathBuf,
     /// The flags with which [`Self::start`] starts the agent, without those for the node's name and the paths
@@ -69,13 +66,9 @@ impl NodeAgent {
     }
 
     fn with(logs: &Path, kubeconfig: &Path, node: &str, flags: &[&str]) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let run = in_memory()?;
-        symlink(run.path(), folder.path().join("run"))?;
         Ok(Self {
             node: node.to_owned(),
-            folder,
-            _run: run,
+            folder: in_memory()?,
             logs: logs.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
             flags: flags.iter().map(ToString::to_string).collect(),
