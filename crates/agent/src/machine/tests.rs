@@ -91,6 +91,24 @@ fn o2_no_range_is_written_before_a_look() {
 }
 
 #[test]
+fn a_disk_that_records_no_ranges_is_reported_once_and_leaves_the_node_ready() {
+    let mut bench = Bench::seen(blocks(&[A]));
+    let reports = |bench: &mut Bench, problem: Option<&str>| {
+        bench.serving.unrecorded = problem.map(str::to_owned);
+        let effects = bench.run();
+        let is = |it: &&AgentEffect| matches!(it, AgentEffect::Emit(note) if note.reason == "RangesNotRecorded");
+        effects.iter().filter(is).count()
+    };
+    assert_eq!(reports(&mut bench, None), 0);
+    assert_eq!(reports(&mut bench, Some("no space")), 1);
+    bench.pass(60 * SECOND);
+    assert_eq!(reports(&mut bench, Some("no space")), 0);
+    assert!(matches!(&bench.machine.ready, Some((true, _))));
+    assert_eq!(reports(&mut bench, None), 0);
+    assert_eq!(reports(&mut bench, Some("no space")), 1);
+}
+
+#[test]
 fn o3_addresses_in_use_of_a_new_pod_cidr_are_adopted_with_it() {
     let mut bench = Bench::blank();
     bench.show_all(pod_cidrs(&["10.9.0.0/24"]));
