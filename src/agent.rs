@@ -79,7 +79,7 @@ pub(super) struct Args {
     )]
     store: PathBuf,
 
-    /// File that records which ranges the node holds, and what its pods may have; it must survive reboots
+    /// File that records the ranges of the node and the settings of their pools; it must survive reboots
     #[arg(
         long,
         env = "CADASTRE_HOLDINGS",
@@ -157,16 +157,16 @@ pub(super) struct Args {
     )]
     masquerade: bool,
 
-    /// How pods of other nodes are reached
+    /// Who installs the routes to the pods of other nodes
     #[arg(long, env = "CADASTRE_ROUTES", value_enum, default_value_t = Routes::None)]
     routes: Routes,
 
-    /// Path of a file from which a routing daemon such as BIRD announces the node's ranges. The agent writes it whenever
-    /// they change
+    /// Path of a file from which a routing daemon such as BIRD announces the node's ranges. The agent writes the file
+    /// whenever the ranges change
     #[arg(long, env = "CADASTRE_ANNOUNCE_FILE")]
     announce_file: Option<PathBuf>,
 
-    /// Template of that file: bird, or the path of a file
+    /// Template of the file of --announce-file: bird, or the path of a template
     #[arg(
         long,
         env = "CADASTRE_ANNOUNCE_TEMPLATE",
@@ -175,9 +175,9 @@ pub(super) struct Args {
     )]
     announce_template: String,
 
-    /// How the routing daemon is told to read its configuration again: none, bird=/PATH/OF/bird.ctl (BIRD's control
-    /// socket), process=NAME (SIGHUP to all processes of that name) or command=/PATH ARGUMENTS. Blocks are released only
-    /// after this has succeeded
+    /// How the agent makes the routing daemon reload its configuration: none, bird=/PATH/OF/bird.ctl (BIRD's control
+    /// socket), process=NAME (SIGHUP to all processes of that name) or command=/PATH ARGUMENTS. Blocks are released
+    /// only after a successful reload
     #[arg(
         long,
         env = "CADASTRE_ANNOUNCE_RELOAD",
@@ -211,10 +211,10 @@ pub(super) struct Args {
     log_level: String,
 }
 
-/// Who makes the routes to the pods of other nodes.
+/// Who installs the routes to the pods of other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Routes {
-    /// Another program makes the routes; routes that an earlier agent has added are removed
+    /// Another program installs the routes; the agent removes routes that an earlier agent has added
     None,
     /// The agent adds a route for each range of another node, from the NodeRoutes that the controller publishes
     /// (--publish-routes). All nodes must be on one link. Needs the capability NET_ADMIN

@@ -77,13 +77,13 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_LEAK_GRACE", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     leak_grace: u32,
 
-    /// Evict pods for which their node has no address and cannot get one, so that their controllers create pods that the
-    /// scheduler binds to other nodes. Only for nodes with the taint cadastre.dev/addresses-exhausted
+    /// Evict pods whose node has no address for them and cannot get one. Their controllers then create new pods, which
+    /// the scheduler binds to other nodes. Only for nodes with the taint cadastre.dev/addresses-exhausted
     #[arg(long, env = "CADASTRE_EVICT_UNSERVED_PODS")]
     evict_unserved_pods: bool,
 
-    /// Statuses that all agents together write in a minute at most, besides those that somebody waits for. In a cluster
-    /// with so many nodes that they would write more, each agent writes less often. 0: no limit
+    /// At most this many writes of NodeSubnet.status per minute by all agents together, not counting urgent changes. If
+    /// the cluster has too many nodes for this limit, each agent writes less often. 0 sets no limit
     #[arg(
         long,
         env = "CADASTRE_AGENT_WRITES_PER_MINUTE",
@@ -91,14 +91,14 @@ pub(super) struct Args {
     )]
     agent_writes_per_minute: u32,
 
-    /// Write the ranges of each node, and its addresses, to a NodeRoutes, from which agents and other routers take their
-    /// routes. Without this flag existing NodeRoutes are deleted
+    /// Write a NodeRoutes for each node: its ranges and its addresses. Agents with --routes=direct and other routers
+    /// install routes from it. Without this flag, existing NodeRoutes are deleted
     #[arg(long, env = "CADASTRE_PUBLISH_ROUTES")]
     publish_routes: bool,
 
-    /// Write the ranges of each node to an FRRConfiguration of frr-k8s in this namespace, so that its BGP daemon announces
-    /// them. Needs an AS number: --frr-asn, or the annotation cadastre.dev/asn of a Node. The FRRConfiguration of a node
-    /// without one is deleted
+    /// Write the ranges of each node to an FRRConfiguration of frr-k8s in this namespace, so that frr-k8s announces
+    /// them by BGP. Each node needs an AS number: --frr-asn, or the annotation cadastre.dev/asn of the Node. If a node
+    /// has no AS number, its FRRConfiguration is deleted
     #[arg(long, env = "CADASTRE_FRR_NAMESPACE", value_parser = parse_namespace)]
     frr_namespace: Option<String>,
 
@@ -106,8 +106,8 @@ pub(super) struct Args {
     #[arg(long, env = "CADASTRE_FRR_ASN", value_parser = frr::parse_asn, requires = "frr_namespace")]
     frr_asn: Option<u32>,
 
-    /// Neighbor to which nodes announce their ranges, as JSON like an entry of `neighbors` in an FRRConfiguration; repeat
-    /// it. The field `nodeLabels` limits it to nodes with these labels. Without `toAdvertise` it gets all ranges
+    /// Neighbor to which nodes announce their ranges, as JSON like in an FRRConfiguration; may be repeated. The field
+    /// `nodeLabels` limits the neighbor to nodes with these labels. Without `toAdvertise`, the neighbor gets all ranges
     #[arg(long, env = "CADASTRE_FRR_NEIGHBOR", requires = "frr_namespace")]
     frr_neighbor: Vec<FrrNeighbor>,
 
@@ -161,7 +161,7 @@ fn parse_cidr(text: &str) -> Result<Cidr, String> {
     Cidr::parse_strict(text).map_err(|error| error.to_string())
 }
 
-/// Reads the name of a namespace, which becomes a part of URLs.
+/// Checks that a text can be the name of a namespace, because the name becomes a part of URLs.
 fn parse_namespace(text: &str) -> Result<String, String> {
     let is_of_name = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
     if text.is_empty() || text.len() > 63 || !text.bytes().all(is_of_name) {

@@ -1,4 +1,4 @@
-//! Code that controller and agent share: start, admin port, signals for shutdown.
+//! Code that the controller and the agent share: start of logging and TLS, the admin port, and signals for shutdown.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

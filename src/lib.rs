@@ -33,7 +33,7 @@ enum Verb {
     InstallCni(install_cni::Args),
     Crd(crd::Args),
     Metrics(metrics::Args),
-    /// The kubectl plugin as a subcommand, for places that have only this image
+    /// The kubectl plugin as a subcommand, for environments that have only this image
     Kubectl(Box<cadastre_cli::Cli>),
 }
 

@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use cadastre_core::Addr;
 
-/// The maximum number of entries in a list, one for each container interface. A list of this many entries of
-/// [`LONGEST_ENTRY`] bytes each would not fit into an object of etcd (1.5 MiB). Therefore [`MOST_BYTES`] also limits
-/// the list.
+/// The maximum number of entries of a NodeAddresses, one for each container interface. This many entries of
+/// [`LONGEST_ENTRY`] bytes each would not fit into an object of etcd (1.5 MiB). Therefore [`MOST_BYTES`] is a second
+/// limit.
 pub const MOST_ENTRIES: usize = 4_096;
-/// The maximum number of bytes of all entries of a list together.
+/// The maximum size of all entries of a NodeAddresses together, in bytes.
 pub const MOST_BYTES: usize = 1 << 20;
-/// The maximum number of bytes of one entry.
+/// The maximum size of one entry, in bytes.
 pub(crate) const LONGEST_ENTRY: usize = 1_280;
 
-/// The addresses in use on a node.
+/// The addresses that were in use on a node at the time in asOf.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -43,7 +43,7 @@ pub struct NodeAddressesSpec {
     #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
     pub node_uid: String,
 
-    /// Boot ID of the host at the time of asOf.
+    /// Boot ID of the host at the time in asOf. It changes at each boot.
     #[schemars(length(max = 64))]
     #[serde(default, rename = "bootID", skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
@@ -96,7 +96,7 @@ pub struct AddressEntry {
     pub pod_uid: String,
     /// `namespace/name` of the pod; empty if unknown
     pub pod: String,
-    /// When the addresses were assigned, rounded to a second
+    /// When the addresses were assigned, rounded to a second; `None` if unknown
     pub since: Option<Timestamp>,
     /// Whether the pod has a newer sandbox with this interface on this network
     pub superseded: bool,
@@ -156,7 +156,7 @@ impl fmt::Display for AddressEntry {
     }
 }
 
-/// Cuts off a field after `longest` bytes. Replaces the characters that would separate fields by `_`.
+/// Truncates `text` to `longest` bytes. Replaces white space and control characters by `_`, and an empty text by `-`.
 fn field(text: &str, longest: usize) -> String {
     let mut field = String::new();
     for sign in text.chars() {

@@ -16,7 +16,7 @@ use cadastre_core::Cidr;
 /// The maximum number of nodes in `standby`.
 pub const MOST_STANDBY: usize = 8;
 
-/// A block and its owner.
+/// A block of a pool, and the node to which it is allocated.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "cadastre.dev",
@@ -62,7 +62,7 @@ pub struct IPAMBlockSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standby: Vec<BlockOwner>,
 
-    /// The highest number that was ever given to a node in spec.standby of this block.
+    /// The highest number that a node in spec.standby of this block has ever had (see number of spec.standby).
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub last_number: u32,
 
@@ -112,7 +112,7 @@ pub struct BlockOwner {
     pub number: u32,
 }
 
-/// A block of which a node has lent a part.
+/// A block of which its node has lent a part to another node.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ParentBlock {
     /// CIDR of the block, in canonical form.
@@ -135,7 +135,7 @@ pub enum OwnerKind {
 
 /// Returns the UID under which a NodeSubnet lists a block. For the node to which the block was allocated, this is the
 /// UID of the IPAMBlock. For a node that was added to `spec.standby`, a plus sign and the node's number follow the UID.
-/// A node that has released the block can get the block again, because the number is then a new one.
+/// If a node gets the block again after it has released the block, the node has a new number, so the UID differs, too.
 pub fn listed_uid(uid: &str, number: u32) -> String {
     match number {
         0 => uid.to_owned(),
@@ -143,7 +143,7 @@ pub fn listed_uid(uid: &str, number: u32) -> String {
     }
 }
 
-/// Returns the UID of the IPAMBlock and the number of the node. This is the inverse of [`listed_uid`].
+/// Splits a UID from [`listed_uid`] into the UID of the IPAMBlock and the node's number, which is 0 if there is none.
 pub fn object_uid(listed: &str) -> (&str, u32) {
     let numbered = listed.split_once('+');
     let parsed = numbered.and_then(|(uid, number)| Some((uid, number.parse().ok()?)));

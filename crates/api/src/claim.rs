@@ -47,9 +47,9 @@ pub struct IPClaimSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
 
-    /// For how many seconds the claim stays after its last use. The controller deletes the claim when, since
-    /// `status.releasedAt`, no pod has named the claim and no node has had the claim's addresses for this many seconds.
-    /// A claim that no pod has used yet stays. Absent: the claim stays until somebody deletes it. Can be changed.
+    /// For how many seconds the claim stays after its last use, counted from `status.releasedAt`. After this time, the
+    /// controller deletes the claim, unless a pod names the claim or a node has its addresses. A claim that no pod has
+    /// used yet stays. Absent: the claim stays until somebody deletes it. Can be changed.
     #[schemars(range(min = 0, max = 2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds_after_use: Option<u32>,
@@ -69,18 +69,18 @@ pub struct IPClaimStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
 
-    /// The node that has the addresses, for the pod that uses the claim. Absent while no node has the addresses.
+    /// Name of the node that has the addresses for the pod that uses the claim. Absent if no node has the addresses.
     #[schemars(length(max = 253))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
 
-    /// Name of the pod that uses the claim, on the node in status.node. Absent if the pod is gone, so that the node is
-    /// about to release the addresses.
+    /// Name of the pod that uses the claim, on the node in status.node. Absent if the pod is gone; the node then
+    /// releases the addresses.
     #[schemars(length(max = 253))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 
-    /// Since when the node in status.node has the addresses.
+    /// The time at which the node in status.node got the addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
 

@@ -52,7 +52,7 @@ fn finish(
     columns: &[ColumnRow],
     selectable: &[&str],
 ) -> CustomResourceDefinition {
-    // With a CRD, all of its objects are deleted. So tools that install the chart keep CRDs that it has no more.
+    // Deleting a CRD deletes all of its objects, so Helm and Argo CD must keep CRDs that the chart no longer contains.
     let annotations = [
         (VERSION_ANNOTATION, cadastre_core::VERSION),
         ("helm.sh/resource-policy", "keep"),

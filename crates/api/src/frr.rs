@@ -1,9 +1,9 @@
 //! FRRConfigurations of frr-k8s (`frrk8s.metallb.io/v1beta1`), the BGP daemon of MetalLB and others.
 //!
-//! If the controller is told to, it writes one FRRConfiguration per node, which lists the ranges of the node as prefixes
-//! and names the neighbors that get them. frr-k8s merges all FRRConfigurations that select a node. But it announces the
-//! prefixes of an FRRConfiguration only to neighbors that the same FRRConfiguration names, so the neighbors have to be
-//! in it, too.
+//! With `--frr-namespace`, the controller writes one FRRConfiguration for each node. The object lists the ranges of the
+//! node as prefixes, and the neighbors to which the node announces these prefixes. frr-k8s merges all FRRConfigurations
+//! of a node, but announces the prefixes of an FRRConfiguration only to neighbors in the same FRRConfiguration. So the
+//! neighbors have to be listed, too.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -15,24 +15,24 @@ use serde_json::{Map, Value, json};
 /// API group and version of the kind `FRRConfiguration`.
 pub const FRR_API_VERSION: &str = "frrk8s.metallb.io/v1beta1";
 
-/// Name of the kind `FRRConfiguration`.
+/// The field `kind` of FRRConfigurations.
 pub const FRR_KIND: &str = "FRRConfiguration";
 
 /// The name of a node's FRRConfiguration begins with this text. The name of the node follows.
 pub const FRR_PREFIX: &str = "cadastre-";
 
-/// Label of the FRRConfigurations that the controller writes, and its value. The controller never writes to an
+/// Key and value of a label that all FRRConfigurations of the controller have. The controller never writes to an
 /// FRRConfiguration without this label.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "cadastre");
 
-/// Label of a Node by which its FRRConfiguration selects it.
+/// Key of the Node label by which the FRRConfiguration of a node selects this node alone.
 pub const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 
-/// The maximum length of a label's value.
+/// The maximum length of the value of a Kubernetes label, in bytes.
 pub const LONGEST_LABEL: usize = 63;
 
-/// The field of a neighbor in which the controller's settings say which nodes have the neighbor. The controller leaves
-/// it out of FRRConfigurations.
+/// Field of a neighbor in the flag `--frr-neighbor`: the labels of the nodes that have the neighbor. frr-k8s does not
+/// know this field, so the controller leaves the field out of FRRConfigurations.
 const NODE_LABELS: &str = "nodeLabels";
 
 /// The fields of an FRRConfiguration that the controller writes.
@@ -46,10 +46,10 @@ const NODE_LABELS: &str = "nodeLabels";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FRRConfigurationSpec {
-    /// Selects the node
+    /// Selects the node whose ranges the FRRConfiguration lists
     #[serde(default)]
     pub node_selector: FrrNodeSelector,
-    /// The configuration of BGP
+    /// The BGP routers of the selected node
     #[serde(default)]
     pub bgp: FrrBgp,
 }
@@ -63,7 +63,7 @@ pub struct FrrNodeSelector {
     pub match_labels: BTreeMap<String, String>,
 }
 
-/// The configuration of BGP.
+/// The section `bgp` of an FRRConfiguration.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct FrrBgp {
     /// The routers, one per VRF; the controller writes only the router of the default VRF
@@ -71,7 +71,7 @@ pub struct FrrBgp {
     pub routers: Vec<FrrRouter>,
 }
 
-/// A BGP router on the node.
+/// A BGP router on the node, with its neighbors and the prefixes that it announces.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct FrrRouter {
     /// The AS number of the node
@@ -80,7 +80,7 @@ pub struct FrrRouter {
     /// The neighbors to which the router announces the prefixes, as the CRD of frr-k8s defines them
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neighbors: Vec<Value>,
-    /// The ranges that the router announces
+    /// The ranges that the router announces, as CIDRs
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefixes: Vec<String>,
 }
@@ -97,16 +97,16 @@ impl FRRConfigurationSpec {
         }
     }
 
-    /// Returns the spec as the API server stores it.
+    /// Returns the spec as JSON, in the form in which the controller sends it to the API server.
     pub fn to_json(&self) -> Value {
         json!(self)
     }
 }
 
-/// A neighbor to which nodes announce their ranges.
+/// A BGP neighbor to which nodes announce their ranges, from the flag `--frr-neighbor` of the controller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FrrNeighbor {
-    /// The labels that a node must have to get this neighbor; all nodes get it if there are none
+    /// The labels that a node must have to announce its ranges to this neighbor; if empty, all nodes do
     pub node_labels: BTreeMap<String, String>,
     /// The neighbor as the CRD of frr-k8s defines it
     pub neighbor: Value,
@@ -115,7 +115,7 @@ pub struct FrrNeighbor {
 impl FromStr for FrrNeighbor {
     type Err = String;
 
-    /// Reads a neighbor as JSON. A neighbor that does not say what is announced to it gets all prefixes.
+    /// Parses a neighbor from JSON. Without the field `toAdvertise`, all prefixes are announced to the neighbor.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut neighbor: Map<String, Value> = serde_json::from_str(text)
             .map_err(|why| format!("a neighbor is a JSON object: {why}"))?;
@@ -136,7 +136,7 @@ impl FromStr for FrrNeighbor {
     }
 }
 
-/// Returns all prefixes that the spec of an FRRConfiguration lists, whoever wrote it.
+/// Returns the prefixes of all routers in the spec of an FRRConfiguration. Skips malformed values.
 pub fn prefixes(spec: &Value) -> impl Iterator<Item = &str> {
     let routers = spec.pointer("/bgp/routers").and_then(Value::as_array);
     let prefixes = routers.into_iter().flatten();
@@ -144,19 +144,19 @@ pub fn prefixes(spec: &Value) -> impl Iterator<Item = &str> {
     prefixes.flatten().filter_map(Value::as_str)
 }
 
-/// Returns the AS number that the spec of an FRRConfiguration has.
+/// Returns the AS number of the first router in the spec of an FRRConfiguration.
 pub fn asn(spec: &Value) -> Option<u32> {
     let asn = spec.pointer("/bgp/routers/0/asn")?.as_u64()?;
     u32::try_from(asn).ok()
 }
 
-/// Returns whether the spec is as it was written. In neighbors, further fields count as no change, because the API server
-/// adds the defaults that the CRD has, and these differ between the releases of frr-k8s.
+/// Returns whether `spec`, from the API server, is equal to `written`, the spec that the controller wants. Additional
+/// fields of neighbors are ignored: the API server adds defaults of the CRD, which differ between releases of frr-k8s.
 pub fn is_as_written(spec: &Value, written: &Value) -> bool {
     is_as(spec, written, false)
 }
 
-/// Compares two values. Objects may have further fields if `may_have_more` is true.
+/// Returns whether two values are equal. If `may_have_more` is true, objects in `value` may have additional fields.
 fn is_as(value: &Value, written: &Value, may_have_more: bool) -> bool {
     match (value, written) {
         (Value::Object(value), Value::Object(written)) => {
@@ -176,7 +176,7 @@ fn is_as(value: &Value, written: &Value, may_have_more: bool) -> bool {
     }
 }
 
-/// Reads an AS number. AS 0 is reserved (RFC 7607), and FRR does not accept it.
+/// Parses an AS number of 32 bits. Rejects 0, which is reserved (RFC 7607) and which FRR does not accept.
 pub fn parse_asn(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(asn) if asn > 0 => Ok(asn),

@@ -1,10 +1,10 @@
 //! IPAMClaims of the Kubernetes network plumbing group (`k8s.cni.cncf.io/v1alpha1`), by which KubeVirt keeps the
 //! addresses of a virtual machine's interfaces.
 //!
-//! Whoever runs virtual machines creates an IPAMClaim for each of their interfaces, and names it in the annotation
-//! `k8s.v1.cni.cncf.io/networks` of the pods: `[{"name": "vlan7", "ipam-claim-reference": "vm1.vlan7"}]`. For each
+//! For each interface of a virtual machine, a user or controller creates an IPAMClaim, which the machine's pods name in
+//! the annotation `k8s.v1.cni.cncf.io/networks`: `[{"name": "vlan7", "ipam-claim-reference": "vm1.vlan7"}]`. For each
 //! IPAMClaim, the controller creates an [`IPClaim`](super::IPClaim) with the same name, which the IPAMClaim owns. The
-//! agent gives the IPClaim's addresses to that interface of the pod.
+//! agent assigns the addresses of the IPClaim to the interface.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ pub const IPAM_CLAIM_GROUP: &str = "k8s.cni.cncf.io";
 /// API group and version of the kind `IPAMClaim`.
 pub const IPAM_CLAIM_API_VERSION: &str = "k8s.cni.cncf.io/v1alpha1";
 
-/// Name of the kind `IPAMClaim`.
+/// The field `kind` of IPAMClaims, also in owner references.
 pub const IPAM_CLAIM_KIND: &str = "IPAMClaim";
 
 /// Annotation of a pod in which users name the networks that the pod should be attached to. Multus reads it.
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// An annotation that is longer than this many bytes is ignored.
+/// If the value of [`NETWORKS_ANNOTATION`] is longer than this many bytes, it is ignored.
 const MOST_TEXT: usize = 64 << 10;
 /// At most this many IPAMClaims of a pod are read.
 const MOST_CLAIMS: usize = 16;
@@ -35,7 +35,7 @@ const LONGEST_INTERFACE: usize = 15;
 /// The fields of an IPAMClaim that Cadastre reads.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct IPAMClaimLite {
-    /// The metadata of the IPAMClaim
+    /// The complete metadata of the IPAMClaim
     pub metadata: ObjectMeta,
     /// The spec, of which only the network is read
     #[serde(default)]
@@ -66,7 +66,7 @@ pub struct InterfaceClaim {
     pub claim: String,
 }
 
-/// An element of the annotation.
+/// An element of the JSON list in [`NETWORKS_ANNOTATION`].
 #[derive(Deserialize)]
 struct Element {
     #[serde(default)]
@@ -75,8 +75,8 @@ struct Element {
     claim: Option<String>,
 }
 
-/// Returns the IPAMClaims that a pod names, each with its interface. An element without a name of the interface has the
-/// name that Multus gives it: `net1` for the first element, and so on.
+/// Returns the IPAMClaims that a pod names, each with its interface. If an element names no interface, its interface
+/// has the name that Multus chooses: `net1` for the first element, and so on.
 pub fn interface_claims(annotations: &BTreeMap<String, String>) -> Vec<InterfaceClaim> {
     let text = annotations.get(NETWORKS_ANNOTATION);
     // An annotation that is only a list of network names refers to no IPAMClaim.
@@ -92,7 +92,7 @@ pub fn interface_claims(annotations: &BTreeMap<String, String>) -> Vec<Interface
     claims.take(MOST_CLAIMS).collect()
 }
 
-/// Returns the IPAMClaim that owns an object, if one does.
+/// Returns the owner reference to an IPAMClaim, or `None` if no IPAMClaim owns the object.
 pub fn ipam_claim_of(owners: &[OwnerReference]) -> Option<&OwnerReference> {
     let mut owners = owners.iter();
     owners.find(|it| is_of_kind(it, IPAM_CLAIM_GROUP, IPAM_CLAIM_KIND))

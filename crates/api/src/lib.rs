@@ -47,13 +47,13 @@ pub mod watched;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// Returns whether an owner is of this group, in any version, and of this kind.
+/// Returns whether an owner reference has the API group `group`, in any version, and the kind `kind`.
 fn is_of_kind(owner: &OwnerReference, group: &str, kind: &str) -> bool {
     let own = owner.api_version.split_once('/').map(|it| it.0);
     own == Some(group) && owner.kind == kind
 }
 
-/// Returns whether a field has its default value, in which case it need not be written.
+/// Returns whether `value` is the default of its type. Fields with their default are not serialized.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -2,10 +2,10 @@
 //!
 //! The names are part of the API. Objects in clusters contain them, so a name must never change.
 
-/// API group of all kinds.
+/// API group of all kinds that Cadastre defines.
 pub const GROUP: &str = "cadastre.dev";
 
-/// API version of all kinds.
+/// API version of all kinds that Cadastre defines.
 pub const VERSION: &str = "v1alpha1";
 
 /// Annotation of the CRDs. Its value is the release to which the CRD belongs, so that installers can compare releases.
@@ -19,8 +19,8 @@ pub const FINALIZER: &str = "cadastre.dev/ranges-allocated";
 /// annotation, the API server rejects all podCIDR writes that an earlier leader still has in flight.
 pub const TERM_ANNOTATION: &str = "cadastre.dev/term";
 
-/// Annotation of a Node. Its value is the AS number of the node in its FRRConfiguration (see [`frr`](super::frr)). Nodes
-/// without it have the number of the controller's flag.
+/// Annotation of a Node. Its value is the AS number of the node in its FRRConfiguration (see [`frr`](super::frr)).
+/// Nodes without this annotation have the AS number of the flag `--frr-asn`.
 pub const ASN_ANNOTATION: &str = "cadastre.dev/asn";
 
 /// Key of the taint of a Node that has no free address for another pod.

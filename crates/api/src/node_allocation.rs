@@ -163,7 +163,7 @@ fn block(block: &AllocatedBlock, messages: &mut Vec<String>) -> Option<Block> {
     })
 }
 
-/// Whether a text is the namespace and the name of a claim, with a slash between them.
+/// Returns whether a text has the form `namespace/name`, with exactly one slash and no empty part.
 fn is_claim_name(text: &str) -> bool {
     let parts = text.split_once('/');
     parts.is_some_and(|(namespace, name)| {
@@ -185,8 +185,8 @@ pub fn may_be_claimed(address: Addr, pool: &NodePool) -> bool {
     covering(&usable(host, Some(&claim)).excluded, address).is_none()
 }
 
-/// Returns the terms of the pool that a claim forms on the node, without the terms of its address families. `real` are
-/// the terms of the IPPool to which the claim's addresses belong.
+/// Returns the terms of the pool that the blocks of a claim form on the node, without the terms of its address
+/// families. `claim` is the name of this pool. `real` are the terms of the IPPool to which the addresses belong.
 fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     PoolTerms {
         routes: real.routes.clone(),
@@ -197,7 +197,7 @@ fn claim_terms(claim: &str, real: &PoolTerms) -> PoolTerms {
     }
 }
 
-/// Returns the terms of one family of a claim's pool.
+/// Returns the terms of the pool that the blocks of a claim form on the node, for the family of `address`.
 fn claim_ranges(real: &PoolTerms, address: Cidr) -> FamilyTerms {
     let of_family = real.family(address.family());
     of_family.map_or_else(FamilyTerms::default, |it| it.of_part(address))

@@ -8,8 +8,8 @@
 //! - The pod has the annotation `cadastre.dev/addresses`. The pod uses a claim for this pod alone
 //!   ([`claim_of_addresses`]). The controller creates this claim, unless a range of the pod's node has the addresses.
 //!
-//! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod. Both
-//! call [`claim_of`], so they always use the same claim. The claim is in the pod's namespace.
+//! The controller allocates the addresses of the claim to the pod's node, and the agent assigns them to the pod.
+//! Controller and agent both call [`claim_of`], so they always use the same claim. The claim is in the pod's namespace.
 //!
 //! Two pods can have the address of a claim at the same time if KubeVirt migrates a virtual machine from one pod to the
 //! other. In this case, the same VirtualMachineInstance controls both pods ([`vmi_of`]).
@@ -29,7 +29,7 @@ use cadastre_core::mutation::Mutation;
 /// At most this many characters of a wrong annotation are quoted.
 const QUOTED: usize = 100;
 
-/// The maximum length of a name of an object.
+/// The maximum length of the name of an object in the API, in bytes.
 const LONGEST_NAME: usize = 253;
 
 /// The claim that a pod uses.
@@ -50,7 +50,7 @@ pub enum ClaimOfPod<'a> {
 }
 
 impl ClaimOfPod<'_> {
-    /// Returns the name of the claim.
+    /// Returns the name of the claim, without the namespace, which is the namespace of the pod.
     pub fn name(&self) -> &str {
         match self {
             ClaimOfPod::Annotated(name) | ClaimOfPod::Sticky(name) => name,
@@ -119,7 +119,7 @@ pub fn addresses(annotations: &BTreeMap<String, String>) -> Option<Result<Vec<Ad
     Some(read_annotation(text, address_list))
 }
 
-/// Parses an annotation, or returns what is wrong with it.
+/// Parses the value of an annotation with `read`. An error text continues a sentence that begins with its name.
 pub fn read_annotation<T>(text: &str, read: fn(&str) -> Result<T, String>) -> Result<T, String> {
     let text = text.trim();
     if text.is_empty() {

@@ -100,9 +100,8 @@ pub struct IPPoolSpec {
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub exhausted_node_taint: ExhaustedNodeTaint,
 
-    /// Names of networks. The pool gives addresses to the IPAMClaims (k8s.cni.cncf.io) of these networks. The name of a
-    /// network is in the network's CNI configuration. KubeVirt keeps the addresses of virtual machines by IPAMClaims.
-    /// Only for Blocks.
+    /// Names of networks, as in their CNI configurations. IPAMClaims (k8s.cni.cncf.io) of these networks get addresses
+    /// of this pool. KubeVirt uses IPAMClaims so that virtual machines keep their addresses. Only for Blocks.
     #[schemars(length(max = 64), inner(length(min = 1, max = 253)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,
@@ -130,8 +129,8 @@ pub struct IPPoolSpec {
     pub disabled: bool,
 
     /// Fixed ranges of certain nodes. A node that is named here, and that the pool selects, gets exactly these ranges
-    /// as podCIDRs, or waits until they are free. No other node gets an address of them, even while the named node does
-    /// not exist. podCIDRs that nodes have already stay as they are. Only for NodeCIDR.
+    /// as podCIDRs, or waits until they are free. No other node gets an address of these ranges, even while the named
+    /// node does not exist. Existing podCIDRs do not change. Only for NodeCIDR.
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assignments: Vec<NodeAssignment>,
@@ -274,7 +273,7 @@ pub enum BlockSizing {
     FitMaxPods,
 }
 
-/// IPv4 ranges of a pool.
+/// IPv4 ranges of a pool, with block size and gateway.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv4Ranges {
@@ -303,7 +302,7 @@ pub struct IPv4Ranges {
     pub gateway: Option<String>,
 }
 
-/// IPv6 ranges of a pool.
+/// IPv6 ranges of a pool, with block size and gateway.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct IPv6Ranges {
@@ -365,14 +364,14 @@ pub struct FamilyStatus {
     /// blockSizing FitMaxPods, new ranges can have other sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// Total number of blocks in the pool's ranges. Blocks with reserved addresses that are not allocated, and blocks
-    /// that overlap assignments, are not counted.
+    /// Total number of blocks in the pool's ranges. Blocks that are never allocated, because of reserved addresses,
+    /// service ranges or addresses of nodes, and blocks that overlap assignments are not counted.
     pub capacity: String,
     /// Number of blocks that are allocated to nodes.
     pub allocated: String,
     /// Number of blocks that belonged to deleted nodes and cannot be allocated again yet.
     pub quarantined: String,
-    /// Number of blocks that can be allocated, to nodes without an assignment.
+    /// Number of blocks that can be allocated to nodes without an assignment.
     pub free: String,
     /// Percentage of blocks that are not free, such as 37%.
     pub utilization: String,

@@ -42,7 +42,7 @@ pub struct Requests {
     /// Addresses to release, each with the handle (network and container ID) to which it was assigned. With the
     /// request, the user asserts that the container is gone.
     pub container_gone: BTreeSet<(Addr, String)>,
-    /// Addresses whose conflict with another host is over, each with the time at which the conflict began
+    /// Addresses whose conflict is over, each with the time when the conflict began, in milliseconds of Unix time
     pub conflict_over: BTreeSet<(Addr, i64)>,
     /// CIDRs of blocks to drain. No new address is assigned from such a block, and the block is released once it is
     /// empty

@@ -6,8 +6,8 @@
 //! is small, and is written only if a route changes.
 //!
 //! # Guarantees
-//! - A block is listed here only as long as its IPAMBlock exists. So its range is not allocated to another node while it
-//!   is listed here, unless a late write of an earlier leader lists it again for a moment.
+//! - A NodeRoutes lists a block only as long as the block's IPAMBlock exists. So a listed block is allocated to no
+//!   other node. There is one exception: a late write of an earlier leader can list a released block for a moment.
 //! - If two NodeRoutes list the same range, the one with the higher `resourceVersion` is right.
 
 use kube::{CustomResource, KubeSchema};
@@ -19,7 +19,7 @@ pub const MOST_VIA: usize = 2;
 /// addresses that a NodeSubnet lists.
 pub const MOST_DESTINATIONS: usize = 4_096;
 
-/// The routes to the pods of a node.
+/// The ranges of a node's pods, and the addresses of the node through which they are reached.
 #[derive(
     CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq,
 )]

@@ -109,21 +109,21 @@ pub(super) fn block_fits(family: &str, defaults: (u8, u8)) -> Rule {
         .field_path(format!(".{family}.blockSize"))
 }
 
-/// Only a podCIDR has a size that is chosen for its node. A node gets as many blocks as it needs.
+/// Rejects FitMaxPods in a pool that allocates blocks, because a node gets as many blocks as it needs.
 pub(super) fn sizing_for_node_cidr() -> Rule {
     Rule::new("self.allocationMode == 'NodeCIDR' || !has(self.ipv4) || !has(self.ipv4.blockSizing) || self.ipv4.blockSizing == 'Fixed'")
         .message("FitMaxPods is for allocationMode NodeCIDR: leave it out, as with Blocks a node gets as many blocks as its pods need")
         .field_path(".ipv4.blockSizing")
 }
 
-/// Only podCIDRs can be assigned to nodes.
+/// Rejects assignments in a pool that allocates blocks, because only podCIDRs can be assigned to certain nodes.
 pub(super) fn assignments_for_node_cidr() -> Rule {
     Rule::new("self.allocationMode == 'NodeCIDR' || !has(self.assignments) || size(self.assignments) == 0")
         .message("assignments are for allocationMode NodeCIDR: leave them out, or give the ranges in a pool of that mode")
         .field_path(".assignments")
 }
 
-/// Accepts the name of a Node.
+/// Accepts the name of a Node, which is a DNS subdomain (RFC 1123).
 pub(super) fn node_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
@@ -133,9 +133,9 @@ pub(super) fn node_name(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Accepts the ranges of an assignment: at most one CIDR of each family. Which families the pool has, and whether its
-/// CIDRs contain the ranges, is checked by the controller, because the cost of the check grows with the number of
-/// assignments times the number of CIDRs.
+/// Accepts the ranges of an assignment: at most one CIDR of each family. The controller checks that the CIDRs of the
+/// pool contain the ranges. A rule cannot do that, because its cost would grow with the number of assignments times the
+/// number of CIDRs.
 pub(super) fn assigned_cidrs(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -276,8 +276,8 @@ fn cidrs(most: u32, family: &str, not_a_cidr: &str) -> Schema {
     })
 }
 
-/// Whether the CIDR `c` contains no CIDR of the list except itself. The list in brackets gives the parsed `c` the name
-/// `p`, so that `c` is parsed once, and not again for each `d`.
+/// CEL expression that is true if the CIDR `c` contains no CIDR of the list except itself. The list in brackets gives
+/// the parsed `c` the name `p`, so that `c` is parsed only once.
 const HOLDS_NO_OTHER: &str = "[cidr(c)].all(p, self.exists_one(d, p.containsCIDR(d)))";
 
 /// Schema of a range in a NodeSubnet. The range is already allocated, so every valid CIDR is accepted.

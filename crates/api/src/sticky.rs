@@ -67,7 +67,7 @@ pub fn ttl(annotations: &BTreeMap<String, String>) -> Option<u32> {
     (seconds <= LONGEST_TTL).then_some(seconds)
 }
 
-/// Returns the names of the pools from which the controller may create the claim of a pod, best first. The pod's
+/// Returns the names of the pools from which the sticky claim of a pod may get its addresses, best first. The pod's
 /// annotation `cadastre.dev/pools` lists them.
 pub fn pools(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let lists = annotations.get(POOLS_ANNOTATION).into_iter();

@@ -1,11 +1,11 @@
 //! NodeSubnet: the ranges of one node, and the quarantined ranges of earlier nodes with the same name.
 //!
 //! A NodeSubnet has the name of its node. Only the controller writes `spec`, and only the node's agent writes `status`,
-//! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`], [`ADDRESS_CONFLICT`] and
-//! [`ROUTES_READY`] and [`RANGES_ANNOUNCED`], and the controller writes the other conditions as its answer to the status. A NodeSubnet has no
-//! owner reference to the Node, because the NodeSubnet must outlive the Node: its field `quarantined` is the durable
-//! record of podCIDRs in quarantine. So the NodeSubnet is deleted only when the last of these podCIDRs may be allocated
-//! again.
+//! with one exception: in `status.conditions`, the agent writes [`SERVED_BY_OTHERS`], [`ADDRESS_CONFLICT`],
+//! [`ROUTES_READY`] and [`RANGES_ANNOUNCED`], and the controller writes the other conditions as its answer to the
+//! status. A NodeSubnet has no owner reference to the Node, because the NodeSubnet must outlive the Node: its field
+//! `quarantined` is the durable record of podCIDRs in quarantine. So the NodeSubnet is deleted only when the last of
+//! these podCIDRs may be allocated again.
 //!
 //! # What an agent must do
 //! - Use `spec` only while `nodeUID` is the UID of its own Node.
@@ -78,7 +78,7 @@ pub const SERVED_BY_OTHERS: &str = "ServedByOthers";
 pub const ADDRESS_CONFLICT: &str = "AddressConflict";
 /// The type of the condition that says whether the node has routes to the pods of all other nodes.
 pub const ROUTES_READY: &str = "RoutesReady";
-/// The type of the condition that says whether the node's routing daemon has been given the node's ranges.
+/// The type of the condition that says whether the agent has passed the node's ranges to the node's routing daemon.
 pub const RANGES_ANNOUNCED: &str = "RangesAnnounced";
 
 /// The ranges of a node, and the quarantined ranges of earlier nodes with the same name. Written by the controller.
@@ -133,9 +133,9 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<NodePool>,
 
-    /// The agent writes the status at most once in this many seconds, unless somebody waits for the change, and the
-    /// NodeAddresses at most once in ten times as many. The controller sets this in large clusters, so that all agents
-    /// together do not write too often. If the agent's own interval is longer, that one counts.
+    /// Minimum number of seconds between two writes of the status by the agent. Changes that somebody waits for are
+    /// written at once. For the NodeAddresses, the minimum is ten times as long. The controller sets this field in
+    /// large clusters, to limit the writes of all agents together. The agent's flags can set longer intervals.
     #[schemars(range(min = 0, max = 86_400))]
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub status_interval_seconds: u32,
@@ -152,9 +152,9 @@ pub struct NodeSubnetSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leak_candidates: Vec<LeakCandidate>,
 
-    /// Ranges that the controller takes back from the node. Each is a part of one of the node's blocks. It can be a
-    /// single address. The agent assigns no new address in such a range. The agent reports the range in
-    /// status.withdrawn once no address of the range is in use or cooling.
+    /// Ranges that the controller withdraws from the node. Each is a part of one of the node's blocks, or a single
+    /// address. The agent assigns no new address in such a range. The agent reports the range in status.withdrawn once
+    /// no address of the range is in use or cooling.
     #[schemars(length(max = MOST_WITHDRAWALS), inner(length(max = 43)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub withdraw: Vec<String>,
@@ -246,8 +246,8 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_blocks_per_node: Option<u32>,
 
-    /// With warm.minimum MaxPods: the number of pods that the node may run. The node keeps at least this many addresses
-    /// of the pool once it has a block of it.
+    /// With warm.minimum MaxPods: the number of pods that the node may run. A node with a block of the pool keeps at
+    /// least this many addresses of the pool.
     #[schemars(range(min = 0, max = 65536))]
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub min_addresses: u32,
@@ -270,8 +270,8 @@ pub struct NodePool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<NodePoolRanges>,
 
-    /// Addresses of the pool that its spec reserves. The node compares them with the range that a network's
-    /// configuration allows. The reserved addresses of the node's blocks are also listed in the blocks.
+    /// Addresses that the IPPool reserves. The node uses them to check that the pool assigns no address outside of the
+    /// range that a network's CNI configuration allows. Reserved addresses of a block are also listed in the block.
     #[schemars(length(max = 128), inner(length(max = 79)))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
@@ -403,7 +403,7 @@ pub struct LeakCandidate {
     pub pod_uid: String,
 }
 
-/// What the node's agent reports.
+/// What the node's agent reports: usage of its blocks, demand for addresses, requests and conflicts.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSubnetStatus {
@@ -418,7 +418,7 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolDemand>,
 
-    /// Usage of each block that the agent knows.
+    /// Usage of each block of the node, including blocks with addresses in use that the spec no longer lists.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr", "uid"]))]
     #[schemars(length(max = MOST_BLOCKS))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -456,10 +456,10 @@ pub struct NodeSubnetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<LeakCandidate>,
 
-    /// Conditions of the node. The agent writes three of them. ServedByOthers says whether another network serves the
-    /// node's new pods. AddressConflict says whether other hosts answer for addresses of the node. RoutesReady says
-    /// whether the node has routes to the pods of all other nodes. The controller writes the other conditions as its
-    /// answer to this status.
+    /// Conditions of the node. The agent writes four of them. ServedByOthers: another network serves the node's new
+    /// pods. AddressConflict: other hosts answer for addresses of the node. RoutesReady: the node has routes to the
+    /// pods of all other nodes. RangesAnnounced: the routing daemon has the node's ranges. The controller writes the
+    /// other conditions as its answer to this status.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,

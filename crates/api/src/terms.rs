@@ -40,13 +40,13 @@ pub struct AddressTerms {
 
     /// What to do with a pod about which the node's agent knows nothing, because the agent or the API server is
     /// unavailable. The pod's labels or annotations might entitle it to another pool or address. Wait: the CNI call is
-    /// rejected, and the container runtime repeats it. Serve: the pod gets an address of this pool at once, if this
-    /// pool serves pods whatever their labels are.
+    /// rejected, and the kubelet tries again. Serve: the pod gets an address of this pool at once, if this pool serves
+    /// pods whatever their labels are.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub unknown_pods: UnknownPods,
 
-    /// Whether certain addresses of the pool can be asked for: by the annotation cadastre.dev/addresses, by
-    /// spec.addresses of an IPClaim, and by the CNI configuration or the runtime. Deny affects neither addresses that
+    /// Whether pods and claims can ask for certain addresses of the pool: by the annotation cadastre.dev/addresses, by
+    /// spec.addresses of an IPClaim, or by the CNI configuration or the runtime. Deny affects neither addresses that
     /// pods and claims have already, nor claims that name only the pool.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub explicit_addresses: ExplicitAddresses,
@@ -54,8 +54,8 @@ pub struct AddressTerms {
     /// Whether the node checks that no other host uses a free address, before it assigns the address. BeforeUse: the
     /// node's agent sends an ARP request or a neighbour solicitation, on the interface that the main CNI plugin names
     /// as its master, or else on the interface of the node's default route. If a host answers within 200 ms, the
-    /// address is set aside, and is not assigned until a later probe finds it free. While the agent cannot probe,
-    /// addresses that were not probed are not assigned.
+    /// address is not assigned until a later probe gets no answer. While the agent cannot probe, addresses that were
+    /// not probed are not assigned.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub conflict_probe: ConflictProbe,
 }
@@ -89,9 +89,9 @@ pub struct Warm {
     #[serde(default = "default_high")]
     pub high: u32,
 
-    /// How many addresses a node keeps in all, in use or free. None: as many as low and high say. MaxPods: also at least
-    /// one for each pod that the node may run (status.capacity.pods of the Node), so that pods get addresses while the
-    /// API server cannot be reached. A node without a block of the pool keeps none.
+    /// How many addresses a node keeps in all, in use or free. None: as many as low and high say. MaxPods: also at
+    /// least one for each pod that the node may run (status.capacity.pods of the Node), so that pods get addresses
+    /// while the API server cannot be reached. A node without a block of the pool keeps none.
     #[serde(default, skip_serializing_if = "crate::is_default")]
     pub minimum: WarmMinimum,
 }
@@ -131,14 +131,14 @@ pub enum AddressPrefix {
 /// What to do with a pod about which the agent knows nothing.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// Reject the CNI call; the container runtime will repeat it
+    /// Reject the CNI call; the kubelet will try again
     #[default]
     Wait,
     /// Assign an address at once, without knowing the pod's labels and annotations
     Serve,
 }
 
-/// Whether certain addresses of a pool can be asked for.
+/// Whether pods and claims can ask for certain addresses of a pool.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExplicitAddresses {
     /// Whoever may create pods or claims can ask for any free address

@@ -6,8 +6,8 @@
 //!
 //! # Caveats
 //! - Never write a whole object of these types: a replace would remove every skipped field. Only patch.
-//! - `metadata` has only the fields that Cadastre reads. For example, it lacks `generateName`, and of
-//!   `managedFields` it only has whether there are any.
+//! - `metadata` has only the fields that Cadastre reads. For example, it lacks `generateName`, and `managedFields` is
+//!   empty even if the object has any.
 
 use std::collections::BTreeMap;
 
@@ -34,9 +34,9 @@ pub struct NodeLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// The spec of the Node: the podCIDRs and the provider ID
+    /// The spec of the Node: podCIDRs, provider ID and taints
     pub spec: Option<NodeLiteSpec>,
-    /// The status of the Node: the addresses and the machine ID
+    /// The status of the Node: addresses, machine ID, conditions and capacity
     pub status: Option<NodeLiteStatus>,
 }
 
@@ -66,7 +66,7 @@ pub struct TaintLite {
     pub value: Option<String>,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`
     pub effect: String,
-    /// When the taint was added
+    /// When the taint was added, as unparsed text
     pub time_added: Option<String>,
 }
 
@@ -91,7 +91,7 @@ pub struct NodeCapacityLite {
     pub pods: Option<String>,
 }
 
-/// A condition of a Node.
+/// A condition in a Node's status, without its reason and times.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct NodeConditionLite {
     /// The type, such as `Ready`
@@ -131,7 +131,7 @@ pub struct PodLite {
     /// The metadata without the fields that Cadastre does not read, such as `managedFields`
     #[serde(with = "SlimMeta")]
     pub metadata: ObjectMeta,
-    /// The spec of the Pod: the name of the pod's node, and whether the pod uses the node's network
+    /// The spec of the Pod: the name of the pod's node, whether the pod uses the node's network, and tolerations
     pub spec: Option<PodLiteSpec>,
     /// The status of the Pod: its phase and its IP addresses
     pub status: Option<PodLiteStatus>,
@@ -149,7 +149,7 @@ pub struct PodLiteSpec {
     pub tolerations: Option<Vec<TolerationLite>>,
 }
 
-/// A toleration of a Pod.
+/// A toleration of a Pod, without its operator and value.
 #[derive(Deserialize, Clone, Debug, Default)]
 pub struct TolerationLite {
     /// The key of the tolerated taints; empty for taints of all keys
@@ -238,14 +238,14 @@ struct SlimMeta {
     deletion_grace_period_seconds: Option<i64>,
     #[serde(skip)]
     generate_name: Option<String>,
-    /// Only whether there are any: the list is empty
+    /// An empty list if the object has managed fields, and `None` if it has none
     #[serde(default, deserialize_with = "presence")]
     managed_fields: Option<Vec<ManagedFieldsEntry>>,
     #[serde(skip)]
     self_link: Option<String>,
 }
 
-/// Skips a list. Returns an empty one if it is there, or `None` if it is absent or null.
+/// Deserializes a list without its elements. Returns an empty list, or `None` if the list is null.
 fn presence<'de, D: Deserializer<'de>, T>(from: D) -> Result<Option<Vec<T>>, D::Error> {
     let list = Option::<IgnoredAny>::deserialize(from)?;
     Ok(list.map(|IgnoredAny| Vec::new()))

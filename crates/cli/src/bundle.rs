@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - No Secret and no ConfigMap is read. Of pods, nodes and workloads, only fields that this source file names are
-//!   kept. These are no environment variables, no commands, no volumes, and of the annotations only `cadastre.dev/*`.
+//!   kept: no environment variables, commands or volumes, and of the annotations only `cadastre.dev/*`.
 //! - Managed fields and last-applied configurations are dropped.
 //! - `README.txt` names the files in the bundle, and the objects and metrics that could not be read.
 
@@ -174,8 +174,8 @@ impl Bundle<'_> {
         }
     }
 
-    /// Returns whether the API server has the kinds of frr-k8s, which few clusters have. If this cannot be read, returns
-    /// true, so that the reason is told.
+    /// Returns whether the API server has the kinds of frr-k8s, which few clusters have. If the API groups cannot be
+    /// read, returns true: listing then fails, and `README.txt` gives the reason.
     async fn has_frr(&self) -> bool {
         let Ok(groups) = self.get("/apis").await else {
             return true;

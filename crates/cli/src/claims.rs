@@ -21,11 +21,11 @@ pub(crate) struct ClaimFact {
     pub deleted_at: Option<Timestamp>,
     /// `metadata.finalizers`
     pub finalizers: Vec<String>,
-    /// The addresses that the claim asks for
+    /// `spec.addresses`: the addresses that the claim asks for; empty if it takes any address of the pool
     pub asked: Vec<Addr>,
     /// The pool that the status names; if the status names none, the pool that the spec names
     pub pool: Option<String>,
-    /// The addresses that the status records
+    /// `status.addresses`: the addresses that the claim has
     pub addresses: Vec<Addr>,
     /// The status; the default if it cannot be parsed
     pub status: IPClaimStatus,

@@ -1,11 +1,11 @@
 //! `kubectl cadastre`: shows and checks the address space, with nothing but the user's rights in the API.
 //!
-//! No controller and no agent has to run: a verb (a subcommand such as `show`) reads the objects of the API and
-//! evaluates them with the controller's own code.
+//! No controller and no agent has to run: a subcommand such as `show` reads the objects of the API and evaluates them
+//! with the controller's own code.
 //!
 //! | file | subject |
 //! |---|---|
-//! | [`lists`], `claims`, [`inventory`] | the objects as listed; claims; the objects with indices, as verbs use them |
+//! | [`lists`], `claims`, [`inventory`] | the objects as listed; claims; the objects, parsed and indexed |
 //! | [`reach`] | all IO with the API server |
 //! | [`render`] | tables, JSON, YAML, colours |
 //! | [`status`], [`running`] | the health of Cadastre itself; its controllers, agents and leases |
@@ -20,8 +20,8 @@
 //! | [`bundle`] | everything that a problem report needs, without secrets |
 //!
 //! # Guarantees
-//! - The result of a verb depends only on the inventory, the arguments and the current time; that of `explain pod` also
-//!   on the pod's events.
+//! - The result of a subcommand depends only on the inventory, the arguments and the current time; that of `explain
+//!   pod` also on the pod's events.
 //! - Only [`release`], [`drain`], `pop` and `claim` write. The first three write an annotation of a NodeSubnet, and the
 //!   write fails if the NodeSubnet has changed since it was read. `claim` creates and deletes IPClaims.
 //! - Exit code 0: done, and nothing was found. 1: failed; standard error says why. 2: `check` or `status` found

@@ -40,7 +40,7 @@ pub(crate) struct PopArgs {
     #[arg(long)]
     dry_run: bool,
 
-    /// Wait until the node has handed the ranges back
+    /// Wait until the ranges are taken out, that is, until no address in them is in use or cooling
     #[arg(long)]
     wait: bool,
 

@@ -86,12 +86,12 @@ impl ApiReach {
         })
     }
 
-    /// Lists the objects that a verb needs and builds an inventory of them.
+    /// Lists the objects that a subcommand needs and builds an inventory of them.
     pub(crate) async fn inventory(&self, wanted: WantedKinds) -> anyhow::Result<Inventory> {
         Ok(Inventory::new(&self.lists(wanted).await?, Timestamp::now()))
     }
 
-    /// Lists the objects that a verb needs.
+    /// Lists the objects that a subcommand needs.
     ///
     /// Pods are listed last. So a pod that is created while the other kinds are listed is found. A pod that is deleted
     /// during that time is known to be gone.
@@ -122,7 +122,7 @@ impl ApiReach {
         })
     }
 
-    /// Lists objects that a verb can do without. `Err` has the reason why they cannot be read.
+    /// Lists objects that a subcommand can do without. `Err` has the reason why they cannot be read.
     async fn optional<K: Listed>(&self, params: &ListParams) -> Readable<K> {
         let api = Api::<K>::all(self.client.clone());
         let listed = self.call(api.list(params)).await.map(|it| it.items);

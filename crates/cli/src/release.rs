@@ -127,7 +127,7 @@ pub(crate) struct Target {
     pub pod: String,
     /// The UID of the pod to which the address was assigned; empty if the address belongs to no pod
     pub uid: String,
-    /// Whether the pod lives and has a newer sandbox, so that the node releases the address without a request
+    /// Whether the pod exists and has a newer sandbox, so that the node releases the address without a request
     pub superseded: bool,
     /// The handle of the container that the user declares gone (`--force`)
     pub container_gone: Option<String>,
@@ -249,8 +249,8 @@ fn no_pod(addr: Addr, entry: &AddressInUse) -> String {
     )
 }
 
-/// Returns the requests to write. These are the requests in the annotation that still apply, and requests for those of
-/// the targets `more` for which [`Target::is_assigned`] holds.
+/// Returns the requests to write to the annotation: the present requests that still apply, and new requests for the
+/// targets in `more` that the agent still reports ([`Target::is_assigned`]).
 pub(crate) fn wanted(subnet: &SubnetFact, more: &[Target]) -> Requests {
     let mut requests = subnet.requests.clone();
     for target in more.iter().filter(|it| it.is_assigned(subnet)) {

@@ -13,14 +13,14 @@ use cadastre_core::inert;
 /// The output format, which the flag `-o` sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
-    /// Table
+    /// A table with the most important columns
     #[default]
     Table,
-    /// Table with all columns
+    /// A table with all columns and rows
     Wide,
-    /// JSON
+    /// The whole report as JSON
     Json,
-    /// YAML
+    /// The whole report as YAML
     Yaml,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Style {
     pub now: Timestamp,
 }
 
-/// The result of a verb, which can be printed in every output format.
+/// The result of a subcommand, which can be printed in every output format.
 pub(crate) trait VerbReport: Serialize {
     /// Whether the text has colours if the style allows colours. A text with colours is printed unchanged. So `text`
     /// itself must escape control characters in strings from objects, because they could send commands to the terminal.

@@ -71,7 +71,7 @@ pub(crate) enum AgentPod {
 }
 
 impl RunningComponents {
-    /// Reads the lease and the pods from the lists.
+    /// Parses the Leases and the pods of Cadastre. Keeps only the Lease that was renewed last.
     pub(crate) fn read(lists: &ClusterLists) -> Self {
         let leases = lists.leases.as_ref().map_err(Clone::clone);
         let parts = lists.parts.as_ref().map_err(Clone::clone);

@@ -104,7 +104,7 @@ pub struct PodLabels<'a> {
 /// The result of [`choose`]. Its `Display` text has one line per pool, the best pool first.
 #[derive(Clone, Debug, Default)]
 pub struct PoolChoice<'a> {
-    /// The chosen pools, best first. If `lacks` is set, the pool serves only requesters that ask for it by name
+    /// The chosen pools, best first. A pool with `lacks` serves only requesters that ask for the pool by name
     pub chosen: Vec<ChosenPool<'a>>,
     /// The candidates that were not chosen, in the order in which they were given. After them come the requested names
     /// that no candidate has
@@ -304,7 +304,7 @@ fn assigned_families(chosen: &[ChosenPool], candidates: &[PoolCandidate]) -> Dua
     oldest.map_or(Dual::default(), |it| candidates[it.at].families)
 }
 
-/// Returns the first family of `required` that is missing in `has`.
+/// Returns the first family of `required` that is missing in `has`, or `None` if `has` has all of them.
 pub fn lacking(required: Dual<bool>, has: Dual<bool>) -> Option<Family> {
     let mut required = required.iter().filter(|(_, is_required)| **is_required);
     let (family, _) = required.find(|(family, _)| !has.get(*family))?;

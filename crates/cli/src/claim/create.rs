@@ -109,7 +109,7 @@ pub(crate) fn rejection(error: CallError, namespace: &str, name: &str) -> anyhow
     }
 }
 
-/// Returns what has become of a created claim, or `None` while no controller has decided about the claim.
+/// Returns the report about a created claim, or `None` while no controller has decided about the claim.
 pub(crate) fn outcome(claim: &ClaimFact) -> Option<CreatedClaim> {
     let ready = claim.ready().filter(|it| it.reason != "Pending")?;
     let (_, name) = claim.split();

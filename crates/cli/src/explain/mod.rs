@@ -28,7 +28,7 @@ use cadastre_api::choice::{PoolCandidate, PoolStanding, Requester, choose};
 use cadastre_api::{AllocationMode, AssignmentMode};
 use cadastre_controller::pools::{PoolPhase, PoolState};
 
-/// How to give a node other podCIDRs than it has.
+/// Advice for a node that should have other podCIDRs: the podCIDRs of a Node object never change.
 const ANEW: &str = "drain the node (kubectl drain), delete its Node object (kubectl delete node), and restart its kubelet, which registers the node anew";
 
 /// Explain which pools serve a pod or a node, why a node waits or keeps a block, and what fills a pool

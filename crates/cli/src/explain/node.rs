@@ -56,7 +56,7 @@ pub(crate) fn node(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
     Ok(explanation)
 }
 
-/// Says which ranges a pool assigns to the node, and whether the node has others.
+/// Returns a line about the ranges that `spec.assignments` of a pool gives the node; none if there is no such entry.
 fn assigned(node: &Node, inventory: &Inventory) -> Vec<String> {
     let pool = inventory.registry.pools.assigning(node);
     let assignment = pool.and_then(|pool| Some((pool, pool.assignments.of(&node.name)?)));

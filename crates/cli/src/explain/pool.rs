@@ -110,15 +110,15 @@ pub(crate) fn pool(name: &str, inventory: &Inventory) -> anyhow::Result<Explanat
     Ok(explanation)
 }
 
-/// Says which assignments cannot be used.
+/// Lists at most 8 assignments of the pool that cannot be used, each with the reason.
 fn assignments(state: &PoolState) -> Vec<String> {
     let problems = state.assignments.problems().take(8);
     let lines = problems.map(|(node, why)| format!("of node {node}: {why}"));
     lines.collect()
 }
 
-/// Lists for each family the nodes that have a podCIDR of the pool and none of this family, because they registered
-/// before the pool had it.
+/// Lists for each family of the pool the nodes that have a podCIDR of the pool, but no podCIDR of the family. These
+/// nodes registered before the pool had the family.
 fn lacking(state: &PoolState, inventory: &Inventory) -> Vec<String> {
     let is_of_pool = |node: &Node| {
         let mut cidrs = node.pod_cidrs.iter();

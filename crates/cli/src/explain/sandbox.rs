@@ -16,15 +16,15 @@ use cadastre_core::inert;
 /// The reason of the kubelet's events about sandboxes that it could not create.
 pub(super) const REASON: &str = "FailedCreatePodSandBox";
 
-/// Returns the pod if the kubelet has not created its sandbox yet, as far as the pod's status tells. A pod whose
-/// sandbox exists has an address.
+/// Returns the pod with this name if it is bound to a node and its status has no address, so that its sandbox probably
+/// does not exist yet. Returns `None` for pods that have finished or use the host network.
 pub(super) fn waiting<'a>(name: &str, inventory: &'a Inventory) -> Option<&'a PodFact> {
     let pod = inventory.pod(name)?;
     let waits = !pod.finished && !pod.host_network && pod.addresses.is_empty();
     Some(pod).filter(|pod| waits && pod.node.is_some())
 }
 
-/// Adds the second networks of a pod, and the last of these events. If the events cannot be read, says so.
+/// Adds the second networks of a pod to the explanation, and the last of `events`, or why events cannot be read.
 pub(super) fn explain(
     pod: &PodFact,
     events: &Readable<Event>,
@@ -67,7 +67,7 @@ mod tests {
     use crate::render::VerbReport as _;
     use crate::tests::{Cluster, assert_contains, style};
 
-    /// Explains the pod as the verb does, with these events.
+    /// Explains the pod as `explain pod` does, with these events.
     fn explained(name: &str, cluster: &Cluster, events: &Readable<Event>) -> String {
         let inventory = cluster.inventory();
         let mut explanation = super::super::pod(name, &inventory).unwrap();

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::inventory::Inventory;
 use cadastre_core::{Addr, Cidr};
 
-/// The maximum number of results.
+/// The maximum number of results of a search. Further results are left out.
 const MOST_HITS: usize = 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

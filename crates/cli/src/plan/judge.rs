@@ -173,8 +173,8 @@ fn for_nobody(after: &Inventory, changes: &PlanArgs, then: &AllocationState) -> 
     states.filter_map(line).collect()
 }
 
-/// Returns the counts of each pool and family, now and after the changes. The counts after the changes include
-/// everything that the pools can then allocate to nodes.
+/// Returns the counts of each pool and family, now and after the changes. The counts after the changes include the
+/// ranges that the simulated controller allocates.
 fn pools(before: &Inventory, after: &Inventory, then: &PlanOutcome) -> Vec<PoolPlan> {
     let mut rows = Vec::new();
     for state in then.registry.pools.iter() {

@@ -43,7 +43,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
 
-    /// Number of addresses that each added node needs; by default each gets its first block
+    /// Number of addresses that each added node needs; by default, each node gets its first block only
     #[arg(long, value_name = "N", requires = "add_nodes")]
     pub pods_per_node: Option<u64>,
 
@@ -59,7 +59,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME")]
     pub delete_pool: Vec<String>,
 
-    /// Range to take out of its pools, so that everything in it must move; may be repeated
+    /// Range to remove from its pools; nodes then get other blocks for the pods in it; may be repeated
     #[arg(long, value_name = "CIDR", value_parser = cidr)]
     pub drain_cidr: Vec<Cidr>,
 }

@@ -92,8 +92,8 @@ fn spans_of(range: &Cidr, node: &str, excluded: &[IpRange], inventory: &Inventor
     rows.collect()
 }
 
-/// Returns spans of addresses such that two adjacent addresses of the range can have different states only where a span
-/// begins or ends.
+/// Returns spans of addresses. The state of the addresses in the range changes only where one of these spans begins or
+/// ends.
 fn changes(range: &Cidr, node: &str, inventory: &Inventory) -> Vec<IpRange> {
     let cache = &inventory.cache;
     let in_use = inventory.in_use_within(range).map(|(addr, _)| addr);

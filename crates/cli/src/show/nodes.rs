@@ -102,8 +102,8 @@ impl NodeRow {
     }
 }
 
-/// Returns how many addresses of a podCIDR are in use. This is the number in the agent's list, or the number that pods
-/// report if the latter is higher.
+/// Returns how many addresses of a podCIDR are in use. This is the number in the agent's list or the number that pods
+/// report, whichever is higher.
 fn used_in_pod_cidr(cidr: &Cidr, node: &Node, inventory: &Inventory) -> u64 {
     let in_use = inventory.in_use_within(cidr);
     let in_use = in_use.filter(|(_, it)| it.node == node.name && it.current);

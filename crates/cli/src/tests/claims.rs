@@ -1,4 +1,4 @@
-//! Tests of how the verbs show and check claims, and of what `claim` says.
+//! Tests of how the subcommands show and check claims, and of what `claim` says.
 
 use serde_json::{Value, json};
 
@@ -76,7 +76,7 @@ impl Cluster {
         pod.metadata.annotations = Some(annotations.into());
     }
 
-    /// Lists the address of the claim as in use by a pod of the node.
+    /// Makes the agent of the node report the address of the claim as in use by the pod.
     fn uses(&mut self, node: &str, address: &str, pod: &str) {
         let mut lists = self.lists.addresses.iter_mut();
         let list = lists.find(|it| it.metadata.name.as_deref() == Some(node));

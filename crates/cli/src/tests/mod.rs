@@ -1,4 +1,4 @@
-//! Tests of the verbs. The tests build the listed objects themselves and need no API server.
+//! Tests of the subcommands. The tests build the listed objects themselves and need no API server.
 
 mod claims;
 mod faults;
