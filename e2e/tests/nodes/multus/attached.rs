@@ -92,10 +92,12 @@ impl Attached {
             assert_eq!(interface.ips.len(), ranges.len(), "{self:?}");
             pods::assert_within([&self.only(&name)], ranges);
             let show = ["ip", "address", "show", "dev", &name];
-            let shown = machine
-                .run_in_pod(&self.pod.container, &show)
-                .await
-                .unwrap();
+            // `ctr` can lose the output of a program that ends at once.
+            let shown = eventually("ip prints the interface", async || {
+                let shown = machine.run_in_pod(&self.pod.container, &show).await?;
+                Ok((!shown.is_empty()).then_some(shown))
+            })
+            .await;
             for ip in &interface.ips {
                 assert!(shown.contains(&format!(" {ip}/")), "no {ip}: {shown}");
             }
