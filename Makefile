@@ -1,9 +1,9 @@
-# Cadastre. `make` lists what there is; `make test` and `make run` set up everything they need.
+# Cadastre. `make` lists the targets; `make test` and `make run` set up everything they need.
 #
-# One cargo build runs at a time, in the order written here: -j is of no use on a small machine. All
-# of them name the whole workspace, even where one package would do, because cargo chooses features
-# by the packages named and would build every dependency twice. So do those of tests: what is built
-# for tests names one of them.
+# One cargo build runs at a time, in the order written here, because -j does not help on a small
+# machine. Cargo chooses features by the packages and targets that a build names. So that no
+# dependency is built twice, all builds name the whole workspace, even where one package would do.
+# For the same reason, builds for tests name a test (`--test harness`).
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 SHELL := bash
@@ -22,7 +22,7 @@ WHAT ?= all
 MUTANT ?=
 REPLICAS ?= 100
 RESTARTS ?= 50
-# Suites of e2e at a time: most of them wait most of the time.
+# The number of e2e suites that run at the same time. Most of them wait most of the time.
 SUITES ?= 3
 
 # Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
@@ -30,7 +30,7 @@ names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/
 UNIT := $(filter-out sim,$(call names,tests)) $(foreach tests,$(wildcard crates/*/tests),$(call names,$(tests)))
 E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 
-# Announces a step, and notes when it began.
+# Announces a step, and records when it began, for the summary of `make test`.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many plugin crd config image test-image metrics-doc pictures clean
@@ -67,7 +67,7 @@ unit: setup ## unit and property tests
 	@hack/run-tests 2 --workspace --lib --bins $(UNIT:%=--test %)
 	$(CARGO) test --workspace --doc
 
-# Each commit is tried with seeds of its own; without git they are of the clock. Failures print their seed.
+# Each commit has seeds of its own. Without git, seeds are computed from the clock. A failure prints its seed.
 sim: setup ## the deterministic simulation; SEED=n and STEPS=n replay or search
 	$(call say,sim)
 ifeq ($(SEED)$(STEPS),)
@@ -77,7 +77,7 @@ else
 		$(CARGO) test --release -p cadastre --test sim -- --nocapture replay
 endif
 
-mutants: setup ## bugs made on purpose: whether a test finds each; MUTANT=name tries one
+mutants: setup ## check that tests find deliberate bugs; MUTANT=name tries one
 	$(call say,mutants)
 	$(CARGO) test --workspace --lib -- --nocapture mutated::
 	SEARCH=1 $(if $(MUTANT),MUTANT=$(MUTANT)) \
@@ -98,7 +98,7 @@ e2e: setup control-plane nodes services tools monitoring test-image ## tests aga
 	$(CARGO) build --workspace --bins --test harness
 	@hack/run-tests $(SUITES) --workspace $(E2E:%=--test %) -- --test-threads=2
 
-# The image of a quick build, which the tests of the installation run: where nodes and a builder are.
+# The image for the tests of the installation, with debug executables. Needs root, and buildah or docker.
 test-image: setup
 	$(call say,image for tests)
 	@if [ -n "$${CADASTRE_IMAGE:-}" ]; then echo "$$CADASTRE_IMAGE is taken"; \
@@ -111,7 +111,7 @@ bench: setup ## micro-benchmarks of the core
 	$(call say,bench)
 	$(CARGO) bench -p cadastre-core -p cadastre-node
 
-# GOGC=100 is the default of Go; tests start the control plane with a larger one.
+# GOGC=100 is Go's default. Tests start the control plane with a larger value, to save processor time.
 bench-scale: setup control-plane ## WHAT=podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
@@ -122,13 +122,13 @@ statefulset: setup control-plane ## a StatefulSet with fixed addresses through r
 	$(CARGO) build --workspace --bins --test harness
 	REPLICAS=$(REPLICAS) RESTARTS=$(RESTARTS) $(CARGO) test --workspace --test statefulset -- --nocapture
 
-# Against musl where its target is installed or can be, else against a static glibc, which is larger.
 many: setup control-plane nodes ## NODES=8 real nodes on one link, with the controller away for MINUTES=10
 	$(call say,many)
 	$(CARGO) build --workspace --bins --test harness
 	NODES=$(if $(filter command line,$(origin NODES)),$(NODES),8) MINUTES=$(MINUTES) \
 		$(CARGO) test --workspace --test nodes -- --nocapture many::
 
+# Linked with musl if its target is or can be installed, otherwise with a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	$(call say,plugin)
 	@arch=$$(uname -m) flags=() target=$$(uname -m)-unknown-linux-musl limit=1572864; \
@@ -197,7 +197,7 @@ monitoring: setup ## build Prometheus and promtool if missing (about 3 minutes, 
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets monitoring
 
-# Beside `make test`, for those who release; docs/versioning.md says how.
+# Targets for releases, which `make test` does not run. docs/versioning.md describes how to release.
 .PHONY: cross-check deny dist release-check sbom
 
 deny: ## check advisories and bans of dependencies, with cargo-deny if installed

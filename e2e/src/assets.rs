@@ -48,7 +48,7 @@ pub const FRR_K8S: &str = "v0.0.26";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
 
-/// The Go module of Multus.
+/// The path of Multus' Go module, which contains the source and the manifest.
 const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
 
 /// Programs that a [`ControlPlane`](crate::ControlPlane) runs.
@@ -127,9 +127,9 @@ pub enum Program {
     Cnitool,
     /// `multus`, a CNI plugin that calls the plugins of several networks for one pod
     Multus,
-    /// `coredns`, which answers for the names of Services; it has only a few of CoreDNS's plugins
+    /// `coredns`, the DNS server of the cluster, with only a few of CoreDNS's plugins
     CoreDns,
-    /// `prometheus`, the server
+    /// `prometheus`, which scrapes metrics and evaluates alert rules
     Prometheus,
     /// `promtool`, which checks metrics and tests rules
     Promtool,
@@ -424,7 +424,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Returns the cache's folder for `program`.
+/// Returns the cache's folder for the Go module and the release of a program.
 fn folder_of(program: Program, cache: &Path) -> PathBuf {
     let source = program.source();
     cache.join(source.folder()).join(source.release())
@@ -447,7 +447,7 @@ struct ModuleFile {
     release: &'static str,
     module: &'static str,
     file: &'static str,
-    /// The name in the cache
+    /// The file name in the cache
     name: &'static str,
 }
 

@@ -21,7 +21,7 @@ use crate::wait::until;
 /// The answer to a command may take at most this long.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Flags for unattended use: no display, no dialogs, no connections that the page did not ask for.
+/// Flags for unattended use: no display, no dialogs, no connections that the page did not request.
 const FLAGS: [&str; 15] = [
     "--headless",
     "--no-sandbox",
@@ -196,7 +196,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Sets the colour scheme that the page is told to use, `light` or `dark`.
+    /// Sets the colour scheme that the page sees as `prefers-color-scheme`: `light` or `dark`.
     pub async fn colours(&mut self, scheme: &str) -> Result<()> {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.call(

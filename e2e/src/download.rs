@@ -13,19 +13,19 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::process;
 
-/// The variable that names another server, for example a mirror. If it is empty, nothing is downloaded.
+/// The environment variable that names another server, such as a mirror. If it is empty, nothing is downloaded.
 const VARIABLE: &str = "CADASTRE_DOWNLOADS";
-/// The server of the Kubernetes project.
+/// The default server: that of the Kubernetes project.
 const SERVER: &str = "https://dl.k8s.io/release";
-/// The time for a connection, in seconds.
+/// The maximum time to connect, in seconds.
 const CONNECT: &str = "4";
-/// The time for one file, in seconds. The largest program has some 100 MB.
+/// The maximum time for one file, in seconds. The largest program has some 100 MB.
 const WHOLE: &str = "300";
 
-/// Where released programs come from.
+/// The server from which released programs are downloaded.
 #[derive(Debug)]
 pub(crate) struct ReleaseServer {
-    /// The address without the release; `None` if nothing is downloaded
+    /// The URL to which the release is appended; `None` if nothing is downloaded
     address: Option<String>,
 }
 
@@ -43,8 +43,8 @@ impl ReleaseServer {
         }
     }
 
-    /// Downloads a program into the folder. Returns `None` if nothing is downloaded here. After an error, nothing more
-    /// is downloaded.
+    /// Downloads a program into `folder`. Returns `None` if downloads are off or do not exist for this architecture.
+    /// The first error switches downloads off.
     pub(crate) fn fetch(&mut self, release: &str, name: &str, folder: &Path) -> Option<Result<()>> {
         let address = self.address.clone()?;
         let architecture = architecture()?;
@@ -123,7 +123,7 @@ mod tests {
 
     const CONTENT: &str = "the program";
 
-    /// Starts a server that has one program, with the given sum, and returns its address.
+    /// Starts a server with one program, and returns its address. `sum` is the SHA-256 that the server publishes.
     fn server(sum: String) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}/release", listener.local_addr().unwrap());

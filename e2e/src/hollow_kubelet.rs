@@ -194,8 +194,8 @@ impl Core {
         }
     }
 
-    /// Runs every bound pod in a task of its own. Tells the task when the pod gets a deletion timestamp, and when the
-    /// Pod object is gone.
+    /// Runs every bound pod in a task of its own. Notifies the task when the pod gets a deletion timestamp, and when
+    /// the Pod object is gone.
     async fn follow(self: Arc<Self>) {
         let mut running: HashMap<String, watch::Sender<Wanted>> = HashMap::new();
         let mut listed = BTreeSet::new();

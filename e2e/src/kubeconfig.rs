@@ -75,8 +75,8 @@ pub(crate) fn kubeconfig(server: &str, ca: &Path, user: &User) -> Value {
     })
 }
 
-/// Returns a client that passes on the server's first answer, whatever it is. Only a request whose connection was
-/// closed before any answer is sent again (see [`IdleConnection`]).
+/// Returns a client that does not retry after an answer of the server, even if the answer is an error. It repeats a
+/// request only if the connection was closed before any answer (see [`IdleConnection`]).
 pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     let kubeconfig: Kubeconfig = serde_json::from_value(kubeconfig)?;
     let options = KubeConfigOptions::default();
@@ -89,8 +89,8 @@ pub(crate) async fn client(kubeconfig: Value) -> Result<kube::Client> {
     Ok(client.build())
 }
 
-/// Sends a request again, once, if the server closed its connection without any answer. Both the API server and the
-/// client close connections that were idle for 90 s, so that the client may use one that the server is closing.
+/// Repeats a request once if the server closed the connection without any answer. The server closes a connection after
+/// 90 s without requests. The client may send a request at that moment.
 #[derive(Clone, Default)]
 struct IdleConnection {
     again: bool,

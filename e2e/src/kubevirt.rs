@@ -32,7 +32,7 @@ use crate::wait::until;
 pub struct KubeVirt {
     machines: Api<DynamicObject>,
     instances: Api<DynamicObject>,
-    /// Client for IPAMClaims
+    /// Client for IPAMClaims of the namespace `default`
     pub ipam_claims: Api<DynamicObject>,
     pods: Api<Pod>,
 }
@@ -189,7 +189,7 @@ impl KubeVirt {
     }
 }
 
-/// The interface of the machines on the network. KubeVirt makes such names from a hash of the network's name.
+/// The name of the machines' interface on the network. KubeVirt derives such names from a hash of the network's name.
 pub const INTERFACE: &str = "pod8e9c4c4eb1b";
 
 fn crd(kind: &str) -> Value {

@@ -130,7 +130,7 @@ impl NodeAgent {
         self.folder().join("run/node.redb")
     }
 
-    /// The path of the file with what the node holds.
+    /// The path of the holdings file, `holdings.json`, which survives a reboot of the machine.
     pub fn holdings(&self) -> PathBuf {
         self.folder().join("lib/holdings.json")
     }

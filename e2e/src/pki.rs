@@ -17,7 +17,7 @@ pub struct Pki {
     pub ca: PathBuf,
     /// The API server's certificate for 127.0.0.1, localhost and the `kubernetes` Service.
     pub serving_cert: PathBuf,
-    /// The private key of `serving_cert`, which the API server proves to have in each TLS handshake.
+    /// The private key of `serving_cert`, which the API server needs for TLS handshakes.
     pub serving_key: PathBuf,
     /// The key that signs ServiceAccount tokens (ECDSA P-256, so ES256).
     pub service_account_key: PathBuf,

@@ -26,7 +26,7 @@ const ADDRESSES: usize = 61;
 const PODS: u32 = 110;
 const REPLICAS: usize = 500;
 
-/// The pods of the Deployment, by what they have.
+/// The number of the Deployment's pods in each state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Pods {
     with_address: usize,
@@ -51,7 +51,7 @@ async fn count(fixtures: &Fixtures) -> Result<Pods> {
     Ok(count)
 }
 
-/// Returns whether the scheduler says of a pod that the nodes have taints. It does not say which taints.
+/// Returns whether the scheduler reports that a pod is not bound because nodes have a taint, whatever the taint is.
 fn knows_why(pod: &Pod) -> bool {
     let conditions = pod
         .status
@@ -65,7 +65,7 @@ fn knows_why(pod: &Pod) -> bool {
     })
 }
 
-/// Returns whether a node has the condition and the taint.
+/// Returns whether a node has the condition of exhausted nodes, and whether it has their taint.
 fn marks(node: &Node) -> (bool, bool) {
     let conditions = node
         .status

@@ -241,8 +241,8 @@ impl MemoryDisk {
     }
 }
 
-/// Extends the content to `size` with zeros, all at once. If the zeros were appended one by one, this would take half
-/// of the time of an unoptimised simulation.
+/// Extends the content to `size` with zeros, all at once. In an unoptimised simulation, appending one zero after the
+/// other would take half of the run time.
 fn grow(bytes: &mut Vec<u8>, size: usize) {
     let more = size.saturating_sub(bytes.len());
     bytes.extend_from_slice(&vec![0; more]);

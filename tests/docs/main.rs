@@ -23,7 +23,7 @@ mod versions;
 
 use repository::{path, text};
 
-/// Panics with all messages in `wrong`, one on each line, unless there are none.
+/// Panics if `wrong` has messages, and shows each of them on a line of its own.
 fn assert_none(wrong: &[String]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }

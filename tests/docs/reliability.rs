@@ -10,7 +10,7 @@ use crate::{assert_none, text};
 
 const PAGE: &str = "docs/reliability.md";
 
-/// The rows of each section's table, in this order.
+/// The first cell of each row in the table of each section, in the page's order.
 const ROWS: [&str; 6] = [
     "design",
     "code",

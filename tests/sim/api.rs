@@ -133,7 +133,7 @@ impl Api {
         format!("u{}", self.uids).into()
     }
 
-    /// The revision, and how many UIDs were given.
+    /// The present revision, and the number of UIDs that were assigned.
     pub fn counters(&self) -> (u64, u64) {
         (self.revision, self.uids)
     }

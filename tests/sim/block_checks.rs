@@ -104,8 +104,8 @@ impl BlockChecks {
         history.is_some_and(|history| history.listed.contains(uid))
     }
 
-    /// Whether the node may have the block. This is so if a NodeSubnet has listed the block for the node, and the
-    /// node's agent has not released it.
+    /// Whether the node may have the block: a NodeSubnet has listed the block for the node, and the node's agent has
+    /// not released the block.
     pub fn may_have(&self, block: &Key, uid: &ObjectUid) -> bool {
         let history = self.histories.get(block);
         history

@@ -92,13 +92,13 @@ pub struct Checks {
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
-    /// The dead nodes (by UID) whose quarantine a choice of ranges had to respect. The key is the UID of the node that
-    /// gets the ranges, and the ranges. If several processes chose them, the last choice counts.
+    /// For each choice of ranges (the UID of the node that gets them, and the ranges), the dead nodes (by UID) whose
+    /// quarantine the choice had to respect. If several processes chose the ranges, the last choice counts.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
     pub born: BTreeMap<ObjectUid, Time>,
     /// For each version of a pool (its UID and the version), the time of the first request to remove its finalizer.
     pub finalizer_dropped: BTreeMap<(ObjectUid, u64), Time>,
-    /// All versions of all pools.
+    /// All versions of all pools so far. Versions whose spec cannot be parsed are missing.
     pub models: Vec<PoolModel>,
     /// The holder of the Lease, and the time at which this holder got it.
     pub lease: (Option<String>, Time),
@@ -109,11 +109,11 @@ pub struct Checks {
     /// The term of the last write of the Lease.
     pub last_term: Option<TermId>,
     pub last_write: (Time, String),
-    /// The last request of a controller, except those about the Lease.
+    /// The last request of a controller that was not about the Lease, with its time.
     pub last_request: (Time, String),
     pub blocks: BlockChecks,
-    /// For each block that a NodeSubnet listed and does not list any more: the version of the NodeSubnet from which on
-    /// it is not listed.
+    /// For each block that a NodeSubnet listed and no longer lists, the first version of the NodeSubnet without the
+    /// block.
     pub unlisted: BTreeMap<(NodeName, Cidr), u64>,
     /// UIDs of pods that a restore has brought back. The addresses in their statuses are outdated.
     pub ghosts: BTreeSet<ObjectUid>,

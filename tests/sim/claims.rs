@@ -42,7 +42,7 @@ const NAMES: u64 = 6;
 /// The number of pods of the StatefulSet with sticky addresses.
 const ORDINALS: u64 = 4;
 
-/// What the checks remember of claims.
+/// Records about claims and their pods, for the checks.
 #[derive(Default)]
 pub struct ClaimRecords {
     /// For each claim name, all addresses that any claims with this name ever had

@@ -77,8 +77,8 @@ impl Sim {
         may_get && has_room()
     }
 
-    /// How many free addresses the node has of the pool, in the family of which it has fewest. `None` if the agent has
-    /// not reported a block.
+    /// Returns the number of free addresses of the pool on the node, in the family that has fewer of them. Returns
+    /// `None` if the agent has not reported a block.
     fn free_on(&self, node: &Node, pool: &PoolModel, report: Option<&AgentReport>) -> Option<u64> {
         if pool.allocation_mode == AllocationMode::NodeCIDR {
             // No podCIDR of the simulation is small enough that pods use all of it.

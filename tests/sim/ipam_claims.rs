@@ -28,7 +28,7 @@ pub struct LiveIpamClaim {
     ips: Vec<String>,
 }
 
-/// All IPAMClaims, and what a controller has done wrong with one.
+/// All IPAMClaims, and a wrong write of a controller to one of them, if there was any.
 #[derive(Clone, Default)]
 pub struct IpamClaims {
     pub live: BTreeMap<ClaimName, LiveIpamClaim>,

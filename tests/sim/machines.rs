@@ -34,8 +34,8 @@ pub struct Machines {
     /// For each pod (UID), the index of its host, and the UID of the Node to which it was bound.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
-    /// When an agent last reported other conflicts than before. The conflicts change if a probe finds one, or if the
-    /// time of a conflict is over.
+    /// When an agent last reported a change of its addresses in conflict. They change if a probe finds a conflict, or
+    /// if the time of a conflict is over.
     pub conflicts_changed: Time,
 }
 

@@ -26,7 +26,7 @@ use super::run::{Due, Sim};
 /// The number of virtual machines.
 const MACHINES: u64 = 3;
 
-/// What the checks remember of virtual machines.
+/// Records about the pods of virtual machines, for the checks.
 #[derive(Default)]
 pub struct MigrationRecords {
     /// The VirtualMachineInstance of each pod that has one

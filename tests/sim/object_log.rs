@@ -141,7 +141,7 @@ pub trait AnyFeed {
 
     fn is_watching(&self) -> bool;
 
-    /// Writes what the watch has yet to deliver, so that two states of a watch are equal if their texts are.
+    /// Appends the undelivered events to `text`. Watches with equal texts are in equal states.
     fn describe(&self, api: &Api, text: &mut dyn Write) -> fmt::Result;
 }
 

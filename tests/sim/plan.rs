@@ -84,13 +84,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether controllers publish routes. This follows from another draw, so that all other draws are the same as in
-    /// runs without routes.
+    /// Whether controllers publish routes. The result follows from a value that is drawn anyway, so that all draws are
+    /// the same as in runs without routes.
     pub fn publishes_routes(&self) -> bool {
         self.slice.is_multiple_of(3)
     }
 
-    /// Whether controllers write FRRConfigurations. This, too, follows from other draws.
+    /// Whether controllers write FRRConfigurations. The result follows from values that are drawn anyway.
     pub fn writes_frr_configurations(&self) -> bool {
         match self.names % 5 {
             4 => self.slice == 21,
@@ -99,25 +99,25 @@ impl Plan {
         }
     }
 
-    /// How many statuses all agents together may write in a minute. In some runs so few that the agents of four nodes
-    /// have to write less often, so that the interval changes as nodes come and go. This, too, follows from other draws.
+    /// The maximum number of statuses that all agents together write in a minute. In some runs it is so low that the
+    /// agents' interval changes as nodes come and go. The result follows from a value that is drawn anyway.
     pub fn agent_writes_per_minute(&self) -> u32 {
         if self.names % 6 == 1 { 6 } else { 6_000 }
     }
 
-    /// Whether agents write a file for a routing daemon. This, too, follows from the slice.
+    /// Whether agents write a file for a routing daemon. The result follows from `slice`.
     pub fn announces(&self) -> bool {
         self.slice == 22
     }
 
-    /// Whether pools of podCIDRs assign ranges to certain nodes. This follows from another draw, as for routes.
+    /// Whether pools of podCIDRs assign ranges to certain nodes. The result follows from a value that is drawn anyway.
     pub fn assigns_ranges(&self) -> bool {
         self.names.is_multiple_of(3)
     }
 
-    /// Whether nodes may run different numbers of pods, and some pools of podCIDRs have `FitMaxPods`. This follows from
-    /// other draws, as for routes. In runs with blocks, all nodes may run equally many pods, because the pools are too
-    /// small for blocks with an address for each of many pods.
+    /// Whether nodes may run different numbers of pods, and some pools of podCIDRs have `FitMaxPods`. The result
+    /// follows from values that are drawn anyway. In runs with blocks, all nodes may run equally many pods, because the
+    /// pools are too small for blocks with an address for each of many pods.
     pub fn fits_max_pods(&self) -> bool {
         self.blocks == 0 && !self.names.is_multiple_of(2)
     }

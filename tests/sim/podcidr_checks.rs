@@ -154,8 +154,8 @@ impl Checks {
         known.next().map(|it| it.name)
     }
 
-    /// Returns a pool from which the node should have waited to get its ranges. According to the objects that the
-    /// process has received, this pool is better than `dealt` and lacks only its finalizer.
+    /// Returns a pool for which the controller should have waited instead of allocating from `dealt`. According to the
+    /// objects that the process has received, this pool is better than `dealt` and lacks only its finalizer.
     fn starting_before(
         &self,
         dealt: &PoolModel,

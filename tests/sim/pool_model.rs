@@ -25,7 +25,7 @@ pub fn is_counted(cidr: &Cidr) -> bool {
     cidr.len() >= widest
 }
 
-/// One version of a pool.
+/// One version of a pool, with the fields of its spec that the checks use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolModel {
     pub name: PoolName,
@@ -165,7 +165,7 @@ impl PoolModel {
     }
 
     /// Whether this pool could have allocated exactly these ranges to the node of this name with these labels.
-    /// `max_pods` are the numbers of pods that the node was seen to run at most.
+    /// `max_pods` has all limits on the number of pods that the node has reported.
     pub fn could_allocate(
         &self,
         ranges: &[Cidr],
@@ -185,7 +185,7 @@ impl PoolModel {
             && self.could_return(ranges, name, labels)
     }
 
-    /// What the pool assigns to the node of this name.
+    /// The ranges that the pool assigns to the node of this name; `None` if it assigns none.
     pub fn assigned(&self, name: &NodeName) -> Option<&[Cidr]> {
         let mut all = self.assignments.iter();
         let found = all.find(|(node, _)| **node == **name);
@@ -204,7 +204,7 @@ impl PoolModel {
         all.any(|it| it.overlaps(range))
     }
 
-    /// The prefix length of the range of a node that may run this many pods. `None` if it is not known yet.
+    /// The prefix length of a range for a node that may run `max_pods` pods. `None` if that number is unknown (0).
     fn len_for(&self, family: Family, max_pods: u16) -> Option<u8> {
         let mut own = self.families.iter().filter(|(it, _, _)| *it == family);
         let (_, _, len) = own.next()?;
@@ -216,7 +216,7 @@ impl PoolModel {
         (max_pods > 0).then_some(narrowest)
     }
 
-    /// The ranges of a family that the pool could allocate to the node if all were free.
+    /// The ranges of a family that the pool could allocate to the node if all of them were free.
     pub fn pieces(&self, family: Family, node: &Node) -> Vec<Cidr> {
         if let Some(assigned) = self.assigned(&node.name) {
             let own = assigned.iter().filter(|it| it.family() == family).copied();
@@ -229,8 +229,8 @@ impl PoolModel {
         pieces
     }
 
-    /// Whether the node of an assignment can get its ranges: one of each family of the pool, in its CIDRs, and apart
-    /// from all other assignments.
+    /// Whether the node of an assignment can get its ranges. They must be one of each of the pool's families, inside
+    /// the pool's CIDRs, and disjoint from all other assignments.
     fn is_usable(&self, assigned: &[Cidr]) -> bool {
         let all = self.assignments.iter().flat_map(|(_, cidrs)| cidrs);
         let is_alone = |range: &Cidr| all.clone().filter(|it| it.overlaps(range)).count() == 1;
@@ -257,8 +257,8 @@ impl PoolModel {
                 .all(|it| self.contains(it) && !is_reserved(it))
     }
 
-    /// All blocks of a family that the pool could have, in ascending order. Ranges that the pool keeps for the nodes of
-    /// its assignments are none of them.
+    /// All blocks of a family that the pool could have, in ascending order. Blocks that overlap a range of an
+    /// assignment are left out.
     pub fn blocks(&self, family: Family) -> Vec<Cidr> {
         let own = self.families.iter().filter(|(f, _, _)| *f == family);
         own.flat_map(|(_, _, len)| self.blocks_of_length(family, *len))

@@ -71,7 +71,7 @@ impl Sim {
             (len, 122)
         };
         let low = u32::try_from(self.rng.between(1, 3)).unwrap();
-        // This follows from other draws, so that all other draws stay the same.
+        // The result follows from values that are drawn anyway, so that all other draws stay the same.
         let minimum = if low == 3 && slice.is_multiple_of(4) {
             WarmMinimum::MaxPods
         } else {
@@ -186,7 +186,7 @@ impl Sim {
             (&[24, 24, 25, 26], &[64, 64, 66], &[0, 5, 20, 60])
         };
         let first = addr(&format!("fd00:0:0:{:x}::", slice * 16));
-        // This follows from other draws, so that all other draws stay the same.
+        // The result follows from values that are drawn anyway, so that all other draws stay the same.
         let block_sizing = if self.plan.fits_max_pods() && slice.is_multiple_of(2) {
             BlockSizing::FitMaxPods
         } else {
@@ -214,8 +214,8 @@ impl Sim {
         }
     }
 
-    /// The ranges that a new pool over this slice assigns to nodes. They follow from other draws, so that all other
-    /// draws stay the same. Some contain reserved addresses.
+    /// The ranges that a new pool over this slice assigns to nodes. They follow from values that are drawn anyway, so
+    /// that all other draws stay the same. Some contain reserved addresses.
     fn assignments(&self, slice: u64, has_v4: bool, has_v6: bool) -> Vec<NodeAssignment> {
         let number = match self.plan.slice {
             _ if !self.plan.assigns_ranges() => 0,

@@ -279,7 +279,7 @@ pub fn may_send(
     }
 }
 
-/// What watches have yet to deliver depends on the API server, too: see [`AnyFeed::describe`].
+/// Prints no events, because the undelivered events depend on the API server, too: see [`AnyFeed::describe`].
 impl std::fmt::Debug for Feeds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Feeds")

@@ -66,8 +66,8 @@ pub struct Received {
     versions: BTreeMap<ObjectUid, (i64, Time)>,
     /// When the process first chose ranges for a node. The key is the node's UID and the ranges.
     pub decided: BTreeMap<(ObjectUid, Vec<Cidr>), Time>,
-    /// The dead nodes (by UID) whose quarantine a choice of ranges had to respect. The key is the UID of the node that
-    /// gets the ranges, and the ranges. This process made the choice, or took it over from an earlier process.
+    /// For each choice of ranges (the UID of the node that gets them, and the ranges), the dead nodes (by UID) whose
+    /// quarantine the choice had to respect. This process made the choice, or inherited it from an earlier process.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
 }
 

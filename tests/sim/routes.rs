@@ -1,5 +1,5 @@
-//! Checks of NodeRoutes and FRRConfigurations: that a block is not deleted while a route leads to its node or frr-k8s
-//! announces it, and that at the end the routes and prefixes are exactly the ranges of the nodes.
+//! Checks of NodeRoutes and FRRConfigurations. A block may be deleted only when neither of them lists it for its node.
+//! At the end, they must list exactly the ranges of their nodes.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::checks::{Verdict, wrong};
 use super::run::Sim;
 
 impl Sim {
-    /// Notes which blocks the NodeSubnet does not list any more.
+    /// Records the blocks that the NodeSubnet listed before a change and does not list now.
     pub fn note_unlisted(&mut self, before: Option<&Subnet>) {
         let Some(before) = before else { return };
         let now = self.api.subnets.get(&before.name).map(AsRef::as_ref);
@@ -46,8 +46,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Returns the ranges that the NodeRoutes and the FRRConfiguration of a node list, with the names of the rules about
-    /// these kinds, and the versions of the objects.
+    /// Returns two entries, for the NodeRoutes and for the FRRConfiguration of a node: the name of the rule about the
+    /// kind, the ranges that the object lists, and the object's version.
     fn routes_of(&self, name: &NodeName) -> [(&'static str, BTreeSet<&str>, u64); 2] {
         let routes = self.api.routes.get(name);
         let destinations = routes.iter().flat_map(|it| &it.spec.destinations);
@@ -61,7 +61,7 @@ impl Sim {
         ]
     }
 
-    /// Returns the ranges that the NodeSubnet lists for the Node of this name.
+    /// Returns the ranges that the NodeSubnet lists for the existing Node, without withheld and standby ranges.
     pub fn listed_ranges(&self, name: &NodeName) -> BTreeSet<&str> {
         let node = self.api.nodes.get(name);
         let subnet = self.api.subnets.get(name);

@@ -597,7 +597,7 @@ impl Sim {
         self.trace.push((self.step, self.now), about, text);
     }
 
-    /// Tells the watches, the agents and the checks what has changed since the last call of this function.
+    /// Passes all changes since the last call of this function to the watches, the agents and the checks.
     pub fn settle_commits(&mut self, author: Author, decided: Time) -> Verdict {
         let commits = std::mem::take(&mut self.api.commits);
         let mut kinds = Vec::new();

@@ -71,7 +71,7 @@ fn scenario() -> Option<Trial> {
     })
 }
 
-/// The value of an environment variable, unless it is empty.
+/// The value of an environment variable; `None` if it is not set or empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }

@@ -38,7 +38,7 @@ const LISTENING: Time = 50 * SECOND;
 /// for the node's last pods to end.
 const DOUBT: Time = 180 * SECOND;
 
-/// Since when each node (UID) waits for each pool, and what has been free since then in each family.
+/// For each waiting node (UID) and pool: since when the node waits, and what has been free since then in each family.
 #[derive(Default)]
 pub struct Served {
     waits: BTreeMap<(ObjectUid, PoolName), Wait>,

@@ -109,7 +109,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Every agent writes so rarely that all of them together keep the limit, and none writes much less often.
+    /// Checks the agents' intervals: all agents together keep the limit, and no agent writes much less often than that.
     fn check_status_intervals(&self) -> Verdict {
         let most = u64::from(self.plan.agent_writes_per_minute());
         let nodes = self.api.nodes.live.len() as u64;
@@ -293,8 +293,8 @@ impl Sim {
             && is_chosen
     }
 
-    /// The pool from which alone the node gets podCIDRs, because the pool assigns ranges to it. If several pools do,
-    /// this is the best of them, even if it does not allocate now.
+    /// The pool that assigns ranges to the node. Then the node gets podCIDRs from this pool only. If several pools
+    /// assign ranges to the node, this is the best of them, even if it does not allocate now.
     fn assigning(&self, node: &Node) -> Option<PoolName> {
         let models = self.models_now().into_iter();
         let models = models.filter(|it| {
@@ -442,7 +442,7 @@ impl Sim {
         self.api.nodes.live.values().filter(waits).count()
     }
 
-    /// Whether the pool cannot allocate the range even if no node and no pod has any address of it.
+    /// Whether the range overlaps a reserved range or a service range, or contains the own address of a node.
     fn is_blocked(&self, model: &PoolModel, range: &Cidr) -> bool {
         let mut services = self.api.services.live.values();
         model.reserved.iter().any(|span| span.overlaps(range))

@@ -28,8 +28,8 @@ struct BlockUse {
     size: u64,
 }
 
-/// The blocks of a pool that a node has, how many addresses the node demands (`wanted`), and how many it keeps: the
-/// pool's `warm.low` beyond those that are in use, and at least `minimum` in all.
+/// A node's blocks of one pool, and how many addresses the node demands (`wanted`), keeps free beyond those in use
+/// (`low`, from `warm.low`), and has at least in all (`minimum`).
 #[derive(Debug)]
 pub struct PoolUse {
     blocks: Vec<BlockUse>,
@@ -78,13 +78,13 @@ impl PoolUse {
         (self.busy() + self.low).max(self.minimum)
     }
 
-    /// Whether the node has blocks, uses none of them, and demands at most `low` addresses.
+    /// Whether the node has blocks, uses none of them, and demands at most `low` or `minimum` addresses.
     fn is_idle(&self) -> bool {
         !self.blocks.is_empty() && self.busy() == 0 && self.wanted <= self.low.max(self.minimum)
     }
 
-    /// Whether pods wait. This is so if the node demands more addresses than it uses and `low` together, or if it
-    /// demands addresses and has no block.
+    /// Whether pods wait: the node demands more addresses than it keeps (those in use and `low` more, but at least
+    /// `minimum`), or the node demands addresses and has no block.
     fn has_pods_waiting(&self) -> bool {
         self.wanted > 0 && (self.blocks.is_empty() || self.wanted > self.kept())
     }
@@ -180,7 +180,7 @@ impl Sim {
         Some((report.used, report.cooling))
     }
 
-    /// Returns what the agent of the Node has published.
+    /// Returns the last report of the Node's agent, or `None` if the agent has not reported for this Node.
     pub fn report_of(&self, node: &Node) -> Option<&AgentReport> {
         let report = self.api.subnets.get(&node.name)?.report.as_deref()?;
         (report.node_uid == node.uid).then_some(report)

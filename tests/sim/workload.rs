@@ -20,7 +20,7 @@ use super::pool_model::counted;
 use super::pool_workload::service;
 use super::run::{Due, Sim};
 
-/// What the workload remembers of its own changes.
+/// The workload's records of its own changes.
 #[derive(Default)]
 pub struct World {
     /// The identity of the last host of each node name.
@@ -209,12 +209,12 @@ impl Sim {
         } else {
             format!("192.168.{}.{}", count / 250 % 250, count % 250 + 1)
         };
-        // This follows from other draws, so that all other draws stay the same.
+        // The limit follows from the node's number, so that all draws stay the same.
         let max_pods = match usize::try_from(count).unwrap() {
             count if self.plan.fits_max_pods() => MANY_PODS[count % MANY_PODS.len()],
             _ => u16::try_from(MAX_PODS).unwrap(),
         };
-        // Some kubelets report the number only later.
+        // Some kubelets report the limit only later.
         let is_late = self.plan.fits_max_pods() && count.is_multiple_of(4);
         if is_late {
             let due = Due::MaxPods(name.clone(), uid.clone(), max_pods);

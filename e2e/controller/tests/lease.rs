@@ -96,7 +96,7 @@ impl Candidate {
         }
     }
 
-    /// Waits until the candidate is a standby that knows a leader.
+    /// Waits until the candidate is a standby that knows from the Lease which candidate leads.
     async fn stands_by(&mut self) {
         let known = |now: &Leadership| matches!(now, Leadership::Standby { leader: Some(_) });
         let wait = self.leadership.wait_for(known);

@@ -57,8 +57,8 @@ pub fn available() -> Result<(), String> {
     )
 }
 
-/// Returns an error if programs are missing. The error names all of them at once, and the packages that contain them.
-/// `all` has the programs, each with its package.
+/// Returns an error that names all missing programs, and the Debian packages that contain them. Each entry of `all` is
+/// a program and its package.
 fn missing(
     all: &[(&'static str, &'static str)],
     is_there: impl Fn(&str) -> bool,

@@ -9,7 +9,7 @@ use super::image::IMAGE;
 /// The path of containerd's CRI socket inside a node.
 pub const CRI: &str = "/run/containerd/containerd.sock";
 
-/// The address of the Service `kube-dns`, where pods ask for names. Only tests that run a DNS server have this Service.
+/// The address of the Service `kube-dns`, to which pods send DNS queries. Only some tests create this Service.
 pub const DNS: &str = "10.96.0.10";
 
 /// Returns containerd's configuration, in TOML.
@@ -85,8 +85,8 @@ pub fn kubelet(cgroup_root: &str) -> Value {
     })
 }
 
-/// Returns the configuration of kube-proxy, in JSON. It changes no setting of the kernel, because most of them are the
-/// whole host's. Without ranges of pods, kube-proxy masquerades no connection between two pods.
+/// Returns the configuration of kube-proxy, in JSON. kube-proxy changes no kernel settings, because most of them apply
+/// to the whole host. No pod ranges are configured, so kube-proxy masquerades no connections between pods.
 pub fn kube_proxy(node: &str, kubeconfig: &Path) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -394,8 +394,8 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The user as which each kube-proxy authenticates. A binding of the API server's own gives it the role
-/// `system:node-proxier`.
+/// The user as which each kube-proxy authenticates. A ClusterRoleBinding that the API server creates by itself grants
+/// the role `system:node-proxier` to this user.
 pub(super) const PROXY: &str = "system:kube-proxy";
 
 /// Returns the user as which a machine's kubelet authenticates to the API server.

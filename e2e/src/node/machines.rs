@@ -112,7 +112,7 @@ impl Site {
         Machine::start(Arc::clone(&self.core), number, options).await
     }
 
-    /// Starts a router with this number, which must be higher than those of machines.
+    /// Starts a router. `number` determines its addresses and must be higher than [`MACHINES`].
     pub async fn router(&self, number: u8) -> Result<Router> {
         ensure!(number > MACHINES, "machine {number} may start later");
         let folder = self.core.folder().join(format!("r{number}"));

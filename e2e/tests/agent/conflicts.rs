@@ -57,7 +57,7 @@ impl Link {
         done.is_ok_and(|it| it.status.success())
     }
 
-    /// Gives an address to the other host if `verb` is `add`, or removes the address from the other host if `verb` is
+    /// Adds `address` to the other host's interface if `verb` is `add`, or deletes it from the interface if `verb` is
     /// `del`.
     fn address(&self, verb: &str, address: &str) {
         let args = ["-n", &self.other, "addr", verb, address, "dev", "eth0"];

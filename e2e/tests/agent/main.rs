@@ -252,7 +252,7 @@ impl Machine {
         self.ask(Op::Del(attachment(id))).await.unwrap();
     }
 
-    /// Returns the agent's list of addresses, asked for over gRPC.
+    /// Returns the agent's list of addresses, requested over gRPC.
     async fn list(&self) -> v1::ListResponse {
         let mut client = client(&self.socket());
         client.list(v1::ListRequest {}).await.unwrap().into_inner()

@@ -146,7 +146,7 @@ async fn after_a_reboot_without_the_api_server_it_gives_from_the_ranges_that_it_
     machine.add("c2").await.unwrap();
     let holdings = fs::read_to_string(machine.holdings()).unwrap();
     assert!(holdings.contains(boot.as_str().unwrap()), "{holdings}");
-    // Within the boot, a missing store was lost: pods may use its addresses.
+    // Without a reboot, a missing store was lost. Pods may still use its addresses, so the agent refuses the ADD.
     machine.stop().await;
     fs::remove_file(machine.store()).unwrap();
     machine.start();

@@ -197,7 +197,7 @@ async fn a_second_agent_with_sockets_elsewhere_does_not_get_the_store() {
     let (_, machine) = start("one", "10.39.0.0/24", json!({}), &[]).await;
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    // With its store elsewhere, the second agent would overwrite what the first one has recorded.
+    // In the second case, the store is elsewhere, but the agents would overwrite each other's holdings file.
     for (store, holdings, lock) in [
         (machine.store(), at("holdings.json"), "run/agent.lock"),
         (at("node.redb"), machine.holdings(), "lib/agent.lock"),

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use crate::{Machine, addr, call_plugin, eventually, pool, publishes, shared};
 
-/// What the network allows of 10.73.0.0/24.
+/// The addresses of 10.73.0.0/24 that the network's configuration allows.
 const ALLOWED: [&str; 2] = ["10.73.0.66-10.73.0.99", "10.73.0.101-10.73.0.127"];
 
-/// The configuration that whereabouts gets, apart from the type and the paths of `ipam`.
+/// Returns a configuration that was written for whereabouts, with the type and the paths of cadastre-ipam.
 fn config(machine: &Machine) -> Value {
     json!({
         "cniVersion": "0.3.0", "name": "storage", "type": "macvlan", "master": "eth1",
@@ -29,7 +29,7 @@ fn call(machine: &Machine, verb: &str, id: &str, config: &Value) -> Result<Value
     call_plugin(verb, id, "net1", machine.folder(), config)
 }
 
-/// Returns the code and the text of an error.
+/// Returns the code and the text of the error that the CNI plugin has printed.
 fn error(said: Result<Value, Value>) -> (u64, String) {
     let error = said.unwrap_err();
     (error["code"].as_u64().unwrap(), error["msg"].to_string())
@@ -53,7 +53,7 @@ async fn a_network_of_whereabouts_gets_unique_addresses_of_the_pool_in_its_range
         machines.push(machine);
     }
 
-    // The pool does not keep to the range: it would give 10.73.0.100, too.
+    // The network excludes 10.73.0.100, but the pool could assign this address. So the ADD fails.
     let first = &machines[0];
     let refused = eventually("the pool is refused", async || {
         let (code, text) = error(call(first, "ADD", "c0", &config(first)));
@@ -75,7 +75,7 @@ async fn a_network_of_whereabouts_gets_unique_addresses_of_the_pool_in_its_range
         .await
         .unwrap();
 
-    // Two nodes with the same configuration.
+    // Two nodes with the same configuration assign only allowed addresses, and no address twice.
     let allowed: Vec<IpRange> = ALLOWED
         .iter()
         .map(|it| IpRange::parse(it).unwrap())
@@ -106,7 +106,7 @@ async fn a_network_of_whereabouts_gets_unique_addresses_of_the_pool_in_its_range
         }
     }
 
-    // A range that a pool cannot keep to, and a node without an agent.
+    // An ADD fails if the configuration has a field that no pool can satisfy, and on a node without an agent.
     let mut sliced = config(first);
     sliced["ipam"]["node_slice_size"] = json!("/28");
     let (code, text) = error(call(first, "ADD", "other", &sliced));

@@ -22,7 +22,7 @@ use crate::node;
 
 const ACCOUNT: &str = "system:serviceaccount:kube-system:cadastre-controller";
 const NAMESPACE: &str = "frr-k8s-system";
-/// The most that the Role permits.
+/// API group, resource and verbs of the permissions that the Role for FRRConfigurations grants.
 const MAY: (&str, &str, &[&str]) = (
     "frrk8s.metallb.io",
     "frrconfigurations",
@@ -80,7 +80,7 @@ impl Lab {
         .await
     }
 
-    /// Waits until the FRRConfiguration of the node is as `is` says.
+    /// Waits until `is` returns true for the FRRConfiguration of the node. `what` describes the condition.
     async fn until(
         &self,
         node: &str,
@@ -154,7 +154,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
     lab.fixtures.block_pool("frr", spec).await?;
     let first = node(&lab.fixtures, &lab.agents, "frr", "frr-1").await?;
     let blocks = lab.fixtures.listed("frr-1", 1).await?;
-    // Without frr-k8s blocks are freed, too.
+    // Blocks of deleted nodes become free even without frr-k8s.
     node(&lab.fixtures, &lab.agents, "frr", "gone-1").await?;
     let early = lab.fixtures.listed("gone-1", 1).await?;
     lab.agents.leave("gone-1");
@@ -169,7 +169,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
         .until("frr-1", "lists the block", |it| lists(it, &blocks))
         .await?;
     assert_eq!(found.labels()[MANAGED_BY.0], MANAGED_BY.1);
-    // The API server has stored everything that was written. Besides it, there are only defaults of the CRD.
+    // The API server has stored everything that the controller wrote, and has added only defaults of the CRD.
     let get =
         format!("get frrconfigurations.frrk8s.metallb.io -n {NAMESPACE} cadastre-frr-1 -o json");
     let raw: Value = serde_json::from_str(&lab.cluster.kubectl_line(&get).await?)?;
@@ -189,7 +189,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
         })
     );
 
-    // Numbers and neighbors of the node's own.
+    // An annotation of the node sets its AS number, and a label of the node adds a neighbor.
     lab.annotate("frr-1", "64999".into()).await?;
     lab.until("frr-1", "has the number of the annotation", asn_is(64_999))
         .await?;
@@ -210,7 +210,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
     lab.until("frr-1", "has the number of the flag", asn_is(4_200_000_001))
         .await?;
 
-    // What somebody else changes or deletes comes back.
+    // The controller restores FRRConfigurations that somebody else changes or deletes.
     lab.patch(
         "frr-1",
         json!({"spec": {"nodeSelector": null, "raw": {"rawConfig": "!"}}}),
@@ -225,7 +225,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
     lab.until("frr-1", "is there again", |it| lists(it, &blocks))
         .await?;
 
-    // It is written once, and then left alone.
+    // When another node joins, the FRRConfiguration of `frr-1` is not written again.
     let before = lab.frr.get("cadastre-frr-1").await?;
     node(&lab.fixtures, &lab.agents, "frr", "frr-2").await?;
     let blocks = lab.fixtures.listed("frr-2", 1).await?;
@@ -238,7 +238,7 @@ async fn frr_configurations_list_the_ranges_of_nodes_once_frr_k8s_is_installed()
     lab.agents.leave("frr-2");
     cadastre_e2e::fixtures::gone(&lab.frr, "cadastre-frr-2").await?;
 
-    // A controller without a number deletes what an earlier one has written.
+    // A controller without an AS number deletes the FRRConfigurations of an earlier controller.
     lab.daemon.process().stop(GRACE).await?;
     let flags = ["--frr-namespace", NAMESPACE];
     lab.daemon = start_controller(&lab.cluster, ACCOUNT, &flags)?;
@@ -300,7 +300,7 @@ async fn a_prefix_is_withdrawn_before_its_block_is_deleted_and_foreign_objects_s
 
     let left = lab.frr.get("cadastre-foreign-1").await?;
     assert_eq!(left.resource_version(), foreign.resource_version());
-    // Once it is gone, the node gets its own.
+    // Once the foreign object is deleted, the node gets an FRRConfiguration of its own.
     lab.frr
         .delete("cadastre-foreign-1", &DeleteParams::default())
         .await?;
@@ -310,8 +310,8 @@ async fn a_prefix_is_withdrawn_before_its_block_is_deleted_and_foreign_objects_s
     Ok(())
 }
 
-/// Returns the versions with which the FRRConfiguration of node order-1 stopped listing the block, and with which the
-/// IPAMBlock was deleted. Watches all changes since `version`.
+/// Returns two resourceVersions: of the change with which the FRRConfiguration of node order-1 stopped listing `block`,
+/// and of the deletion of the IPAMBlock. Watches all changes since `version`.
 async fn ends(lab: &Lab, block: &str, version: &str) -> Result<(u64, u64)> {
     let frr = lab
         .frr

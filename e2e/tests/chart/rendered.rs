@@ -106,7 +106,7 @@ async fn agents_masquerade_with_built_in_templates_and_on_request() {
     }
 }
 
-/// By default, agents route only with a built-in template, because with a custom configuration another program may.
+/// By default, agents install routes only with a built-in template. With a custom one, another program may do so.
 #[tokio::test]
 async fn controllers_publish_routes_and_agents_install_them_by_default_and_on_request() {
     let custom = "agent.cni.custom=\\{\\}";
@@ -235,7 +235,7 @@ async fn no_pod_has_the_services_of_its_namespace_in_its_environment() {
     }
 }
 
-/// Each host folder has a value of its own. This one value changes every use of the folder.
+/// For each folder of the host there is one value, which determines the folder everywhere in the rendered objects.
 #[tokio::test]
 async fn folders_of_the_host_may_be_elsewhere() {
     let usual = with(&[]).await;

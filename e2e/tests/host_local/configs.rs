@@ -59,7 +59,7 @@ fn range(rng: &mut Rng, v6: bool, third: u64, near: &mut Vec<String>) -> Value {
     range.into()
 }
 
-/// Adds routes, DNS settings and other fields, which a plugin's result repeats.
+/// Adds routes, DNS settings and other fields that a plugin copies into its result.
 fn extras(rng: &mut Rng, ipam: &mut Map<String, Value>) {
     if rng.percent(40) {
         let all = [

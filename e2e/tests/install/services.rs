@@ -16,8 +16,8 @@ use crate::eventually;
 use crate::say;
 use crate::workload::{self, Running};
 
-/// Asks a server of the Service `web` by the Service's name. This is no `wget`, because that of Debian's static busybox
-/// crashes with a time limit.
+/// A command that sends a request to the Service `web` by the Service's name. It uses `nc`, because `wget` of Debian's
+/// static busybox crashes if it has a time limit.
 const GET: &str = r"printf 'GET /cgi-bin/who HTTP/1.0\r\n\r\n' | nc -w 5 web 80";
 
 /// Starts kube-proxy on each machine, before any pod has a network, as installers of clusters do. Each runs until its

@@ -80,7 +80,7 @@ async fn a_healthy_cluster_is_shown_as_it_is() {
     for (name, args) in shown {
         snapshot(name, &ok(cluster, args).await);
     }
-    // What the kubelet says of two pods: only the event of the explained pod counts.
+    // The kubelet's events about two pods of the same name. Only the event with the UID of the explained pod counts.
     for (uid, says) in [
         (&*waits.uid().unwrap(), "pool `lan` has none"),
         ("another", "no"),

@@ -1,5 +1,5 @@
-//! Tests of announcements by BGP: real BIRDs on the nodes take the ranges from the agents' files. Each node is in a rack
-//! of its own, and the racks are connected by their routers only.
+//! Tests of announcements by BGP: real BIRDs on the nodes read the ranges from files that the agents write. Each node
+//! is in a rack of its own, and only the racks' routers connect the racks.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const FLAGS: &[&str] = &[
     "--announce-reload=bird=/run/bird.ctl",
 ];
 
-/// A node, the router of its rack, and their BIRDs.
+/// A node and the router of its rack. Both run BIRD.
 struct Rack {
     node: Machine,
     daemon: Option<Guest>,
@@ -49,7 +49,7 @@ protocol bgp rack6 {
 }
 "#;
 
-/// The node and the router of the other rack are on the same link. So the router has to name itself as the next hop.
+/// The router's configuration. All nodes and routers share one link, so each router must set itself as the next hop.
 const ROUTER: &str = r"
 log stderr all;
 router id ROUTER4;
@@ -127,8 +127,8 @@ impl Rack {
         self.daemon = Some(self.node.spawn("bird", &args).await.unwrap());
     }
 
-    /// Waits until the kernel of the rack's router has exactly the routes to the node that the NodeSubnet lists, and
-    /// `wanted` is true for them. Returns them as `ip` prints them.
+    /// Waits until the rack's router has a route to the node for exactly the blocks in the NodeSubnet, and `wanted`
+    /// returns true for the destinations of these routes. Returns the destinations as `ip` prints them.
     async fn routes(
         &self,
         api: &Fixtures,
@@ -181,7 +181,7 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
         .unwrap();
     assert_sees(&east.node, &from, &to.addresses, &from.addresses).await;
 
-    // A claimed address is a route of its own, and follows its pod to the other rack.
+    // The address of a claim has a route of its own. When the claim's pod moves to the other rack, the route follows.
     claim(api, "roams").await;
     let claimed = pod(api, &east, "beast", Some("roams")).await;
     let addresses = claimed.addresses.iter().map(ToString::to_string);
@@ -203,7 +203,7 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
         .unwrap();
     assert_sees(&east.node, &from, &moved.addresses, &from.addresses).await;
 
-    // Further blocks, and an end of all pods that use them, while BIRD is down: the node keeps the blocks.
+    // While BIRD is down, the node keeps its blocks, even blocks whose pods have all ended.
     pods::create_many(api, "beast", "bmore", 0..4, Some(east.node.name())).await;
     pods::running_of(api, "beast", "bmore", 4).await;
     let all = api.blocks_of("beast").await.unwrap();
@@ -254,7 +254,7 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
     east.routes(api, what, |it| it.len() < all.len()).await;
 }
 
-/// Creates a pool with small blocks of both families, which come only when they are needed.
+/// Creates a pool with small blocks of both families, so that nodes soon need further blocks.
 async fn pool(api: &Fixtures, name: &str, net: &str) {
     let v6 = format!("fd00:{}::", net.replace('.', ":"));
     let spec = json!({
@@ -267,7 +267,7 @@ async fn pool(api: &Fixtures, name: &str, net: &str) {
     api.block_pool(name, spec).await.unwrap();
 }
 
-/// Creates a pool from which nodes of both racks get claimed addresses only, and a claim.
+/// Creates a claim, and a pool of the same name whose addresses nodes of both racks assign on request only.
 async fn claim(api: &Fixtures, name: &str) {
     let racks = json!([{"key": "group", "operator": "In", "values": ["beast", "bwest"]}]);
     let spec = json!({
@@ -284,7 +284,7 @@ async fn claim(api: &Fixtures, name: &str) {
     claims.create(&PostParams::default(), &claim).await.unwrap();
 }
 
-/// Starts a pod on the rack's node and returns it when it runs.
+/// Creates a pod on the rack's node, with this claim if it is given. Returns the pod when it runs.
 async fn pod(api: &Fixtures, rack: &Rack, group: &str, claim: Option<&str>) -> Running {
     let name = match claim {
         Some(claim) => format!("{group}-{claim}"),
@@ -307,7 +307,7 @@ async fn condition(api: &Fixtures, node: &str, status: &str, reason: &str) -> St
     of(&subnet).unwrap().message
 }
 
-/// `ip` prints a route to a single address without a prefix length.
+/// Removes the length of a single address's prefix, because `ip` does not print it.
 fn without_length(cidr: &str) -> String {
     let address = cidr.trim_end_matches("/32");
     address.trim_end_matches("/128").to_owned()

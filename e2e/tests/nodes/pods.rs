@@ -183,7 +183,7 @@ pub async fn ready(api: &Fixtures, node: &str, ready: bool) -> Node {
     .await
 }
 
-/// Waits until the kubelet of a node that is ready has sent so many heartbeats. Calls `check` at least once for each.
+/// Waits until the kubelet of a ready node has sent `count` heartbeats. Calls `check` at least once for each heartbeat.
 pub async fn heartbeats(api: &Fixtures, node: &str, count: usize, check: impl Fn()) {
     let mut beats = Vec::new();
     eventually("the node goes on", async || {

@@ -69,14 +69,14 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
     eprintln!("routes: there at most {late:.1?} after their blocks were listed");
     pods::delete_many(api, "rlate", 0..4).await;
 
-    // What somebody deletes comes back.
+    // The agent restores its routes after somebody has deleted them.
     for family in ["-4", "-6"] {
         let flush = ["ip", family, "route", "flush", "proto", PROTOCOL];
         east.run(&flush).await.unwrap();
     }
     routes_follow(api, &east, west.name()).await;
 
-    // A node that is not on the link is named. The routes to the other nodes stay.
+    // The agent reports the name of a node that is not on the link. The routes to the other nodes stay.
     api.node("reast", "r-far").await.unwrap();
     api.subnet_until(
         east.name(),
@@ -101,7 +101,7 @@ pub(crate) async fn pods_of_two_nodes_reach_each_other_while_blocks_agents_and_n
     .await
     .unwrap();
 
-    // Without the node there are no routes to it.
+    // When a node is deleted, the agent removes the routes to this node.
     let gone = Fabric::addresses(west.number()).map(|it| format!(" via {it} "));
     west.power_off().await.unwrap();
     api.delete_node(west.name()).await.unwrap();
@@ -159,8 +159,8 @@ pub(crate) async fn nothing_lost(machine: &Machine, from: &Running, to: &[IpAddr
     }
 }
 
-/// Watches a pool's blocks and the machine's routes until `change` has ended. Returns the longest time for which a block
-/// was there and its route was not.
+/// Compares a pool's blocks with the machine's routes until `change` has ended and every block has a route. Returns the
+/// longest time for which an existing block had no route.
 async fn lateness(
     machine: &Machine,
     pool: &str,
@@ -203,7 +203,7 @@ async fn lateness(
     late
 }
 
-/// Waits until the machine has exactly the routes that the NodeRoutes of the other node lists.
+/// Waits until the routes to the other node are exactly those that its NodeRoutes lists.
 async fn routes_follow(api: &Fixtures, machine: &Machine, other: &str) {
     let all: Api<NodeRoutes> = Api::all(api.client.clone());
     eventually("the routes are those of the other node", async || {
@@ -224,7 +224,7 @@ async fn routes_follow(api: &Fixtures, machine: &Machine, other: &str) {
     .await;
 }
 
-/// `ip` prints a route to a single address without a prefix length.
+/// Adds the prefix length that `ip` does not print for a route to a single address.
 fn with_length(to: &str) -> String {
     match to.contains('/') {
         true => to.to_owned(),

@@ -50,7 +50,7 @@ async fn assigned_ranges_are_kept_for_their_node_and_other_sizes_follow_from_the
         assert_eq!(hand.served(name).await?, [range]);
     }
 
-    // The range of fix-a is free, but for no other node, also after fix-a was deleted.
+    // The range that the pool assigns to fix-a is free before fix-a exists and after its deletion, but only for fix-a.
     let note = hand.waiting_node("fix", "fix-x").await?;
     assert!(
         note.contains("does not lie in one of the pool's cidrs"),

@@ -1,5 +1,5 @@
-//! Objects that the current rules reject, but that a cluster may contain, because they are older than a rule or were
-//! written while the rules were off. Each such object must affect only itself.
+//! Objects that violate the current rules. A cluster may contain such an object if it is older than a rule, or was
+//! written while the rules were off. The object must affect only itself.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! What an agent promises, without how it does it: it assigns addresses from the blocks that it has seen listed, until it
-//! has reported a block as released.
+//! A model of an agent that has only what an agent guarantees: it assigns addresses from blocks that it has received as
+//! listed, until it has reported a block as released.
 //!
-//! It is not the shipped agent, which `host` runs. It does at once what that one may do at any time: it adopts each
-//! block that it sees, and releases each empty block that is recalled.
+//! The shipped agent, which `host` runs, may delay each step. The model does not wait: it adopts each block at once,
+//! and releases each empty block that is recalled.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,19 @@ use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::Subnet;
 use cadastre_core::Cidr;
 
-/// The pool of all scenarios.
+/// The name of the pool in all scenarios.
 const POOL: &str = "pool";
 
-/// An agent, and the pods of its node.
+/// The model of one node's agent, with the pods of the node.
 #[derive(Clone, Debug)]
 pub struct Agent {
     pub node: NodeName,
     pub uid: ObjectUid,
     /// How many addresses the node's pods need
     pub need: i64,
-    /// The blocks that it may assign addresses from, by UID
+    /// The adopted blocks, by UID. A released block is removed once the NodeSubnet no longer lists it
     held: BTreeMap<String, Held>,
-    /// The last version of the NodeSubnet that it has seen or written, with the need that it has reported
+    /// The version of the NodeSubnet that the agent received or wrote last, and the need that it reported then
     seen: Option<(u64, i64)>,
 }
 
@@ -45,13 +45,13 @@ impl Agent {
         }
     }
 
-    /// The blocks from which it may assign addresses.
+    /// The blocks from which the agent may assign addresses.
     pub fn held(&self) -> impl Iterator<Item = Cidr> + '_ {
         let held = self.held.values().filter(|it| !it.is_released);
         held.map(|it| it.cidr)
     }
 
-    /// How many addresses its blocks have.
+    /// The number of addresses in all blocks from which the agent may assign.
     pub fn capacity(&self) -> i64 {
         self.held().map(|it| size(&it)).sum()
     }
@@ -69,7 +69,7 @@ impl Agent {
         is_own(subnet) && self.seen != Some((subnet.version, self.need))
     }
 
-    /// Handles the NodeSubnet. Returns the status to write.
+    /// Handles a received NodeSubnet. Returns the status to write, or `None` if the spec cannot be parsed.
     pub fn sees(&mut self, subnet: &Subnet) -> Option<NodeSubnetStatus> {
         let spec = subnet.spec.as_ref().ok()?;
         self.held
@@ -87,13 +87,13 @@ impl Agent {
         Some(self.status(&spec.blocks))
     }
 
-    /// Handles the success of its write.
+    /// Handles the success of the agent's write of its status.
     pub fn wrote(&mut self, version: u64, status: &NodeSubnetStatus) {
         let demand = status.pools.iter().map(|it| it.demand).sum();
         self.seen = Some((version, demand));
     }
 
-    /// Gives the pods addresses from the blocks, as far as they suffice.
+    /// Assigns addresses of the blocks to the pods, as many as the blocks have.
     fn assign(&mut self) {
         let mut left = self.need;
         for block in self.held.values_mut().filter(|it| !it.is_released) {
@@ -127,7 +127,7 @@ impl Agent {
     }
 }
 
-/// How many addresses of an IPv4 block pods may get.
+/// The number of addresses of an IPv4 block. In this model, pods can use all of them.
 fn size(block: &Cidr) -> i64 {
     1 << (32 - block.len())
 }

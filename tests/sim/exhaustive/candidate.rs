@@ -11,7 +11,7 @@ use super::super::api::Api;
 use super::super::checks::{Violation, wrong};
 use super::super::process::{Feeds, Watched, lease_settings, may_send};
 
-/// If a controller asks for more requests than this at one moment, a loop spins.
+/// If the controller and the elector take more steps than this at one moment, a loop spins.
 const SPIN: u32 = 500;
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Candidate {
     awaiting_lease: Vec<OutgoingRequest>,
 }
 
-/// What a process sends after an event.
+/// The requests that a process sends after an event.
 #[derive(Default)]
 pub struct Sent {
     pub requests: Vec<OutgoingRequest>,
@@ -50,7 +50,7 @@ impl Candidate {
         }
     }
 
-    /// Calls the state machines until they have nothing more to send.
+    /// Calls the controller and the elector until they have nothing more to send.
     pub fn work(&mut self, now: Now) -> Result<Sent, Violation> {
         let mut sent = Sent::default();
         for _ in 0..SPIN {
@@ -62,7 +62,7 @@ impl Candidate {
         wrong("spin", text, None::<&str>).map(|()| sent)
     }
 
-    /// Returns whether anything has changed, so that there may be more to do.
+    /// Takes one step of the controller or the elector. Returns false if there was nothing to do.
     fn step(&mut self, now: Now, sent: &mut Sent) -> bool {
         let leadership = self.elector.leadership();
         if self.observed.as_ref() != Some(&leadership) {
@@ -121,7 +121,7 @@ impl Candidate {
         self.elector.answer(answer, now.mono);
     }
 
-    /// Delivers everything that a watch has to deliver.
+    /// Delivers all pending events of a watch to the controller.
     pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) {
         while self.feeds.of(kind).has_next(api) {
             let Some(event) = self.feeds.next(kind, api, now.mono) else {
@@ -140,7 +140,7 @@ impl Candidate {
         self.controller.is_allocating() && self.controller.is_settled() && self.in_flight.is_empty()
     }
 
-    /// The next time at which one of the state machines wants to be called.
+    /// The first time after `after` at which the controller or the elector has to be called.
     pub fn wakes_at(&self, after: Duration) -> Option<Duration> {
         let times = [self.controller.wake_at(), self.elector.wake_at()];
         times.into_iter().flatten().filter(|at| *at > after).min()

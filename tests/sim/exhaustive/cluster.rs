@@ -25,10 +25,10 @@ use super::agent::Agent;
 use super::candidate::Candidate;
 use super::invariants;
 
-/// How many transitions may follow a state, if nothing fails, until everything is at rest.
+/// The maximum number of transitions from a state until the cluster is at rest, if nothing fails.
 pub const PATIENCE: u32 = 3_000;
 
-/// The kinds whose watches deliver something.
+/// The watches that can deliver events in the scenarios.
 const KINDS: [Watched; 8] = [
     Watched::Nodes,
     Watched::Pools,
@@ -40,32 +40,32 @@ const KINDS: [Watched; 8] = [
     Watched::Routes,
 ];
 
-/// A change that somebody else makes.
+/// A change of nodes or pods, made by neither a controller nor an agent.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     CreateNode(&'static str),
     DeleteNode(&'static str),
-    /// The pods of a node need so many addresses from now on.
+    /// From now on, the pods of this node need this number of addresses.
     Need(&'static str, i64),
 }
 
-/// What is explored.
+/// A cluster, and the changes whose possible orders are explored.
 pub struct Scenario {
     pub name: &'static str,
     pub pool: fn() -> IPPoolSpec,
-    /// The changes that precede everything else; the controllers settle after each.
+    /// Changes before the exploration starts; the controllers settle after each
     pub before: &'static [Change],
-    /// The changes that happen in this order, each at any time
+    /// Changes during the exploration, in this order; each can happen at any time
     pub changes: &'static [Change],
-    /// The kinds whose watches may begin again
+    /// The kinds whose watches may restart with a list
     pub relisted: &'static [Watched],
 }
 
-/// A message on its way. Its sender may have given it up, as if its answer was lost; then it may still arrive later.
+/// A message that has not arrived. If it is given up, its sender no longer waits for it, but it may still arrive.
 #[derive(Clone, Debug)]
 pub struct InTransit {
     message: Message,
-    /// The hash of the message
+    /// The hash of `message`, for [`Cluster::fingerprint`]
     hash: u64,
     is_given_up: bool,
 }
@@ -73,7 +73,7 @@ pub struct InTransit {
 #[derive(Clone, Debug)]
 struct Answer {
     outcome: RequestOutcome,
-    /// Whether the request only reads
+    /// Whether the answered request only reads
     is_read: bool,
 }
 
@@ -83,13 +83,13 @@ enum Message {
     Answer(RunId, RequestId, Box<Answer>),
     LeaseCall(RunId, LeaseCall),
     LeaseAnswer(RunId, LeaseAnswer),
-    /// An agent writes the status of its NodeSubnet, which had this version when it decided.
+    /// An agent's write of its status, with the version of the NodeSubnet on which the status is based.
     Status(NodeName, u64, NodeSubnetStatus),
 }
 
 impl InTransit {
-    /// Requests of a process that only read arrive in the order in which they were sent, and so do their answers: the
-    /// line and its direction. `None` for other messages, which may overtake each other.
+    /// Reads of one process arrive in the order in which they were sent, and so do the answers to reads. Returns the
+    /// process and the direction of such a message. Returns `None` for other messages, which may overtake each other.
     fn line(&self) -> Option<(RunId, bool)> {
         match &self.message {
             Message::Request(from, it) if !self.is_given_up && !it.request.is_write() => {
@@ -132,29 +132,29 @@ impl Message {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// The message at this position arrives.
+    /// The message at this index of `wire` arrives.
     Arrive(usize),
-    /// A watch of a process delivers everything that it has.
+    /// A watch delivers all its pending events to this process.
     Deliver(usize, Watched),
-    /// The watch of an agent delivers its NodeSubnet.
+    /// This agent receives its present NodeSubnet.
     ShowSubnet(usize),
-    /// The watch of the Lease delivers its present state.
+    /// This process receives the present Lease from its watch.
     ShowLease(usize),
     Start(usize),
     Resume(usize),
-    /// The next of the changes happens.
+    /// The next change of the scenario happens.
     Change,
-    /// Time passes until the next process wants to be called.
+    /// Time passes until the next process has to be called.
     Tick,
-    /// A fault. The sender of the message at this position hears that its outcome is unknown.
+    /// A fault. The sender of the message at this index of `wire` counts the outcome as unknown.
     GiveUp(usize),
-    /// A fault. The API server refuses the request at this position.
+    /// A fault. The API server rejects the request at this index of `wire`.
     Refuse(usize),
     /// A fault. The process ends.
     Crash(usize),
     /// A fault. The process stands still until it is resumed.
     Pause(usize),
-    /// A fault. The watch of the process begins again with a list.
+    /// A fault. This watch of the process restarts with a list.
     Relist(usize, Watched),
     /// A fault. Time passes, although messages are on their way.
     SlowTick,
@@ -165,13 +165,13 @@ struct Process {
     incarnation: u32,
     run: Option<Box<Candidate>>,
     is_paused: bool,
-    /// The version of the Lease that its watch last delivered
+    /// The version of the Lease that the process's watch delivered last
     lease_shown: String,
-    /// The hash of all this, unless something may have changed since it was computed
+    /// The hash of `incarnation`, `run` and `lease_shown`; `None` if one of them may have changed
     hash: Option<u64>,
 }
 
-/// How a state came about, the last transition first.
+/// The transitions that led to a state, as a list: the last one, and the path before it.
 pub struct Path {
     pub text: String,
     pub before: Option<Arc<Path>>,
@@ -181,7 +181,7 @@ pub struct Path {
 pub struct Cluster {
     scenario: &'static Scenario,
     api: Api,
-    /// The hash of what is stored, unless something may have changed since it was computed
+    /// The hash of the objects in `api`; `None` if one of them may have changed
     api_hash: Option<u64>,
     now: Time,
     processes: [Process; 2],
@@ -194,7 +194,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster with the scenario's pool, whose controllers have settled.
+    /// A cluster with the scenario's pool, after the changes in `before`. The controllers have settled.
     pub fn new(scenario: &'static Scenario, faults: u8) -> Result<Self, Violation> {
         let mut api = Api::default();
         api.put(service("kubernetes", "10.96.0.0/16"));
@@ -232,7 +232,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Takes transitions without a choice until everything is at rest.
+    /// Takes the transitions that [`Self::fair`] returns, until the cluster is at rest.
     fn settle(&mut self) -> Verdict {
         for _ in 0..PATIENCE {
             let Some(next) = self.fair()? else {
@@ -258,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// The run of a process that is neither down nor paused.
+    /// The present run of a process, or `None` if the process is down or paused.
     fn active(&self, process: usize) -> Option<&Candidate> {
         let process = &self.processes[process];
         process.run.as_deref().filter(|_| !process.is_paused)
@@ -266,12 +266,12 @@ impl Cluster {
 
     fn can_arrive(&self, it: &InTransit) -> bool {
         it.message.recipient().is_none_or(|to| {
-            // What is for a run that has ended arrives, and nobody hears it.
+            // A message for a run that has ended arrives and has no effect.
             !self.processes[to.process].is_paused
         })
     }
 
-    /// Whether an earlier message is on the same line, so that it arrives first.
+    /// Whether an earlier message, which may not be overtaken, has to arrive first (see [`InTransit::line`]).
     fn is_behind(&self, at: usize) -> bool {
         let line = self.wire[at].line();
         let mut earlier = self.wire[..at].iter();
@@ -291,7 +291,7 @@ impl Cluster {
         due.map(|(it, kind)| Transition::Deliver(it, kind))
     }
 
-    /// The agents that have not seen their NodeSubnet, or not its last version, and have no write on its way.
+    /// Returns a `ShowSubnet` for each agent that has a new NodeSubnet or a new need, and no write on its way.
     fn subnet_news(&self) -> impl Iterator<Item = Transition> + '_ {
         let has_agents = invariants::has_blocks(&self.api);
         let writes = |agent: &Agent| {
@@ -316,7 +316,7 @@ impl Cluster {
         is_new && self.active(process).is_some_and(waits)
     }
 
-    /// The time at which the next process that is not paused wants to be called.
+    /// The first time at which one of the processes that are not paused has to be called.
     fn next_time(&self) -> Option<Time> {
         let runs = (0..2).filter_map(|it| self.active(it));
         let mono = self.clock().mono;
@@ -354,7 +354,7 @@ impl Cluster {
         Ok(next)
     }
 
-    /// Returns the other transitions that are possible.
+    /// Returns the transitions that may happen instead of `fair`. These include faults, as long as faults are left.
     pub fn others(&self, fair: Option<Transition>) -> Vec<Transition> {
         let messages = self.wire.iter().enumerate();
         let arrivals = messages.filter(|(at, it)| self.can_arrive(it) && !self.is_behind(*at));
@@ -403,7 +403,7 @@ impl Cluster {
         }
     }
 
-    /// Whether this run is there and not paused.
+    /// Whether this run is in progress and not paused, so that it receives answers.
     fn hears(&self, id: RunId) -> bool {
         self.processes[id.process].incarnation == id.incarnation
             && self.active(id.process).is_some()
@@ -509,7 +509,7 @@ impl Cluster {
                 self.processes[process].run = None;
                 self.processes[process].hash = None;
                 let ended = self.id(process);
-                // What it has sent may still arrive. What is for it, nobody hears.
+                // Messages that the process has sent may still arrive. Messages to the process are dropped.
                 self.wire.retain(|it| it.message.recipient() != Some(ended));
                 for it in &mut self.wire {
                     it.is_given_up |= match it.message {
@@ -552,7 +552,7 @@ impl Cluster {
         });
     }
 
-    /// Lets a process send what it has to send.
+    /// Calls the controller and the elector of a process, and sends their requests.
     fn work(&mut self, process: usize) -> Verdict {
         let (id, now) = (self.id(process), self.clock());
         self.processes[process].hash = None;
@@ -576,7 +576,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Executes a write of a status at once, and shows its result to all processes at once.
+    /// Executes a write of a status at once, and delivers the changed pools to all processes at once.
     fn write_status(&mut self, process: usize, request: &OutgoingRequest) -> Verdict {
         let outcome = self.api.execute(&request.request, self.now);
         self.api.commits.clear();
@@ -591,7 +591,7 @@ impl Cluster {
         self.work(process)
     }
 
-    /// Shows a process all changes of pools, unless it is paused.
+    /// Delivers all pending changes of pools to a process, unless the process is paused.
     fn show_pools(&mut self, process: usize) -> Verdict {
         if !self.has_next(process, Watched::Pools) {
             return Ok(());
@@ -667,7 +667,7 @@ impl Cluster {
         self.check()
     }
 
-    /// Checks what has changed at the API server.
+    /// Checks the present state of the API server and the agents against the invariants.
     fn check(&mut self) -> Verdict {
         self.api.commits.clear();
         invariants::check(&self.api, &self.agents)
@@ -692,7 +692,7 @@ impl Cluster {
         }
     }
 
-    /// Returns a number that is the same for equal states. Only what has changed since the last call is hashed again.
+    /// Returns a hash of the state. Only the parts that may have changed since the last call are hashed again.
     pub fn fingerprint(&mut self) -> u64 {
         let api = *self
             .api_hash
@@ -707,7 +707,7 @@ impl Cluster {
                 hash_of(|text| write!(text, "{incarnation} {run:?} {shown}"))
             });
             let run = process.run.as_ref();
-            // What a watch has yet to deliver changes with the API server, too.
+            // The events that a watch has yet to deliver also change when the API server changes.
             let feeds = run.map(|run| {
                 hash_of(|text| {
                     let mut feeds = KINDS.iter().map(|kind| run.feeds.of(*kind));
@@ -722,7 +722,7 @@ impl Cluster {
     }
 }
 
-/// Writes of statuses decide nothing, so that their order with other events is left out.
+/// Whether the request writes a status. No decision depends on these statuses, so their order is not explored.
 fn is_of_status(request: &ApiRequest) -> bool {
     matches!(
         request,
@@ -730,20 +730,20 @@ fn is_of_status(request: &ApiRequest) -> bool {
     )
 }
 
-/// Returns the hash of messages, each with its hash and whether it is given up. The order in which they were sent does
-/// not matter.
+/// Returns a hash that does not depend on the order of the messages. Each message is given by its own hash and by
+/// whether it is given up.
 fn hash_of_messages(messages: impl Iterator<Item = (u64, bool)>) -> u64 {
     let hashes = messages.map(|(hash, is_given_up)| hash.rotate_left(u32::from(is_given_up)));
     hashes.fold(0, u64::wrapping_add)
 }
 
-/// The violation of a cluster in which something happens without end.
+/// Returns the violation of a cluster that never comes to rest.
 pub fn never_at_rest() -> Verdict {
     let text = "all faults are over, and still not all is done";
     wrong("progress", text.to_owned(), None::<&str>)
 }
 
-/// Writes everything that decides how the API server answers. Kinds that no scenario changes are left out.
+/// Writes the state of the API server to `text`, for a hash. Kinds that no scenario changes are left out.
 fn describe(api: &Api, text: &mut String) -> fmt::Result {
     fn all<T: Object + fmt::Debug>(kind: &Kind<T>, text: &mut String) -> fmt::Result {
         write!(text, "{} ", kind.version)?;

@@ -1,4 +1,4 @@
-//! What holds in every state, and what holds at rest.
+//! The conditions that must hold in every state, and the conditions that must hold at rest.
 
 use cadastre_api::AllocationMode;
 use cadastre_core::Cidr;
@@ -7,7 +7,7 @@ use super::super::api::Api;
 use super::super::checks::{Verdict, wrong};
 use super::agent::Agent;
 
-/// A range, and who has it: the name of the node and the UID of its Node.
+/// A range, and the node that has it: the node's name and the UID of its Node.
 type Holding<'a> = (Cidr, &'a str, &'a str);
 
 /// Checks that no two nodes have ranges that overlap, and that no block is free while an agent may use it.
@@ -38,7 +38,7 @@ pub fn check(api: &Api, agents: &[Agent]) -> Verdict {
     Ok(())
 }
 
-/// The ranges that nodes have: by their podCIDRs, their IPAMBlocks, their NodeSubnets, and in their agents.
+/// All ranges of nodes, according to the Nodes (podCIDRs), the IPAMBlocks, the NodeSubnets and the agents.
 fn holdings<'a>(api: &'a Api, agents: &'a [Agent]) -> Vec<Holding<'a>> {
     let mut all: Vec<Holding> = Vec::new();
     for node in api.nodes.live.values() {
@@ -56,7 +56,7 @@ fn holdings<'a>(api: &'a Api, agents: &'a [Agent]) -> Vec<Holding<'a>> {
     for subnet in api.subnets.live.values() {
         let Ok(spec) = &subnet.spec else { continue };
         let uid = spec.node_uid.as_deref().unwrap_or_default();
-        // What a NodeSubnet lists of a Node that is gone is in quarantine.
+        // If the Node is deleted, the ranges in its NodeSubnet are in quarantine.
         let is_live = api
             .nodes
             .get(&subnet.name)
@@ -71,7 +71,7 @@ fn holdings<'a>(api: &'a Api, agents: &'a [Agent]) -> Vec<Holding<'a>> {
     all
 }
 
-/// Whether every node has what it needs, and its NodeSubnet says so.
+/// Whether every node has enough blocks for its pods or, without blocks, podCIDRs that its NodeSubnet lists.
 pub fn served(api: &Api, agents: &[Agent]) -> bool {
     let has_blocks = has_blocks(api);
     agents.iter().all(|agent| {
@@ -83,7 +83,7 @@ pub fn served(api: &Api, agents: &[Agent]) -> bool {
     })
 }
 
-/// Whether nodes get blocks, and not podCIDRs.
+/// Whether the pool allocates blocks rather than podCIDRs.
 pub fn has_blocks(api: &Api) -> bool {
     let mut pools = api.pools.live.values();
     pools.any(|it| {

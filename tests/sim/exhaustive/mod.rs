@@ -1,16 +1,16 @@
-//! Tries every order of events in small clusters, where `run` draws orders at random.
+//! Tries every order of events in small clusters. In all other runs of the simulation, the order is random.
 //!
-//! A cluster has two shipped controllers with their electors, the API server of `api`, and what is on its way between
-//! them. The exploration takes every possible transition of every state, and checks each state. From every state, it
-//! also follows what happens if nothing else fails, until everything is at rest. So a state from which the cluster
-//! never gets to rest is found, too. States that have been visited are recognised by a hash of everything in them.
+//! A cluster has two shipped controllers with their electors, the API server of `api`, and the messages between them.
+//! The exploration takes every possible transition of every state, and checks each state. From every state, it also
+//! follows what happens if nothing else fails, until the cluster is at rest. So it also finds states from which the
+//! cluster never comes to rest. It recognises visited states by a hash.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `cluster` | a state, and its transitions |
 //! | `candidate` | one run of a controller process |
-//! | `agent` | what agents promise |
-//! | `invariants` | what holds in every state, and at rest |
+//! | `agent` | a model of an agent |
+//! | `invariants` | the conditions of every state, and of a state at rest |
 //! | `search` | visits all states |
 //!
 //! `docs/exhaustive.md` lists the bounds.
@@ -102,7 +102,7 @@ fn print(scenario: &Scenario, faults: u8, report: &Report) {
     );
 }
 
-/// `FAULTS`, `MINUTES` and `STATES` limit the exploration of each scenario, `ONLY` names a scenario.
+/// The variables `FAULTS`, `MINUTES` and `STATES` limit each exploration. `ONLY` is a part of a scenario's name.
 #[test]
 #[ignore = "takes minutes"]
 fn every_order() {
@@ -167,7 +167,7 @@ fn a_waiter_that_nobody_wakes_is_found() {
 }
 
 /// Tries bugs in the shipped controller, one after the other, and prints which of them the exploration finds within
-/// `STATES` of each scenario.
+/// `STATES` states of each scenario.
 #[cfg(debug_assertions)]
 #[test]
 #[ignore = "takes minutes"]

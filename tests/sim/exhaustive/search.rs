@@ -11,10 +11,10 @@ use cadastre_core::mutation::Mutation;
 use super::super::checks::{Verdict, Violation};
 use super::cluster::{Cluster, PATIENCE, Path, Scenario, never_at_rest};
 
-/// The visited states are spread over so many maps, so that threads seldom wait for each other.
+/// The number of maps over which visited states are spread, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
 
-/// Limits of a search.
+/// Limits of a search, which ends early if it exceeds `states` or `time`.
 #[derive(Clone, Copy)]
 pub struct Limits {
     /// The maximum number of faults on the way to a state
@@ -23,22 +23,22 @@ pub struct Limits {
     pub time: Duration,
 }
 
-/// What a search has found.
+/// The result of a search: its extent, and the first violation of a rule.
 #[derive(Debug)]
 pub struct Report {
     pub states: u64,
     pub transitions: u64,
-    /// Whether every state was visited
+    /// Whether every state was visited, with no violation and within the limits
     pub is_complete: bool,
     pub elapsed: Duration,
     pub failure: Option<String>,
 }
 
 struct Search {
-    /// The walk that visited a state first, by the fingerprint of the state
+    /// For each visited state (by fingerprint), the number of the walk that visited the state first
     visited: Vec<Mutex<HashMap<u64, u32>>>,
     open: Mutex<Vec<Cluster>>,
-    /// How many threads have a state to go on with
+    /// The number of threads that have states to explore
     busy: AtomicUsize,
     walks: AtomicU64,
     states: AtomicU64,
@@ -48,7 +48,7 @@ struct Search {
     begun: Instant,
 }
 
-/// Explores a scenario with all processors. The mutation is on in the whole exploration.
+/// Explores a scenario with one thread for each processor. The mutation, if any, is on in all threads.
 pub fn explore(scenario: &'static Scenario, mutation: Option<Mutation>, limits: Limits) -> Report {
     set(mutation);
     let first = Cluster::new(scenario, limits.faults);
@@ -103,7 +103,7 @@ impl Search {
                 self.open.lock().unwrap().append(&mut own);
                 return;
             }
-            // Others get the oldest states, because the most states follow these.
+            // Other threads get the oldest states, from which the exploration reaches the most new states.
             let mut open = self.open.lock().unwrap();
             if open.is_empty() && own.len() > 1 {
                 open.extend(own.drain(..own.len() / 2));
@@ -111,7 +111,7 @@ impl Search {
         }
     }
 
-    /// Returns a state that another thread has left, or `None` once no thread has any.
+    /// Waits for a state in `open` and takes it. Returns `None` once no thread has a state, or if the search is over.
     fn take_over(&self) -> Option<Cluster> {
         self.busy.fetch_sub(1, Ordering::SeqCst);
         while !self.is_over() {
@@ -135,8 +135,8 @@ impl Search {
             || self.begun.elapsed() >= self.limits.time
     }
 
-    /// As [`Search::walk`], but records what was broken. A panic is recorded, too, because the other threads would wait
-    /// for this one without end.
+    /// Calls [`Search::walk`] and records a violation. Also records a panic, because otherwise the other threads would
+    /// wait for this thread forever.
     fn walk_on(&self, mut state: Cluster, open: &mut Vec<Cluster>) {
         let walk = || self.walk(&mut state, open);
         let failure = match catch_unwind(AssertUnwindSafe(walk)) {
@@ -158,8 +158,8 @@ impl Search {
         first.get_or_insert(lines.join("\n"));
     }
 
-    /// Follows a state without a fault until everything is at rest, or until a state that was visited already. Adds the
-    /// other states that can follow to `open`. If a rule is broken, `state` is the state in which it is.
+    /// Follows a state without new faults until the cluster is at rest or in a visited state. Adds the other states
+    /// that can follow to `open`. If a rule is violated, `state` becomes the state in which the rule is violated.
     fn walk(&self, state: &mut Cluster, open: &mut Vec<Cluster>) -> Verdict {
         let walk = u32::try_from(self.walks.fetch_add(1, Ordering::Relaxed) + 1).unwrap();
         for _ in 0..PATIENCE {
@@ -188,7 +188,7 @@ impl Search {
         never_at_rest()
     }
 
-    /// Records a visit. Returns the walk that has visited the state before.
+    /// Records a visit. Returns the walk that visited the state first, or `None` if the state is new.
     fn visit(&self, fingerprint: u64, walk: u32) -> Option<u32> {
         let shard = &self.visited[usize::try_from(fingerprint % SHARDS as u64).unwrap()];
         let mut visited = shard.lock().unwrap();

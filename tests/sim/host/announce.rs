@@ -1,5 +1,5 @@
-//! The routing daemon of a host: which ranges it announces, and the checks that it announces no range that its node has
-//! released, and in the end exactly the ranges of the node.
+//! The routing daemon of a host. The daemon must announce no range that the node has released. At the end, it must
+//! announce exactly the ranges of the node.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::clock::Time;
 use crate::run::Sim;
 
 impl Sim {
-    /// Gives the daemon the ranges. The daemon reads them at once, when the answer comes, or not at all, so that an
-    /// agent that is killed meanwhile, or gets an error, does not know what the daemon announces.
+    /// Passes the ranges to the daemon. The daemon reads them at once, when it answers, or not at all. So an agent that
+    /// is killed meanwhile, or gets an error, does not know what the daemon announces.
     pub(super) fn announce(&mut self, id: usize, allocation: &NodeAllocation, lag: Time) {
         let ranges: BTreeSet<Cidr> = allocation.blocks.iter().map(|it| it.cidr).collect();
         let fails = self.has_faults && self.rng.chance(2_000);
@@ -26,7 +26,7 @@ impl Sim {
         self.process_due(id, lag, ProcessAct::Announce(ranges, fails));
     }
 
-    /// Returns the answer of the daemon.
+    /// Returns the daemon's answer: an error if `fails` is set. Otherwise the daemon now announces `ranges`.
     pub(super) fn daemon_answers(
         &mut self,
         id: usize,

@@ -1,4 +1,4 @@
-//! Faults of simulated hosts.
+//! Faults of simulated hosts: of their agents, watches, sandboxes, stores and disks, and losses of power.
 
 use super::DiskTrouble;
 use crate::clock::{MS, SECOND, Time};

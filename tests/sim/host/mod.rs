@@ -90,12 +90,12 @@ struct DiskTrouble {
     until: Time,
     /// Whether the disk is full. Otherwise writes and syncs fail with an I/O error
     is_full: bool,
-    /// Whether the store cannot be written. Otherwise it is the file with what the node holds
+    /// Whether writes of the store fail. If false, writes of the holdings file fail
     is_of_store: bool,
 }
 
 impl DiskTrouble {
-    /// Returns what happens to writes of the file with what the node holds at time `now`.
+    /// Returns what happens to a write of the holdings file at the time `now`.
     fn file_fate(self, now: Time) -> FileFate {
         if now >= self.until || self.is_of_store {
             FileFate::Lasts
@@ -150,7 +150,7 @@ pub struct Host {
     /// The ranges that the routing daemon announces.
     pub announced: BTreeSet<Cidr>,
     slot: Slot,
-    /// The file with what the node holds. Unlike the store, it survives a loss of power.
+    /// The holdings file. Unlike the store, it survives a loss of power.
     file: MemoryFile,
     /// When the host lost its power, until the store is read again.
     off_since: Option<Time>,

@@ -35,7 +35,7 @@ pub enum ProcessAct {
     Deliver(Line),
     /// The agent's loop runs once.
     Turn,
-    /// Gives the agent the answer to one of its effects.
+    /// The agent receives the answer to one of its effects.
     Tell(Box<AgentEvent>),
     /// Opens, closes or creates the store, or asks the runtime for its sandboxes.
     Do(Box<StoreQuestion>),
@@ -49,7 +49,7 @@ pub enum ProcessAct {
     Woken(u64),
     /// Probes are over. The number is that of the ADD that needs the probes; `None` if the agent itself needs them
     Probed(Option<u64>, ProbeRound),
-    /// Gives the routing daemon these ranges, or fails.
+    /// The routing daemon answers. If the flag is set, it fails; otherwise it now announces these ranges.
     Announce(BTreeSet<Cidr>, bool),
     /// Asks the runtime and the kernel about leak candidates. The last value is the list of pods, if it could be read.
     Prove(Vec<LeakedAttachment>, String, Option<Pods>),
@@ -78,9 +78,9 @@ pub struct Process {
     pub machine: AgentMachine,
     pub shown: Arc<WatchState>,
     pub desk: ServiceState,
-    /// The file with what the node holds, as this process knows it.
+    /// The holdings file, as this process knows it.
     pub holdings: HoldingsFile,
-    /// When changed notes may be written to that file again.
+    /// The earliest time at which changed notes on pods may be written to the holdings file again.
     pub notes_at: Time,
     /// The store while it is open; otherwise the reason why it is not.
     pub worker: Result<store_thread::StoreWorker, String>,

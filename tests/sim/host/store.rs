@@ -32,7 +32,7 @@ const FREE_LIMIT: Duration = Duration::from_secs(10);
 
 const PATH: &str = "in memory";
 
-/// The shortest pause between two writes of changed notes while the store thread has work.
+/// The shortest pause between two writes of changed notes on pods, while the store thread has work.
 const NOTES_PAUSE: Time = 3 * SECOND;
 
 pub(super) fn open(slot: &Slot) -> Result<Store, StoreError> {
@@ -50,8 +50,8 @@ pub(super) fn set_fate(slot: &Slot, fate: Fate) {
     }
 }
 
-/// Opens the store. If the host has rebooted since, makes the store from what the node held before. Returns whether it
-/// did that.
+/// Opens the store. If the host has rebooted since, creates the store from the holdings file. Returns whether the store
+/// was created.
 fn find(slot: &Slot, holdings: &HoldingsFile, fate: Fate, now: &Now) -> Result<bool, StoreError> {
     let opened = open(slot);
     if let Err(StoreError::Missing { .. }) = &opened
@@ -222,7 +222,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Draws what happens to writes of the file with what the node holds. `dies` says whether the process is killed.
+    /// Draws what happens to writes of the holdings file. `dies` says whether the process is killed.
     fn file_fate(&mut self, id: usize, dies: bool) -> FileFate {
         match if dies { self.rng.below(3) } else { 0 } {
             0 => self.host(id).disk_trouble.file_fate(self.now),
@@ -231,7 +231,7 @@ impl Sim {
         }
     }
 
-    /// Writes changed notes on pods to the file with what the node holds.
+    /// Writes changed notes on pods to the holdings file.
     pub(super) fn record_notes(&mut self, id: usize, now: &Now) {
         let fate = self.file_fate(id, false);
         let at = self.now + NOTES_PAUSE;
@@ -249,7 +249,7 @@ impl Sim {
         host.file.set_fate(FileFate::Lasts);
     }
 
-    /// Schedules closing the file after [`IDLE`].
+    /// Schedules that the agent closes the store's file after [`IDLE`].
     pub(super) fn close_when_idle(&mut self, id: usize) {
         let process = self.process(id);
         if let Some(process) = process.filter(|it| !it.closing) {
@@ -259,7 +259,7 @@ impl Sim {
         }
     }
 
-    /// Answers a question about the file itself or about the runtime.
+    /// Answers a question about the store's file or about the runtime.
     pub(super) fn do_question(&mut self, id: usize, question: StoreQuestion) -> Verdict {
         let now = self.host_now(id);
         let is_silent = self.has_faults && self.rng.chance(500);

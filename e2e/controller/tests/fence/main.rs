@@ -91,7 +91,7 @@ impl Bench {
         node_of(self.send(read).await)
     }
 
-    /// Writes podCIDRs to a node, as a leader does that has `node` in its cache.
+    /// Writes podCIDRs to a node, as a leader would whose cache contains `node`.
     async fn assign(&self, node: &CachedNode) -> RequestOutcome {
         self.send(ApiRequest::AssignPodCidrs(PodCidrAllocation {
             name: node.name.clone(),

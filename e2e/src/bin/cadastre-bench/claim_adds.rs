@@ -35,7 +35,7 @@ const ADDS: usize = 100;
 struct Bench {
     fixtures: Fixtures,
     claims: Api<IPClaim>,
-    /// The agent of the node whose blocks contain the addresses that claims ask for
+    /// The agent of the node whose blocks contain the addresses that the claims request
     _home: NodeAgent,
     /// The agent of the node on which the pods run
     away: NodeAgent,
@@ -147,7 +147,7 @@ impl Bench {
         Ok(took)
     }
 
-    /// Waits until the agent of the node `away` reports the address of a claim as a block of this node.
+    /// Waits until the status of the NodeSubnet `away` has a block that consists of the claim's address.
     async fn address_at_node(&self, claim: &str) -> Result<()> {
         let what = format!("the agent has the address of claim {claim}");
         until(&what, LIMIT, async || {

@@ -1,9 +1,9 @@
-//! `make bench-scale`: measures Cadastre at the size of large clusters, on real control planes. For comparison,
-//! measures the raw requests that the same work needs, and other controllers. Prints tables in Markdown for
+//! `make bench-scale`: measures Cadastre at the size of large clusters, on real control planes. For comparison, also
+//! measures the bare requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! Usage: `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|takeover|status|all] [NODES]`, or `cadastre-bench
-//! node`, which `make bench-node` runs.
+//! Usage: `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|routes|takeover|status|all] [NODES]`, or
+//! `cadastre-bench node`, which `make bench-node` runs.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! Measures what a change of a node's blocks costs the other nodes if agents install direct routes: how many bytes of
-//! watch events each agent receives, how many writes the controller sends, and how long after the NodeSubnet lists the
-//! block the route is published.
+//! Measures the cost of a change of one node's blocks for the other nodes, whose agents install direct routes. Prints
+//! the bytes of watch events that each agent receives, the writes that the controller sends, and the delay from the
+//! listing of a block in its NodeSubnet to the publication of its route.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ spec: {allocationMode: Blocks, ipv4: {cidrs: [10.0.0.0/8], blockSize: 26}, idleS
 /// How many nodes get a further block.
 const CHANGES: u32 = 200;
 
-/// A line of a watch: when it arrived, its length, and the name and the number of ranges of its object.
+/// A watch event: when it arrived, its length, the name of its object, and the number of ranges in the object's spec.
 struct Line {
     at: Instant,
     bytes: usize,
@@ -73,7 +73,7 @@ pub async fn run(count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Lets [`CHANGES`] nodes get a further block each, and returns the measured columns.
+/// Makes [`CHANGES`] nodes demand one more block each. Returns the measured cells of a table row.
 async fn changed(cluster: &ControlPlane, client: &Client, pause: Duration) -> Result<String> {
     let subnets = Api::<NodeSubnet>::all(client.clone());
     let some = subnets.list(&ListParams::default()).await?.items;
@@ -138,7 +138,7 @@ async fn writes(cluster: &ControlPlane) -> Result<f64> {
     Ok(["POST", "PATCH", "DELETE"].into_iter().map(of).sum())
 }
 
-/// Watches all objects of a kind from now on. `ranges` is the list in the spec whose length is reported.
+/// Watches all objects of a kind from now on. `ranges` is the name of the list in the spec whose entries are counted.
 async fn follow(
     client: &Client,
     kind: &str,

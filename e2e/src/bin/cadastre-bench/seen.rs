@@ -28,9 +28,9 @@ struct Counts {
 /// The numbers of blocks and NodeSubnets at the time `at`, according to the watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Blocks that are allocated to nodes
+    /// Blocks that exist and are not in quarantine
     pub allocated: usize,
-    /// Blocks in quarantine
+    /// Blocks that are in quarantine at the time `at`
     pub quarantined: usize,
     /// Blocks that have entered quarantine so far, including those that have left quarantine
     pub entered: usize,

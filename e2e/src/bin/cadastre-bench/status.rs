@@ -1,5 +1,5 @@
-//! Measures the bytes that agents' writes add to etcd, by etcd's own counters: of one status and of one list of
-//! addresses, and of everything that the agents of a whole cluster write between two compactions.
+//! Measures, by etcd's own metrics, how many bytes agents' writes add to etcd: one status of a NodeSubnet, one
+//! NodeAddresses, and all writes of the agents of a whole cluster between two compactions.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,11 +27,11 @@ const WRITES: u32 = 10;
 const PODS: [u32; 3] = [30, 110, 250];
 /// The number of pods per node of the whole cluster.
 const MOST_PODS: u32 = 110;
-/// Pods that start or end in the whole cluster in a second.
+/// The number of pods that start or end per second in the whole cluster.
 const POD_EVENTS: f64 = 200.0;
-/// Statuses that all agents write in a second at most: `--agent-writes-per-minute` of the controller.
+/// The maximum number of statuses per second of all agents: the default of `--agent-writes-per-minute`.
 const STATUSES: f64 = 100.0;
-/// Seconds between two compactions of etcd.
+/// Seconds between two compactions of etcd, as kube-apiserver requests them by default.
 const COMPACTION: u32 = 300;
 
 /// Runs the bench and prints two tables. The second one is for a cluster with `count` nodes.
@@ -41,7 +41,7 @@ pub async fn run(count: u32) -> Result<()> {
     for pods in PODS {
         progress(&format!("{NODES} nodes with {pods} pods"))?;
         let (cluster, client) = filled(NODES, pods).await?;
-        // Each object was written once already.
+        // [`filled`] has written each object once already, so these writes have the numbers from `NODES` on.
         let writes = || NODES..NODES * (WRITES + 1);
         let of_status = cost(&cluster, calls(write_status, NODES, pods, writes())).await?;
         let of_list = cost(&cluster, calls(write_list, NODES, pods, writes())).await?;
@@ -58,7 +58,7 @@ pub async fn run(count: u32) -> Result<()> {
     window(count).await
 }
 
-/// Lets all agents of a cluster write for the time between two compactions of etcd, and prints by how much etcd grows.
+/// Sends the writes of all agents of a cluster between two compactions of etcd, and prints by how much etcd grows.
 async fn window(count: u32) -> Result<()> {
     let Rates { status, list } = Rates::of(count);
     progress(&format!("{count} nodes with {MOST_PODS} pods"))?;
@@ -67,7 +67,7 @@ async fn window(count: u32) -> Result<()> {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     for second in 0..COMPACTION {
         ticks.tick().await;
-        // Each node's objects were written once, so the writes of this time follow those.
+        // [`filled`] has sent the writes 0 to `count` - 1, so these writes have the numbers from `count` on.
         let due = |rate| {
             count + whole(rate * f64::from(second))..count + whole(rate * f64::from(second + 1))
         };
@@ -92,16 +92,16 @@ async fn window(count: u32) -> Result<()> {
     ))
 }
 
-/// How often all agents together write in a second.
+/// The number of writes per second of all agents together.
 struct Rates {
     status: f64,
     list: f64,
 }
 
 impl Rates {
-    /// Returns the rates for a cluster with this many nodes, in which pods start and end at random. After a write an
-    /// agent waits for its interval, to which it adds up to a fifth, and then for the next pod that starts or ends,
-    /// unless one has meanwhile.
+    /// Returns the rates for a cluster with this many nodes, in which pods start and end at random. After a write, an
+    /// agent waits for its interval plus up to a fifth of it. Then it writes again: at once if a pod has started or
+    /// ended meanwhile, otherwise when the next pod starts or ends.
     fn of(nodes: u32) -> Self {
         let nodes = f64::from(nodes);
         let between_events = nodes / POD_EVENTS;
@@ -118,7 +118,7 @@ impl Rates {
     }
 }
 
-/// Returns a cluster in which each node has a NodeSubnet with a status, and a list, as agents leave them.
+/// Starts a control plane with a NodeSubnet and a NodeAddresses for each node, written as by agents.
 async fn filled(nodes: u32, pods: u32) -> Result<(ControlPlane, Client)> {
     let options = Options {
         // A compaction would hide a part of the growth.
@@ -134,13 +134,13 @@ async fn filled(nodes: u32, pods: u32) -> Result<(ControlPlane, Client)> {
     Ok((cluster, fixtures.client))
 }
 
-/// Returns writes of statuses or lists, of one node after the other. `writes` are their numbers, counted over all nodes.
+/// Returns the writes with the numbers in `writes`. Write number `n` changes the object of node `n % nodes`.
 fn calls(write: Write, nodes: u32, pods: u32, writes: Range<u32>) -> Vec<Call> {
     let write = |n| write(n % nodes, pods, n / nodes);
     writes.map(write).collect()
 }
 
-/// Returns the write number `write` of the object of node `n`, which has `pods` pods. Each write changes the object.
+/// A function that returns the `write`-th write of node `n`, which has `pods` pods. Each write changes the object.
 type Write = fn(n: u32, pods: u32, write: u32) -> Call;
 
 /// Rounds a small positive number down.
@@ -159,9 +159,9 @@ async fn cost(cluster: &ControlPlane, calls: Vec<Call>) -> Result<(f64, f64)> {
     Ok((growth(|it| it.in_use), growth(|it| it.log)))
 }
 
-/// Sizes of what etcd has written, in bytes.
+/// The size of etcd's database, and the bytes written to its write-ahead log, in bytes.
 struct Sizes {
-    /// The file of the database
+    /// The size of the database file
     file: f64,
     /// The part of the file that is in use
     in_use: f64,
@@ -178,7 +178,7 @@ async fn sizes(cluster: &ControlPlane) -> Result<Sizes> {
     })
 }
 
-/// Returns the size of the first object at this path, as JSON.
+/// Returns the length in bytes of the JSON of node 0's object. `path` is the path of the kind.
 async fn size(client: &Client, path: &str) -> Result<usize> {
     let request = http::Request::get(format!("{path}/{}", name(0))).body(Vec::new())?;
     Ok(client.request_text(request).await?.len())

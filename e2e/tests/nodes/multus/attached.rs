@@ -26,7 +26,7 @@ pub struct Attached {
     pub interfaces: Vec<Interface>,
 }
 
-/// An element of Multus' annotation.
+/// An entry of Multus' annotation: one interface of a pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Interface {
     /// The network, as `NAMESPACE/NAME`
@@ -34,7 +34,7 @@ pub struct Interface {
     /// The name of the interface in the pod; empty for networks that report none
     #[serde(default, rename = "interface")]
     pub device: String,
-    /// The addresses of the interface
+    /// The addresses of the interface, without prefix lengths
     #[serde(default)]
     pub ips: Vec<IpAddr>,
     #[serde(default)]
@@ -71,8 +71,8 @@ impl Attached {
         pod
     }
 
-    /// Asserts that the pod has exactly the interfaces of these networks, separated by commas, and that the kernel has
-    /// the addresses that Multus reports. `ranges` are the ranges of each network's pool.
+    /// Asserts that the pod has exactly the interfaces of `networks` (names, comma-separated), each with addresses in
+    /// `ranges` (by network). The kernel must have the addresses that Multus reports.
     pub async fn check(
         &self,
         machine: &Machine,
@@ -138,7 +138,7 @@ pub async fn failure(api: &Fixtures, pod: &str, text: &str) -> String {
     .await
 }
 
-/// Installs the CRD and the permissions of Multus from its own manifest. The rest of the manifest runs Multus' image.
+/// Installs the CRD and the permissions of Multus from its own manifest, without the DaemonSet that runs Multus' image.
 pub async fn install(stage: &Stage) {
     let manifest = tokio::task::spawn_blocking(assets::multus_manifest).await;
     let manifest = std::fs::read_to_string(manifest.unwrap().unwrap()).unwrap();
@@ -152,7 +152,7 @@ pub async fn install(stage: &Stage) {
     stage.site.cluster().kubectl(&wait).await.unwrap();
 }
 
-/// Applies objects.
+/// Applies all objects by one call of kubectl.
 pub async fn apply(stage: &Stage, objects: &[Value]) {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
     let apply = ["apply", "-f", "-"];
@@ -160,13 +160,13 @@ pub async fn apply(stage: &Stage, objects: &[Value]) {
     applied.unwrap();
 }
 
-/// Makes a pool serve only the nodes of a group, and reuse addresses soon.
+/// Makes a pool serve only the nodes of a group, and sets its cooldown to one second.
 pub fn serve(pool: &mut Value, group: &str) {
     pool["spec"]["nodeSelector"] = json!({"matchLabels": {"group": group}});
     pool["spec"]["cooldownSeconds"] = json!(1);
 }
 
-/// Returns a NetworkAttachmentDefinition.
+/// Returns a NetworkAttachmentDefinition in the namespace `default` with this CNI configuration.
 pub fn network(name: &str, config: &Value) -> Value {
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
@@ -179,8 +179,8 @@ pub fn config(network: &Value) -> Value {
     serde_json::from_str(network["spec"]["config"].as_str().unwrap()).unwrap()
 }
 
-/// If the kernel lacks the main plugin of a network, the plugin bridge replaces it, with a bridge for each interface of
-/// the node. [`join_bridge`] connects the bridge of `eth1` to the other node.
+/// Replaces the main plugin of a network by the plugin bridge if the kernel does not support the main plugin. Each
+/// interface of the node then has its own bridge. [`join_bridge`] connects the bridge of `eth1` to the other node.
 pub fn fit_to_kernel(network: &mut Value) {
     let mut config = config(network);
     let lack = match config["type"].as_str() {
@@ -198,7 +198,7 @@ pub fn fit_to_kernel(network: &mut Value) {
     network["spec"]["config"] = json!(config.to_string());
 }
 
-/// Connects the bridge of `eth1` to the other node, if pods are on a bridge.
+/// Adds `eth1` to its bridge, which connects the bridge to the other node. Does nothing if the kernel has macvlan.
 pub async fn join_bridge(machine: &Machine) {
     if node::macvlan().is_ok() {
         return;

@@ -10,7 +10,7 @@ use super::{GROUP, Lab, NETWORKS, addresses, container, create, delete, multus, 
 use crate::pods::{self, Running};
 use crate::{eventually, machines};
 
-/// The runtime asks for the STATUS of the network several times during so many heartbeats of a node.
+/// During this many heartbeats of a node, the runtime sends several STATUS requests for the network.
 const HEARTBEATS: usize = 8;
 
 impl Lab<'_> {
@@ -38,7 +38,7 @@ impl Lab<'_> {
         }
     }
 
-    /// The agent of the first machine starts again, and again without its store. Then it sees a pod come and go.
+    /// Restarts the first machine's agent with its store, then without it. Each time, a pod comes and goes.
     pub(super) async fn an_agent_keeps_addresses_when_it_restarts_and_when_its_store_is_lost(
         &mut self,
         all: &[Attached],
@@ -67,8 +67,8 @@ impl Lab<'_> {
         }
     }
 
-    /// The agent cannot know whether the pod `stuck` has addresses on second networks. So it makes no new store for
-    /// minutes, unless the pod is gone.
+    /// The agent cannot know whether the pod `stuck` has addresses on second networks. So the agent waits for minutes
+    /// before it creates a new store, unless the pod is deleted.
     async fn the_node_stays_ready_without(&self, store: &Path) {
         let (api, node) = (&self.stage.api, self.machines[0].name());
         let waits = || assert!(!store.exists(), "the agent does not wait");
@@ -82,7 +82,7 @@ impl Lab<'_> {
         .await;
     }
 
-    /// A runtime knows only the first interface of each pod.
+    /// A runtime's GC lists only the first interface of each pod. The other interfaces keep their addresses.
     pub(super) async fn garbage_collection_keeps_what_is_in_use(&self, all: &[Attached]) {
         for machine in &self.machines {
             let entries = self.entries(machine).await;
@@ -101,7 +101,7 @@ impl Lab<'_> {
         assert_eq!(addresses(&self.running(all.len()).await), addresses(all));
     }
 
-    /// One of two interfaces of a pod on the same network is released, then the whole pod, then the pod again.
+    /// Releases one of two interfaces that a pod has on the same network, then deletes the pod, then repeats its DEL.
     pub(super) async fn releases_are_by_interface_and_can_come_twice(&self, all: &[Attached]) {
         let (api, machine) = (&self.stage.api, &self.machines[0]);
         let twice = named(all, machine, 2);
@@ -139,7 +139,7 @@ impl Lab<'_> {
         let left = self.running(all.len() - 1).await;
         let again = attached::call(machine, "multus", "DEL", [id, "eth0"], &multus(machine)).await;
         again.unwrap();
-        // The same pod anew.
+        // Creates the pod again. The other pods must keep their addresses.
         create(self.stage, machine, &twice.pod.name, NETWORKS[2]).await;
         let anew = self.running(all.len()).await;
         for it in &left {
@@ -151,7 +151,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Without its record of the networks, Multus passes no DEL on. The agent finds out that the pod is gone.
+    /// Multus has lost its record of the networks, so it sends no DEL. The agent notices that the pod is gone.
     pub(super) async fn addresses_are_freed_although_multus_forgets_the_networks_of_a_pod(&self) {
         let machine = &self.machines[0];
         create(self.stage, machine, "passes", "backup,storage").await;

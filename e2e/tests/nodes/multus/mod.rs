@@ -28,7 +28,7 @@ pub const USER: &str = "system:serviceaccount:kube-system:multus";
 
 const GROUP: &str = "multus";
 
-/// The annotation by which a pod asks for second networks.
+/// The annotation by which a pod requests second networks.
 const WANTED: &str = "k8s.v1.cni.cncf.io/networks";
 
 /// The file that the agent writes.
@@ -37,7 +37,7 @@ const FIRST_NETWORK: &str = "/etc/cni/net.d/10-pods.conflist";
 /// The file that the runtime uses, because its name comes before the name of the agent's file.
 const MULTUS: &str = "net.d/00-multus.conflist";
 
-/// Second networks of the pods on each node. Two networks have one pool, and one pod is on a network twice.
+/// The second networks of each pod on a node. Two of the networks share a pool, and one pod is on a network twice.
 const NETWORKS: [&str; 4] = [
     "backup,storage",
     "storage,metering",
@@ -107,7 +107,7 @@ impl<'a> Lab<'a> {
 
         let ours = machines::ptp();
         let list: Value = serde_json::from_str(&ours.configs[0].1).unwrap();
-        // Multus' own installer writes the whole configuration of the first network; users also name its file.
+        // Multus' own installer copies the configuration of the first network. Users may name its file instead.
         let machines = [
             machine(stage, &ours, json!({"delegates": [list]})).await,
             machine(stage, &ours, json!({"clusterNetwork": FIRST_NETWORK})).await,
@@ -123,9 +123,8 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Waits until exactly `count` pods run. Asserts that each has the interfaces that it asks for, with addresses of
-    /// the right pools, that no two interfaces have the same address, and that the agents report exactly these
-    /// addresses.
+    /// Waits until exactly `count` pods run. Asserts that each has the interfaces that it requests, with addresses of
+    /// the right pools. All addresses must differ, and the agents must report exactly these addresses.
     async fn running(&self, count: usize) -> Vec<Attached> {
         let api = &self.stage.api;
         let all = attached::running(api, GROUP, count).await;
@@ -178,7 +177,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// Starts a machine with Multus, whose configuration has these `fields` in addition.
+/// Starts a machine with Multus. `fields` are added to Multus' configuration.
 async fn machine(stage: &Stage, ours: &NodeSide, fields: Value) -> Machine {
     let mut plugin = fields;
     plugin["type"] = json!("multus");

@@ -71,7 +71,7 @@ impl Lab<'_> {
         attached::config(&serde_json::from_str(&network).unwrap())
     }
 
-    /// Creates the pool of a network for the machines.
+    /// Creates the pool of a network for the nodes of this test, and records its range.
     async fn add_pool(&mut self, network: &str, mut pool: Value) {
         attached::serve(&mut pool, GROUP);
         attached::apply(self.stage, &[pool.clone()]).await;

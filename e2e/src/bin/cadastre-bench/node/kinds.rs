@@ -29,8 +29,8 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Returns all programs to compare. The store of the plugin that has no agent is in the folder `memory`. The first one is the empty process. None of the programs has assigned an
-    /// address before its first call.
+    /// Returns all programs to compare. The first program is the empty process. The folder `memory` contains the store
+    /// of the plugin that runs without an agent. No program has assigned an address before its first call.
     pub fn all(folder: &Path, memory: &Path, agent: &Agent, busy: &Agent) -> Result<Vec<Self>> {
         let plugin = daemon::plugin()?;
         let ours = |name: &str, ipam: Value| Self::plugin(name, plugin.clone(), &ipam);
