@@ -127,6 +127,7 @@ impl Leader {
             self.loops.ipam_claims.queue.add(name.clone());
         }
         self.loops.requeue_routes(cache);
+        self.loops.subnets.begin(cache);
         for subnet in cache.subnets.iter() {
             self.loops.subnets.queue.add(subnet.name.clone());
         }

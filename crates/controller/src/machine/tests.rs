@@ -450,3 +450,29 @@ fn without_frr_k8s_no_block_waits_and_objects_are_forgotten() {
     assert!(controller.cache.frr_configurations.is_listed());
     assert!(!is_routed(&controller));
 }
+
+#[test]
+fn an_inherited_interval_that_is_much_too_long_is_shortened_after_the_first_deletion_of_a_node() {
+    let listed = |name: &str, block: &str| {
+        let mut subnet = subnet(name, &[block], 0);
+        subnet.spec.as_mut().unwrap().status_interval_seconds = 120;
+        subnet
+    };
+    let subnets = vec![listed("n1", "10.0.0.0/28"), listed("n2", "10.0.0.16/28")];
+    let mut script = Script::new(LeadershipTerm::of("1", Takeover::Clean));
+    script.controller.settings.agent_writes_per_minute = 3;
+    script.leads();
+    script.list(Vec::new(), ControllerEvent::Routes);
+    script.list_all(Cluster::new("10.0.0.0/24", subnets));
+    let interval = |script: &mut Script| {
+        script.write_subnets();
+        let spec = script.subnets["n1"].spec.as_ref().unwrap();
+        spec.status_interval_seconds
+    };
+    assert_eq!(interval(&mut script), 120, "two nodes need 40 s");
+    script.pass(Duration::from_secs(60));
+    assert_eq!(interval(&mut script), 120);
+    script.delete_node("n2");
+    script.pass(Duration::from_secs(1));
+    assert_eq!(interval(&mut script), 0, "one node needs 20 s");
+}

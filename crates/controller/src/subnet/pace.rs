@@ -68,10 +68,16 @@ impl AgentPace {
 }
 
 impl Subnets {
+    /// Sets the interval at the beginning of a term. The leader then queues all NodeSubnets in any case.
+    pub(crate) fn begin(&mut self, cache: &ClusterCache) {
+        self.pace.interval = self.pace.interval(cache.nodes.len(), 0);
+    }
+
     /// Queues all NodeSubnets if the number of nodes requires another interval than before.
     pub(crate) fn nodes_counted(&mut self, cache: &ClusterCache, now: Duration) {
-        let interval = self.pace.interval(cache.nodes.len(), 0);
-        if std::mem::replace(&mut self.pace.interval, interval) == interval {
+        let before = self.pace.interval;
+        self.begin(cache);
+        if self.pace.interval == before {
             return;
         }
         let mut at = now;
