@@ -20,6 +20,7 @@ FAULTS ?= 2
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
+FAULT ?=
 REPLICAS ?= 100
 RESTARTS ?= 50
 # The number of e2e suites that run at the same time. Most of them wait most of the time.
@@ -33,7 +34,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and records when it began, for the summary of `make test`.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -127,6 +128,13 @@ many: setup control-plane nodes ## NODES=8 real nodes on one link, with the cont
 	$(CARGO) build --workspace --bins --test harness
 	NODES=$(if $(filter command line,$(origin NODES)),$(NODES),8) MINUTES=$(MINUTES) \
 		$(CARGO) test --workspace --test nodes -- --nocapture many::
+
+# SEED=n repeats the random choices of a run, but not its timing. FAULT=name,name causes only these faults.
+chaos: setup control-plane ## three API servers and etcd members under faults of every layer for MINUTES=10; SEED=n, FAULT=name
+	$(call say,chaos)
+	$(CARGO) build --workspace --bins --test harness
+	$(if $(SEED),CADASTRE_SEED=$(SEED)) $(if $(FAULT),FAULT=$(FAULT)) MINUTES=$(MINUTES) \
+		$(CARGO) test --workspace --test chaos -- --nocapture
 
 # Linked with musl if its target is or can be installed, otherwise with a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable

@@ -327,6 +327,7 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
         prober: Prober::default(),
         metrics: metrics.clone(),
         events: events.clone(),
+        heard: readiness.last_heard(),
         changed: Notify::new(),
         held: watch::Sender::new(0),
         deleted: broadcast::Sender::new(64),

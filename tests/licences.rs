@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The only allowed source of crates, as Cargo.lock names it.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The licences of dependencies that may be distributed under Apache-2.0.
+/// The licences that a dependency may have. Code under each of them may be part of a program under Apache-2.0.
 const ALLOWED: [&str; 8] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",

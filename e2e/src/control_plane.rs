@@ -13,7 +13,7 @@
 //!   ServiceAccounts or taints nodes. So by default, admission does not require that pods have a ServiceAccount.
 //! - A `ControlPlane` in a `static` is never dropped, so its processes run until this process ends.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -25,13 +25,14 @@ use kube::{Api, Client};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::apiserver::ApiServer;
 use crate::assets::{self, Program};
+use crate::etcd::Member;
 use crate::kcm::{self, KcmOptions};
 use crate::kubeconfig::{self, User, write_private};
 use crate::metrics::{self, Sample};
 use crate::pki::{self, Pki};
-use crate::ports;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::scheduler;
 use crate::scratch::Scratch;
 
@@ -71,10 +72,8 @@ impl Default for Options {
 /// a client of etcd, then etcd, and the folder last.
 #[derive(Debug)]
 pub struct ControlPlane {
-    apiserver: Option<Process>,
-    etcd: Process,
-    etcd_url: String,
-    port: u16,
+    apiserver: ApiServer,
+    etcd: Member,
     options: Options,
     pki: Pki,
     users: Vec<User>,
@@ -97,14 +96,11 @@ impl ControlPlane {
         ];
         users.extend(options.users.iter().cloned());
         write_private(&folder.join("tokens.csv"), &kubeconfig::token_file(&users))?;
-        let etcd_url = format!("http://127.0.0.1:{}", ports::free()?);
-        let etcd = start_etcd(folder, &etcd_url)?;
-        let port = ports::free()?;
+        let mut etcd = Member::alone(folder)?;
+        etcd.start()?;
         let mut this = Self {
-            apiserver: None,
+            apiserver: ApiServer::new("kube-apiserver")?,
             etcd,
-            etcd_url,
-            port,
             options,
             pki,
             users,
@@ -118,14 +114,9 @@ impl ControlPlane {
     /// Starts kube-apiserver unless it already runs. kube-apiserver keeps the port and the data of its earlier runs.
     /// Returns when kube-apiserver is ready and the namespace `default` exists.
     pub async fn start_apiserver(&mut self) -> Result<()> {
-        if self.apiserver.is_none() {
-            let log = self.folder().join("kube-apiserver.log");
-            self.apiserver = Some(Process::spawn(
-                "kube-apiserver",
-                self.apiserver_command()?,
-                &log,
-            )?);
-        }
+        let etcd_urls = [self.etcd.url()];
+        self.apiserver
+            .start(self.scratch.path(), &etcd_urls, &self.pki, &self.options)?;
         let client = self.client().await?;
         let start = Instant::now();
         loop {
@@ -134,15 +125,11 @@ impl ControlPlane {
                 return Ok(());
             }
             self.etcd.check_running()?;
-            let apiserver = self
-                .apiserver
-                .as_mut()
-                .context("kube-apiserver is not started")?;
-            apiserver.check_running()?;
+            self.apiserver.check_running()?;
             if start.elapsed() > START_LIMIT {
                 bail!(
                     "kube-apiserver is not ready after {START_LIMIT:?}: {answer:?}; {}",
-                    apiserver.log_tail(30)
+                    self.apiserver()?.log_tail(30)
                 );
             }
             tokio::time::sleep(LOOK).await;
@@ -152,10 +139,7 @@ impl ControlPlane {
     /// Kills kube-apiserver with SIGKILL and waits until the process has ended. All connections break. etcd keeps
     /// running with its data.
     pub fn kill_apiserver(&mut self) -> Result<()> {
-        if let Some(mut apiserver) = self.apiserver.take() {
-            apiserver.kill()?;
-        }
-        Ok(())
+        self.apiserver.kill()
     }
 
     /// Stops kube-apiserver and etcd, calls `work` with etcd's data folder, and restarts both on the same ports. `work`
@@ -163,22 +147,20 @@ impl ControlPlane {
     pub async fn with_data(&mut self, work: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         self.kill_apiserver()?;
         self.etcd.kill()?;
-        work(&data(self.folder()))?;
-        self.etcd = start_etcd(self.folder(), &self.etcd_url)?;
+        work(&self.etcd.data())?;
+        self.etcd.start()?;
         self.start_apiserver().await
     }
 
     /// Returns the process of kube-apiserver, to send signals (`STOP` makes it hang, `CONT` resumes it) and to measure
     /// memory and processor time.
     pub fn apiserver(&self) -> Result<&Process> {
-        self.apiserver
-            .as_ref()
-            .context("kube-apiserver is not running: call start_apiserver")
+        self.apiserver.process()
     }
 
     /// Returns the process of etcd, to send signals and to measure memory and processor time.
-    pub fn etcd(&self) -> &Process {
-        &self.etcd
+    pub fn etcd(&self) -> Result<&Process> {
+        self.etcd.process()
     }
 
     /// Returns the folder with data, keys and logs.
@@ -188,12 +170,12 @@ impl ControlPlane {
 
     /// Returns the address on which kube-apiserver listens. The address does not change when kube-apiserver restarts.
     pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        (Ipv4Addr::LOCALHOST, self.apiserver.port()).into()
     }
 
     /// Returns the URL of kube-apiserver, `https://127.0.0.1:PORT`.
     pub fn server(&self) -> String {
-        format!("https://127.0.0.1:{}", self.port)
+        self.apiserver.url()
     }
 
     /// Returns a new client of [`ADMIN`]. The client verifies the server's certificate and has no retries, no rate
@@ -259,30 +241,7 @@ impl ControlPlane {
 
     /// Runs kubectl like [`ControlPlane::kubectl`], with `input` as standard input, as `apply -f -` needs.
     pub async fn kubectl_stdin<S: AsRef<OsStr>>(&self, args: &[S], input: &str) -> Result<String> {
-        let mut child = tokio::process::Command::new(assets::find(Program::Kubectl)?)
-            .args(args)
-            .env("KUBECONFIG", self.kubeconfig(ADMIN)?)
-            .env("HOME", self.folder())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("cannot run kubectl")?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // An error is ignored, because kubectl may end before it has read its input. Its exit status is checked
-            // anyway.
-            let _ = stdin.write_all(input.as_bytes()).await;
-        }
-        let output = child.wait_with_output().await?;
-        if !output.status.success() {
-            bail!(
-                "kubectl failed ({}): {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        Ok(String::from_utf8(output.stdout)?)
+        kubectl(self.folder(), &self.kubeconfig(ADMIN)?, args, input).await
     }
 
     /// Starts kube-controller-manager, which is killed when the returned value is dropped.
@@ -298,13 +257,16 @@ impl ControlPlane {
 
     /// Returns etcd's own metrics, for example the size of its database.
     pub async fn etcd_metrics(&self) -> Result<Vec<Sample>> {
-        let client = Client::try_from(kube::Config::new(self.etcd_url.parse()?))?;
-        Ok(metrics::parse(&get(&client, "/metrics").await?))
+        self.etcd.gateway()?.metrics().await
     }
 
     /// Returns the port, token and CA of [`ADMIN`], for clients that do not use the crate `kube`.
     pub fn endpoint(&self) -> Result<crate::raw::Endpoint> {
-        crate::raw::Endpoint::new(self.port, &self.user(ADMIN)?.token, &self.pki.ca)
+        crate::raw::Endpoint::new(
+            self.apiserver.port(),
+            &self.user(ADMIN)?.token,
+            &self.pki.ca,
+        )
     }
 
     pub(crate) fn pki(&self) -> &Pki {
@@ -331,80 +293,43 @@ impl ControlPlane {
             self.user(user)?,
         ))
     }
+}
 
-    fn apiserver_command(&self) -> Result<std::process::Command> {
-        let path = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
-        let mut command = process::command(&assets::find(Program::KubeApiserver)?);
-        command
-            .current_dir(self.folder())
-            .env("GOGC", gogc())
-            .arg(format!("--etcd-servers={}", self.etcd_url))
-            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
-            // By default, kube-apiserver publishes its address as endpoint of the Service `kubernetes`. A published
-            // address must not be a loopback address. So nothing is published. A test that needs the endpoint
-            // publishes one of its own.
-            .arg("--endpoint-reconciler-type=none")
-            .arg(format!("--secure-port={}", self.port))
-            .arg(path("cert-dir", self.folder()))
-            .arg(path("tls-cert-file", &self.pki.serving_cert))
-            .arg(path("tls-private-key-file", &self.pki.serving_key))
-            .arg(path("token-auth-file", &self.folder().join("tokens.csv")))
-            .arg("--service-account-issuer=https://kubernetes.default.svc")
-            .arg(path(
-                "service-account-key-file",
-                &self.pki.service_account_pub,
-            ))
-            .arg(path(
-                "service-account-signing-key-file",
-                &self.pki.service_account_key,
-            ))
-            .arg(format!(
-                "--service-cluster-ip-range={}",
-                self.options.service_cidrs
-            ))
-            .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
-            .args(&self.options.apiserver_args);
-        if !self.options.service_accounts {
-            command.arg("--disable-admission-plugins=ServiceAccount");
-        }
-        Ok(command)
+/// Runs kubectl with a kubeconfig and `input` as standard input. Returns its standard output. If kubectl fails, its
+/// standard error is the error.
+pub(crate) async fn kubectl<S: AsRef<OsStr>>(
+    folder: &Path,
+    kubeconfig: &Path,
+    args: &[S],
+    input: &str,
+) -> Result<String> {
+    let mut child = tokio::process::Command::new(assets::find(Program::Kubectl)?)
+        .args(args)
+        .env("KUBECONFIG", kubeconfig)
+        .env("HOME", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot run kubectl")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // An error is ignored, because kubectl may end before it has read its input. Its exit status is checked
+        // anyway.
+        let _ = stdin.write_all(input.as_bytes()).await;
     }
+    let output = child.wait_with_output().await?;
+    if !output.status.success() {
+        bail!(
+            "kubectl failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Returns etcd's data folder in the control plane's folder.
-fn data(folder: &Path) -> PathBuf {
-    folder.join("etcd")
-}
-
-/// Returns the value of `GOGC` for etcd and kube-apiserver: by how many percent the heap may grow between two garbage
-/// collections. If this process has `GOGC` in its environment, that value is used. The default of 400 makes collections
-/// rare, which saves up to a fifth of kube-apiserver's processor time at start.
-fn gogc() -> OsString {
-    std::env::var_os("GOGC").unwrap_or_else(|| "400".into())
-}
-
-fn start_etcd(folder: &Path, url: &str) -> Result<Process> {
-    let peer = format!("http://127.0.0.1:{}", ports::free()?);
-    let mut command = process::command(&assets::find(Program::Etcd)?);
-    command
-        .current_dir(folder)
-        .env("GOGC", gogc())
-        .arg(format!("--data-dir={}", data(folder).display()))
-        .args([
-            format!("--listen-client-urls={url}"),
-            format!("--advertise-client-urls={url}"),
-        ])
-        .args([
-            format!("--listen-peer-urls={peer}"),
-            format!("--initial-advertise-peer-urls={peer}"),
-        ])
-        .arg(format!("--initial-cluster=default={peer}"))
-        .args(["--unsafe-no-fsync", "--log-level=warn"])
-        .arg(format!("--quota-backend-bytes={}", 8_u64 << 30));
-    Process::spawn("etcd", command, &folder.join("etcd.log"))
-}
-
-async fn is_ready(client: &Client) -> Result<()> {
+pub(crate) async fn is_ready(client: &Client) -> Result<()> {
     get(client, "/readyz").await?;
     Api::<Namespace>::all(client.clone()).get("default").await?;
     Ok(())

@@ -71,11 +71,7 @@ impl Daemon {
 
     /// Returns the body of a GET of `path` on the daemon's admin server. A status other than 2xx is an error.
     pub async fn get(&self, path: &str) -> Result<String> {
-        let (status, body) = self.ask(Method::GET, path, "").await?;
-        if !status.is_success() {
-            bail!("GET {path}: {status}: {}", body.trim());
-        }
-        Ok(body)
+        get(&self.address, path).await
     }
 
     /// Sends a request to the daemon's admin server over a new connection, with a timeout of 5 s.
@@ -85,11 +81,7 @@ impl Daemon {
         path: &str,
         body: &str,
     ) -> Result<(StatusCode, String)> {
-        let what = format!("no answer to {method} {path} within 5 s");
-        let answer = request(&self.address, method, path, body);
-        tokio::time::timeout(Duration::from_secs(5), answer)
-            .await
-            .context(what)?
+        ask(&self.address, method, path, body).await
     }
 
     /// Returns the daemon's metrics; see [`metrics::sum`].
@@ -120,6 +112,28 @@ impl Daemon {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// Does what [`Daemon::get`] does, for the daemon whose admin server has this address.
+pub async fn get(address: &str, path: &str) -> Result<String> {
+    let (status, body) = ask(address, Method::GET, path, "").await?;
+    if !status.is_success() {
+        bail!("GET {path}: {status}: {}", body.trim());
+    }
+    Ok(body)
+}
+
+async fn ask(
+    address: &str,
+    method: Method,
+    path: &str,
+    body: &str,
+) -> Result<(StatusCode, String)> {
+    let what = format!("no answer to {method} {path} within 5 s");
+    let answer = request(address, method, path, body);
+    tokio::time::timeout(Duration::from_secs(5), answer)
+        .await
+        .context(what)?
 }
 
 /// Sends one HTTP request without TLS over a new connection. Returns the status and the body.

@@ -74,6 +74,8 @@ struct Containers {
     /// Maps each address of a running container to the container's name and node
     by_address: HashMap<String, (String, String)>,
     by_pod: BTreeMap<String, Vec<Vec<String>>>,
+    /// Maps each pod to the error of its last ADD that failed
+    refusals: BTreeMap<String, String>,
     duplicates: Vec<String>,
 }
 
@@ -95,11 +97,10 @@ impl Kubelets {
         }
     }
 
-    /// Starts the agent and the kubelet of a node. The node becomes ready, with room for `pods` pods.
+    /// Starts the agent and the kubelet of a node. The node becomes ready, with room for `pods` pods. If the API server
+    /// refuses that, nothing is started.
     pub async fn join(&self, node: &Node, pods: u32) -> Result<()> {
         let name = node.name_any();
-        self.core.agents.join(node)?;
-        lock(&self.core.machines).insert(name.clone(), watch::Sender::new(Power::On));
         let resources = json!({"cpu": "64", "memory": "256Gi", "pods": pods.to_string()});
         let ready = json!({
             "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
@@ -113,6 +114,8 @@ impl Kubelets {
         nodes
             .patch_status(&name, &params, &Patch::Strategic(status))
             .await?;
+        self.core.agents.join(node)?;
+        lock(&self.core.machines).insert(name.clone(), watch::Sender::new(Power::On));
         let heartbeats = Arc::clone(&self.core).renew_lease(name);
         lock(&self.tasks).spawn(heartbeats);
         Ok(())
@@ -140,9 +143,27 @@ impl Kubelets {
         Ok(())
     }
 
+    /// Returns the names of the nodes whose machines run.
+    pub fn nodes(&self) -> Vec<String> {
+        let machines = lock(&self.core.machines);
+        let on = machines.iter().filter(|(_, it)| *it.borrow() != Power::Off);
+        on.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the agents of the nodes.
+    pub fn agents(&self) -> &Agents {
+        &self.core.agents
+    }
+
     /// Returns a text for each assignment of an address that another container had at that time.
     pub fn duplicates(&self) -> Vec<String> {
         lock(&self.core.containers).duplicates.clone()
+    }
+
+    /// Returns the error of the last ADD of a pod that failed; empty if none failed.
+    pub fn refusal(&self, pod: &str) -> String {
+        let containers = lock(&self.core.containers);
+        containers.refusals.get(pod).cloned().unwrap_or_default()
     }
 
     /// Returns a map from the name of each pod to a list with the addresses of each container that the pod has had so
@@ -261,10 +282,17 @@ impl Core {
                 return;
             }
             let answer = self.agents.add(&node, request.clone()).await;
-            if let Ok(Ok(addresses)) = answer {
-                self.started((&node, &container), &pod.name_any(), &addresses);
-                self.report(&pod, &addresses, &mut wanted).await;
-                break;
+            match answer.and_then(|it| Ok(it?)) {
+                Ok(addresses) => {
+                    self.started((&node, &container), &pod.name_any(), &addresses);
+                    self.report(&pod, &addresses, &mut wanted).await;
+                    break;
+                }
+                Err(error) => {
+                    let mut containers = lock(&self.containers);
+                    let text = format!("{error:#}");
+                    containers.refusals.insert(pod.name_any(), text);
+                }
             }
             tokio::time::sleep(RETRY).await;
         }

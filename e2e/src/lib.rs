@@ -16,14 +16,20 @@
 //!                 ├─ clients                            ──> programs in other languages
 //!                 ├─ node::Site, node::Machine          ──> real kubelets, containerd, pods
 //!                 └─ History                            ──> every revision of every node's podCIDRs
+//!
+//! ReplicatedControlPlane ──> etcd and kube-apiserver, three of each   (etcd, apiserver)
+//!                 ├─ Balancer                           ──> loses, delays and breaks what clients send
+//!                 └─ Revisions                          ──> every revision of everything, from etcd itself
 //! ```
 //!
 //! Errors are `anyhow`, because callers only print them and stop. The text of an error says what was tried and what to
 //! do.
 
 pub mod admission;
+pub mod apiserver;
 pub mod assets;
 pub mod audit;
+pub mod balancer;
 pub mod browser;
 pub mod clients;
 pub mod cluster;
@@ -31,6 +37,7 @@ pub mod control_plane;
 pub mod crds;
 pub mod daemon;
 mod download;
+pub mod etcd;
 pub mod fixtures;
 pub mod helm;
 pub mod history;
@@ -50,11 +57,14 @@ pub mod ports;
 pub mod process;
 pub mod prometheus;
 pub mod raw;
+pub mod replicas;
+pub mod revisions;
 pub mod scheduler;
 pub mod scratch;
 pub mod wait;
 pub mod wire;
 
+pub use balancer::Balancer;
 pub use browser::Browser;
 pub use cluster::TestCluster;
 pub use control_plane::{ControlPlane, Options};
@@ -65,3 +75,5 @@ pub use hollow_kubelet::Kubelets;
 pub use kcm::KcmOptions;
 pub use node_agent::{Agents, NodeAgent};
 pub use process::Process;
+pub use replicas::ReplicatedControlPlane;
+pub use revisions::Revisions;

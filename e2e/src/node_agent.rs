@@ -55,6 +55,8 @@ pub struct NodeAgent {
     kubeconfig: PathBuf,
     /// The flags with which [`Self::start`] starts the agent, without those for the node's name and the paths
     pub flags: Vec<String>,
+    /// Additional environment variables
+    pub env: Vec<(String, String)>,
     /// The running agent; `None` before [`Self::start`]
     pub daemon: Option<Daemon>,
 }
@@ -72,6 +74,7 @@ impl NodeAgent {
             logs: logs.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
             flags: flags.iter().map(ToString::to_string).collect(),
+            env: Vec::new(),
             daemon: None,
         })
     }
@@ -105,7 +108,7 @@ impl NodeAgent {
         let options = DaemonOptions {
             name: format!("{name}-{}", self.node),
             args,
-            env: Vec::new(),
+            env: self.env.clone(),
         };
         Daemon::start(&self.logs, &self.kubeconfig, &options)
     }
@@ -178,40 +181,83 @@ pub fn add(container: &str) -> Add {
 /// The agents of several nodes. They are killed when this value is dropped.
 pub struct Agents {
     logs: PathBuf,
-    kubeconfig: PathBuf,
-    by_node: Mutex<BTreeMap<String, Arc<NodeAgent>>>,
+    /// Returns the kubeconfig and the additional environment variables of the agent of a node
+    connect: Box<Connect>,
+    by_node: Mutex<BTreeMap<String, Arc<Machine>>>,
+}
+
+type Connect = dyn Fn(&str) -> Result<(PathBuf, Vec<(String, String)>)> + Send + Sync;
+
+struct Machine {
+    agent: NodeAgent,
+    daemon: Mutex<Daemon>,
 }
 
 impl Agents {
     /// Returns an empty set, to which [`Self::join`] adds the agents of a cluster's nodes.
     pub fn new(cluster: &ControlPlane) -> Result<Self> {
-        Ok(Self {
-            logs: cluster.folder().to_owned(),
-            kubeconfig: cluster.kubeconfig(ADMIN)?,
+        let kubeconfig = cluster.kubeconfig(ADMIN)?;
+        let connect = move |_: &str| Ok((kubeconfig.clone(), Vec::new()));
+        Ok(Self::connecting(cluster.folder(), connect))
+    }
+
+    /// Returns an empty set with logs in the folder `logs`. For each node, `connect` returns the agent's kubeconfig and
+    /// additional environment variables.
+    pub fn connecting(
+        logs: &Path,
+        connect: impl Fn(&str) -> Result<(PathBuf, Vec<(String, String)>)> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            logs: logs.to_owned(),
+            connect: Box::new(connect),
             by_node: Mutex::default(),
-        })
+        }
     }
 
     /// Starts the agent of a node, on an empty folder. Does not wait until the agent is ready, because the agent is
     /// ready only once it has a block. [`Agents::allocate`] waits for the block.
     pub fn join(&self, node: &Node) -> Result<()> {
         let name = node.name_any();
-        let mut agent = NodeAgent::with(&self.logs, &self.kubeconfig, &name, &QUICK)?;
-        agent.start()?;
-        self.lock().insert(name, Arc::new(agent));
+        let (kubeconfig, env) = (self.connect)(&name)?;
+        let mut agent = NodeAgent::with(&self.logs, &kubeconfig, &name, &QUICK)?;
+        agent.env = env;
+        let daemon = Mutex::new(agent.spawn("agent")?);
+        let machine = Arc::new(Machine { agent, daemon });
+        lock(&self.by_node).insert(name, machine);
         Ok(())
     }
 
     /// Kills the agent of a node and deletes its folder, as if the machine were gone.
     pub fn leave(&self, node: &str) {
-        self.lock().remove(node);
+        lock(&self.by_node).remove(node);
+    }
+
+    /// Kills the agent of a node, and starts it again with the same folder.
+    pub fn restart(&self, node: &str) -> Result<()> {
+        let machine = self.machine(node)?;
+        let mut daemon = lock(&machine.daemon);
+        daemon.process().kill()?;
+        *daemon = machine.agent.spawn("agent")?;
+        Ok(())
+    }
+
+    /// Returns an error if the agent of a node has ended by itself.
+    pub fn check_running(&self, node: &str) -> Result<()> {
+        let machine = self.machine(node)?;
+        lock(&machine.daemon).process().check_running()
+    }
+
+    /// Returns the address of the admin server of a node's agent.
+    pub fn admin_address(&self, node: &str) -> Result<String> {
+        let machine = self.machine(node)?;
+        let address = lock(&machine.daemon).admin_address().to_owned();
+        Ok(address)
     }
 
     /// Sends a signal to the agent of a node. Fails if [`Agents::join`] has not started the agent.
     pub fn signal(&self, node: &str, signal: Signal) -> Result<()> {
-        let agent = self.agent(node)?;
-        let daemon = agent.daemon.as_ref().context("the agent does not run")?;
-        daemon.signal(signal)
+        let machine = self.machine(node)?;
+        lock(&machine.daemon).signal(signal)
     }
 
     /// Adds a container and returns its addresses. Waits until the node has a free address of the pool.
@@ -285,14 +331,14 @@ impl Agents {
 
     /// Returns the `ipam` section of a network config with which the CNI plugin sends its requests to a node's agent.
     pub fn ipam(&self, node: &str) -> Result<Value> {
-        let agent = self.agent(node)?;
-        let (socket, store) = (agent.plugin_socket(), agent.store());
+        let machine = self.machine(node)?;
+        let (socket, store) = (machine.agent.plugin_socket(), machine.agent.store());
         Ok(json!({"type": "cadastre-ipam", "socket": socket, "store": store}))
     }
 
     /// Sends an ADD to a node's agent once. The inner error is the agent's answer.
     pub async fn add(&self, node: &str, add: Add) -> Result<Result<Vec<String>, OpError>> {
-        let answer = self.agent(node)?.add(add).await;
+        let answer = self.machine(node)?.agent.add(add).await;
         Ok(answer.map(|all| all.iter().map(ToString::to_string).collect()))
     }
 
@@ -303,7 +349,7 @@ impl Agents {
 
     /// Deletes an interface of a container.
     pub async fn delete(&self, node: &str, interface: Attachment) -> Result<()> {
-        self.agent(node)?.ask(Op::Del(interface)).await?;
+        self.machine(node)?.agent.ask(Op::Del(interface)).await?;
         Ok(())
     }
 
@@ -320,14 +366,14 @@ impl Agents {
         Ok(())
     }
 
-    fn agent(&self, node: &str) -> Result<Arc<NodeAgent>> {
-        let agent = self.lock().get(node).map(Arc::clone);
-        agent.with_context(|| format!("node {node} has no agent: join it first"))
+    fn machine(&self, node: &str) -> Result<Arc<Machine>> {
+        let machine = lock(&self.by_node).get(node).map(Arc::clone);
+        machine.with_context(|| format!("node {node} has no agent: join it first"))
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<NodeAgent>>> {
-        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn of_pool(pool: &str, container: &str) -> Add {

@@ -10,9 +10,10 @@ use rcgen::{
 
 use crate::kubeconfig::write_private;
 
-/// Paths of the files that [`create`] wrote, all PEM.
-#[derive(Clone, Debug)]
+/// Paths of the files that [`create`] wrote, all PEM, and the CA.
+#[derive(Debug)]
 pub struct Pki {
+    issuer: Box<CertifiedIssuer<'static, KeyPair>>,
     /// The CA's certificate, by which clients verify the API server.
     pub ca: PathBuf,
     /// The API server's certificate for 127.0.0.1, localhost and the `kubernetes` Service.
@@ -25,8 +26,24 @@ pub struct Pki {
     pub service_account_pub: PathBuf,
 }
 
+impl Pki {
+    /// Replaces the serving certificate and its key by new ones. kube-apiserver notices the new files by itself.
+    pub fn renew_serving(&self) -> Result<()> {
+        let names = ["localhost", "127.0.0.1", "10.96.0.1"].map(str::to_owned);
+        let mut params = CertificateParams::new(names)?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "kube-apiserver");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        write_private(&self.serving_cert, &certificate.pem())?;
+        write_private(&self.serving_key, &key.serialize_pem())
+    }
+}
+
 /// Writes a CA certificate, a serving certificate and a ServiceAccount key pair to `folder`. The CA's private key is
-/// not written, because nothing else will be signed with it.
+/// not written, because no other process signs with it.
 pub fn create(folder: &Path) -> Result<Pki> {
     let mut params = CertificateParams::default();
     params
@@ -34,28 +51,17 @@ pub fn create(folder: &Path) -> Result<Pki> {
         .push(DnType::CommonName, "cadastre-e2e");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-
-    let names = ["localhost", "127.0.0.1", "10.96.0.1"].map(str::to_owned);
-    let mut params = CertificateParams::new(names)?;
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "kube-apiserver");
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-    let serving_key = KeyPair::generate()?;
-    let serving = params.signed_by(&serving_key, &ca)?;
     let service_account = KeyPair::generate()?;
-
     let pki = Pki {
+        issuer: Box::new(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?),
         ca: folder.join("ca.crt"),
         serving_cert: folder.join("apiserver.crt"),
         serving_key: folder.join("apiserver.key"),
         service_account_key: folder.join("service-account.key"),
         service_account_pub: folder.join("service-account.pub"),
     };
-    write_private(&pki.ca, &ca.pem())?;
-    write_private(&pki.serving_cert, &serving.pem())?;
-    write_private(&pki.serving_key, &serving_key.serialize_pem())?;
+    write_private(&pki.ca, &pki.issuer.pem())?;
+    pki.renew_serving()?;
     write_private(&pki.service_account_key, &service_account.serialize_pem())?;
     write_private(&pki.service_account_pub, &service_account.public_key_pem())?;
     Ok(pki)

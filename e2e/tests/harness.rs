@@ -23,7 +23,10 @@ async fn start() -> ControlPlane {
 }
 
 fn pids(cluster: &ControlPlane) -> Vec<u32> {
-    vec![cluster.etcd().pid(), cluster.apiserver().unwrap().pid()]
+    vec![
+        cluster.etcd().unwrap().pid(),
+        cluster.apiserver().unwrap().pid(),
+    ]
 }
 
 /// Returns whether the process has ended. A zombie, which the init process has not reaped, counts as ended.

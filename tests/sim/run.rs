@@ -162,7 +162,7 @@ pub struct RunId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     After(Time),
-    /// The answer never arrives. The sender already counts the outcome as indeterminate.
+    /// The answer never arrives. The sender learns separately that the outcome is indeterminate.
     Never,
 }
 

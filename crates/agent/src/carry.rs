@@ -26,7 +26,7 @@ use super::masquerade::Masquerade;
 use super::netns;
 use super::publish::WriteOutcome;
 use super::publish_io;
-use super::service::Service;
+use super::service::{SUBNETS, Service};
 use super::store;
 use super::unix::{OnlyOne, SocketError};
 use crate::metrics::{AgentMetrics, figure};
@@ -161,11 +161,20 @@ impl Carrier {
                 urgent,
             } => {
                 let metrics = metrics.clone();
+                let heard = service.heard.clone();
                 self.tasks.spawn(async move {
                     let written = publish_io::write_status(client, &node, &version, &status).await;
                     let result = match &written {
-                        WriteOutcome::Done { .. } => "done",
-                        WriteOutcome::Outdated => "outdated",
+                        WriteOutcome::Done { version, .. } => {
+                            if let Ok(version) = version.parse() {
+                                heard.expect(SUBNETS, version);
+                            }
+                            "done"
+                        }
+                        WriteOutcome::Outdated => {
+                            heard.miss(SUBNETS);
+                            "outdated"
+                        }
                         WriteOutcome::Failed => "failed",
                     };
                     metrics.status_written(urgent, result);

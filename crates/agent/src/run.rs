@@ -17,6 +17,7 @@ use super::machine::{AgentEvent, AgentMachine, MachineSettings};
 use super::pods;
 use super::routes::{self, RoutesReport};
 use super::seen;
+use super::service::{PODS, SUBNETS};
 use cadastre_api::{NodeAddressesLite, NodeLite, NodeRoutesLite, NodeSubnetLite, PodLite};
 use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
@@ -112,7 +113,7 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
         |step| Some(AgentEvent::Node(step)),
     ));
     watches.spawn(follow(
-        source::<NodeSubnetLite>("nodesubnets", &by_name, parts),
+        source::<NodeSubnetLite>(SUBNETS, &by_name, parts),
         out.clone(),
         seen::subnet,
         |step| Some(AgentEvent::Subnet(step)),
@@ -124,7 +125,7 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
         |step| Some(AgentEvent::Addresses(step)),
     ));
     watches.spawn(follow(
-        source::<PodLite>("pods", &of_node, parts),
+        source::<PodLite>(PODS, &of_node, parts),
         out,
         pods::read,
         |step| Some(AgentEvent::Pod(step)),

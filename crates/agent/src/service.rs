@@ -25,8 +25,14 @@ use super::probe::{self, Prober};
 use super::shared::{ServiceState, SharedState, WatchState};
 use crate::metrics::{AgentMetrics, Counted};
 use adding::AddStep;
+use cadastre_daemon::watch::LastHeard;
 use cadastre_node::store_thread::CallTimes;
 use cadastre_node::{Add, Attachment, Op, OpError, OpErrorKind, OpOutcome, ProbeTargets, clock};
+
+/// A watched kind. An ADD may know a pod before the watch does.
+pub const PODS: &str = "pods";
+/// A watched kind. The answer to a write contains a version that the watch must deliver, too.
+pub const SUBNETS: &str = "nodesubnets";
 
 /// Handles the requests of the CNI plugin and of gRPC clients.
 pub struct Service {
@@ -42,6 +48,8 @@ pub struct Service {
     pub metrics: AgentMetrics,
     /// Emits events about wrong annotations
     pub events: Events,
+    /// Learns of pods that the watch should have delivered
+    pub heard: LastHeard,
     /// Wakes the main loop when the store may have changed, or when an ADD has begun to wait
     pub changed: Notify,
     /// Incremented each time the node's ranges have been written to the store. Each increment wakes the waiting ADDs
@@ -127,6 +135,7 @@ impl Service {
                     step = self.step(|_, _| probing.probed(probed));
                 }
                 AddStep::ForPod(pod) => {
+                    self.heard.miss(PODS);
                     comes(watches.changed(), pod.until()).await;
                     let watched = Arc::clone(&watches.borrow_and_update());
                     step = self.step(|state, now| pod.go(&watched, state, now));

@@ -233,9 +233,10 @@ impl IntentBook {
         next
     }
 
-    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content leaves out
-    /// settled allocations. While any allocation is named, settled allocations alone cause no Lease write, because it
-    /// is harmless if the Lease names too many. `known` has the versions that the cache has reached.
+    /// Returns the content that the Lease should get, or `None` if no Lease write is needed. The content names only
+    /// allocations whose outcome is not known yet. It is harmless if the Lease still names others, so they are removed
+    /// together with a later write, or when no allocation is left to name. `known` has the versions that the cache has
+    /// reached.
     pub(crate) fn take(&mut self, term: &TermId, known: SeenVersions) -> Option<LeaseContent> {
         let is_wanted = std::mem::take(&mut self.is_wanted);
         let empty = self.names_settled && self.named.is_empty();

@@ -311,6 +311,9 @@ impl Shell {
         took: Duration,
         outcome: RequestOutcome,
     ) {
+        if let Some((kind, version)) = outcome.stored() {
+            self.parts.readiness.last_heard().expect(kind, version);
+        }
         let result = match &outcome {
             RequestOutcome::Rejected(Rejection::Guard(why)) => {
                 debug!(controller = name, "refused: {why}");

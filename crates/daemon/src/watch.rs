@@ -11,7 +11,9 @@
 //! watch requests bookmarks, which API servers send about once a minute even if nothing changes. So a watch that
 //! delivers nothing for much longer than a minute does not work, even if its connection looks intact. The task then
 //! starts a new watch at the same version. If the new watch delivers nothing either, or if the source is
-//! [`WatchSource::doubtful`], the task lists everything again.
+//! [`WatchSource::doubtful`], the task lists everything again. If it is known otherwise that an object has changed, for
+//! example from the answer to a write, and the watch does not deliver the change soon, the task starts a new watch
+//! without waiting for that long ([`LastHeard::expect`]).
 
 mod event;
 mod heard;
@@ -29,7 +31,7 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Status;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::lists::{ListError, PagedList};
@@ -83,14 +85,17 @@ pub struct SilenceTimeouts {
     pub answer: Duration,
     /// Maximum silence between the events of a watch, bookmarks included
     pub bookmark: Duration,
+    /// Maximum time until a watch delivers a change of which something else has told (see [`LastHeard::expect`])
+    pub expected: Duration,
 }
 
 impl Default for SilenceTimeouts {
-    /// Bookmarks come about once a minute. So the value for watches tolerates two missing bookmarks.
+    /// Bookmarks come once a minute, and up to a few seconds later. If one is missing, a new watch costs one request.
     fn default() -> Self {
         SilenceTimeouts {
             answer: Duration::from_secs(30),
-            bookmark: Duration::from_secs(130),
+            bookmark: Duration::from_secs(80),
+            expected: Duration::from_secs(10),
         }
     }
 }
@@ -127,6 +132,7 @@ pub async fn follow<K, T, E>(
         wrap,
         trouble: None,
         was_silent: false,
+        listed: None,
     };
     let mut next = Next::List;
     loop {
@@ -173,6 +179,14 @@ impl Ended {
             is_pause_due: true,
         }
     }
+
+    /// A watch has lasted, but its connection does not work. The next request follows at once, on another connection.
+    fn stuck(next: Next, failure: String) -> Self {
+        Ended {
+            is_pause_due: false,
+            ..Self::failed(next, failure)
+        }
+    }
 }
 
 /// The receiver was dropped, so the task ends.
@@ -186,6 +200,8 @@ struct Follower<K, E, R, W> {
     trouble: Option<String>,
     /// Whether the last watch fell silent and nothing has arrived since
     was_silent: bool,
+    /// The version of the last complete list
+    listed: Option<String>,
 }
 
 impl<K, T, E, R, W> Follower<K, E, R, W>
@@ -228,6 +244,7 @@ where
         self.change(ObjectEvent::Listed).await?;
         let version = list.version().unwrap_or_default();
         self.reached(&version).await?;
+        self.listed = Some(version.clone());
         Ok(Ended {
             next: Next::Watch(version),
             failure: None,
@@ -247,7 +264,11 @@ where
     }
 
     async fn watch(&mut self, mut version: String) -> Result<Ended, Over> {
-        let SilenceTimeouts { answer, bookmark } = self.source.patience;
+        let SilenceTimeouts {
+            answer,
+            bookmark,
+            expected,
+        } = self.source.patience;
         let kind = self.source.kind;
         let params = WatchParams {
             field_selector: self.source.fields.clone(),
@@ -260,8 +281,11 @@ where
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 let is_unreachable = !matches!(error, kube::Error::Api(_));
-                let relist = is_expired(&error) || is_unreachable && self.source.doubtful;
                 let failure = watch_failure(kind, &error);
+                if is_expired(&error) {
+                    return Ok(self.expired(&version, failure));
+                }
+                let relist = is_unreachable && self.source.doubtful;
                 return Ok(Ended::failed(list_or_watch(relist, version), failure));
             }
             Err(_) => {
@@ -276,8 +300,27 @@ where
         let mut stream = pin!(stream);
         let begun = Instant::now();
         self.came().await?;
+        let mut expectations = self.source.heard.expectations();
+        let mut last = begun;
         loop {
-            let Ok(event) = timeout(bookmark, stream.next()).await else {
+            let silent_at = last + bookmark;
+            let late_at = self.source.heard.late_at(kind, expected);
+            let wake_at = late_at.map_or(silent_at, |at| at.min(silent_at));
+            let event = tokio::select! {
+                event = stream.next() => Some(event),
+                () = sleep_until(wake_at) => None,
+                Ok(()) = expectations.changed() => continue,
+            };
+            let Some(event) = event else {
+                if Instant::now() < silent_at {
+                    // A new watch that begins at the last seen version delivers what this watch should have delivered.
+                    self.source.heard.restarted(kind);
+                    let limit = expected.as_secs_f32();
+                    let failure = format!(
+                        "watch of {kind} is late: for {limit} s it has not brought a change that the API server has: beginning it again on another connection"
+                    );
+                    return Ok(Ended::stuck(Next::Watch(version), failure));
+                }
                 // A new watch that begins at the last seen version delivers what this watch has missed. But if the
                 // previous watch was silent, too, or if the server may have been restored, everything is listed again.
                 let relist = std::mem::replace(&mut self.was_silent, true) || self.source.doubtful;
@@ -285,8 +328,9 @@ where
                 let failure = format!(
                     "watch of {kind} brought nothing for {limit} s, not even a bookmark: beginning it again on another connection"
                 );
-                return Ok(Ended::failed(list_or_watch(relist, version), failure));
+                return Ok(Ended::stuck(list_or_watch(relist, version), failure));
             };
+            last = Instant::now();
             let Some(event) = event else {
                 return Ok(Ended {
                     next: Next::Watch(version),
@@ -305,8 +349,11 @@ where
                     continue;
                 }
                 Ok(WatchEvent::Error(status)) => {
-                    let next = list_or_watch(status.code == 410, version);
-                    return Ok(Ended::failed(next, rejection(kind, &status)));
+                    let failure = rejection(kind, &status);
+                    if status.code == 410 {
+                        return Ok(self.expired(&version, failure));
+                    }
+                    return Ok(Ended::failed(Next::Watch(version), failure));
                 }
                 // Only this object cannot be parsed. So the watch continues with the next event.
                 Err(error @ kube::Error::SerdeError(_)) => {
@@ -314,8 +361,11 @@ where
                     continue;
                 }
                 Err(error) => {
-                    let next = list_or_watch(is_expired(&error), version);
-                    return Ok(Ended::failed(next, watch_failure(kind, &error)));
+                    let failure = watch_failure(kind, &error);
+                    if is_expired(&error) {
+                        return Ok(self.expired(&version, failure));
+                    }
+                    return Ok(Ended::failed(Next::Watch(version), failure));
                 }
             };
             let Some(now) = object.meta().resource_version.clone() else {
@@ -326,6 +376,7 @@ where
             };
             self.was_silent = false;
             self.came().await?;
+            self.delivered(&now);
             let object = (self.read)(object);
             self.change(if is_deleted {
                 ObjectEvent::Deleted(object)
@@ -334,6 +385,16 @@ where
             })
             .await?;
             version = now;
+        }
+    }
+
+    /// Returns how a watch ended that could not continue at `version`. The list follows at once, because API servers that
+    /// have just started reject all older versions. But if `version` comes from a list and is rejected all the same,
+    /// there is a pause.
+    fn expired(&self, version: &str, failure: String) -> Ended {
+        Ended {
+            is_pause_due: self.listed.as_deref() == Some(version),
+            ..Ended::failed(Next::List, failure)
         }
     }
 
@@ -359,9 +420,16 @@ where
 
     /// Reports that all changes up to `version` have been seen. Does nothing if `version` is not a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
+        self.delivered(version);
         match version.parse() {
             Ok(version) => self.change(ObjectEvent::Reached(version)).await,
             Err(_) => Ok(()),
+        }
+    }
+
+    fn delivered(&self, version: &str) {
+        if let Ok(version) = version.parse() {
+            self.source.heard.delivered(self.source.kind, version);
         }
     }
 

@@ -36,6 +36,7 @@ async fn watch(cluster: &ControlPlane, wire: &Wire) -> mpsc::Receiver<String> {
         patience: SilenceTimeouts {
             answer: Duration::from_secs(2),
             bookmark: Duration::from_secs(5),
+            ..SilenceTimeouts::default()
         },
         heard: LastHeard::default(),
     };

@@ -152,7 +152,7 @@ pub struct PassedOver<'a> {
     pub at: Option<usize>,
     /// Name of the pool, or the requested name that no pool has
     pub name: &'a str,
-    /// Why the pool does not serve the requester
+    /// Why the pool does not serve the requester, or that no pool has the name
     pub why: PassOverReason<'a>,
 }
 

@@ -56,8 +56,9 @@ impl RequestedPod {
 }
 
 impl AddressRequests {
-    /// Returns the data about a pod. `name` is the pod's `namespace/name`. When the caller drops the data, it must call
-    /// [`AddressRequests::forget`].
+    /// Counts a pod at its node, and returns the record with which requests for the pod are compared. `name` is the pod's
+    /// `namespace/name`. When the caller drops the record, it must call [`AddressRequests::forget`], which takes the pod
+    /// off the count.
     pub(crate) fn pod(&mut self, name: &str, node: NodeName) -> RequestedPod {
         let node = match self.nodes.get_key_value(&node) {
             Some((known, _)) => known.clone(),

@@ -382,6 +382,22 @@ pub enum RequestOutcome {
     Indeterminate(String),
 }
 
+impl RequestOutcome {
+    /// Returns the object that the API server has, if the watch of its kind has to deliver it: the plural of the kind,
+    /// and the version.
+    pub fn stored(&self) -> Option<(&'static str, u64)> {
+        Some(match self {
+            Self::Node(it) => ("nodes", it.version),
+            Self::Subnet(it) => ("nodesubnets", it.version),
+            Self::Routes(it) => ("noderoutes", it.version),
+            Self::Pool(it) => ("ippools", it.version),
+            Self::Claim(it) => ("ipclaims", it.version),
+            Self::Block(it) => ("ipamblocks", it.version),
+            _ => return None,
+        })
+    }
+}
+
 /// Why a request had no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rejection {

@@ -11,7 +11,7 @@ use super::catalog::register;
 use crate::watch::LastHeard;
 
 /// If the API server has sent nothing about a kind for this time, the kind does not count as watched. The time is long
-/// enough to restart a watch that was silent for two minutes, and for a working API server to answer the new request.
+/// enough to restart a watch twice that was silent, and for a working API server to answer the new request.
 const SILENT: Duration = Duration::from_secs(180);
 
 /// The readiness of a process. Clones share their state, so each part of the process can report readiness.

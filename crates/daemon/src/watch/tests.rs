@@ -18,6 +18,7 @@ use cadastre_api::NodeLite;
 const SHORT_PATIENCE: SilenceTimeouts = SilenceTimeouts {
     answer: Duration::from_millis(300),
     bookmark: Duration::from_millis(300),
+    expected: Duration::from_millis(100),
 };
 /// A time limit that is longer than any of these tests takes.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -83,7 +84,34 @@ struct TestWatch {
     heard: LastHeard,
 }
 
+fn expired() -> Value {
+    json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"})
+}
+
 fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
+    start_with(answers, doubtful, SHORT_PATIENCE)
+}
+
+fn start_with(answers: Vec<Answer>, doubtful: bool, patience: SilenceTimeouts) -> TestWatch {
+    let pauses = Pauses::new(Duration::from_millis(1), Duration::from_millis(2), 1);
+    start_by(answers, doubtful, patience, pauses)
+}
+
+/// Starts a watch whose pauses after errors are about as long as `pause`.
+fn start_pausing(answers: Vec<Answer>, pause: Duration) -> TestWatch {
+    let patience = SilenceTimeouts {
+        bookmark: LIMIT,
+        ..SHORT_PATIENCE
+    };
+    start_by(answers, false, patience, Pauses::new(pause, pause, 1))
+}
+
+fn start_by(
+    answers: Vec<Answer>,
+    doubtful: bool,
+    patience: SilenceTimeouts,
+    pauses: Pauses,
+) -> TestWatch {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let script = Mutex::new(VecDeque::from(answers));
     let server = tower::service_fn({
@@ -107,9 +135,9 @@ fn start(answers: Vec<Answer>, doubtful: bool) -> TestWatch {
         fields: None,
         labels: None,
         page: Some(2),
-        pauses: Pauses::new(Duration::from_millis(1), Duration::from_millis(2), 1),
+        pauses,
         doubtful,
-        patience: SHORT_PATIENCE,
+        patience,
         heard: heard.clone(),
     };
     let (out, steps) = mpsc::channel(64);
@@ -243,6 +271,57 @@ async fn a_silent_watch_is_restarted_and_then_relisted() {
 }
 
 #[tokio::test]
+async fn a_watch_that_lacks_a_stored_version_is_restarted_once_and_without_a_relist() {
+    let patience = SilenceTimeouts {
+        bookmark: LIMIT,
+        ..SHORT_PATIENCE
+    };
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        watch(&[("ADDED", node("b", 6))]),
+        watch(&[("ADDED", node("c", 8))]),
+        watch(&[("ADDED", node("d", 9))]),
+    ];
+    let mut watched = start_with(answers, false, patience);
+    watched.steps_to("b").await;
+    let late_at = |heard: &LastHeard| heard.late_at("nodes", patience.expected);
+    watched.heard.expect("nodes", 6);
+    watched.heard.expect("pods", 99);
+    assert!(late_at(&watched.heard).is_none(), "6 is delivered");
+    watched.heard.expect("nodes", 8);
+    let steps = watched.steps_to("c").await;
+    assert_eq!(steps, ["trouble", "recovered", "c"]);
+    assert_eq!(watched.requests(), ["list", "5", "6"]);
+    // A watch that is late again soon is not restarted, because the API server may only be slow.
+    watched.heard.expect("nodes", 9);
+    let more = timeout(3 * patience.expected, watched.steps.recv()).await;
+    assert!(more.is_err(), "{more:?}");
+}
+
+#[tokio::test]
+async fn a_missed_object_restarts_a_watch_unless_the_watch_delivers_something() {
+    let patience = SilenceTimeouts {
+        bookmark: LIMIT,
+        ..SHORT_PATIENCE
+    };
+    let answers = vec![
+        Answer::Text(list(&[], 5, "")),
+        watch(&[]),
+        watch(&[("ADDED", node("b", 6))]),
+    ];
+    let mut watched = start_with(answers, false, patience);
+    watched.steps_to("to 5").await;
+    watched.heard.miss("nodes");
+    assert_eq!(watched.steps_to("b").await, ["trouble", "recovered", "b"]);
+    assert_eq!(watched.requests(), ["list", "5", "5"]);
+    let late_at = |heard: &LastHeard| heard.late_at("nodes", patience.expected);
+    watched.heard.miss("nodes");
+    assert!(late_at(&watched.heard).is_some());
+    watched.heard.delivered("nodes", 7);
+    assert!(late_at(&watched.heard).is_none());
+}
+
+#[tokio::test]
 async fn a_bookmark_shows_that_the_watch_works_and_advances_its_version() {
     let answers = vec![
         Answer::Text(list(&[], 5, "")),
@@ -275,17 +354,34 @@ async fn silence_of_a_server_that_may_have_been_restored_causes_a_relist() {
 
 #[tokio::test]
 async fn an_expired_version_causes_a_relist() {
-    let gone = json!({"kind": "Status", "status": "Failure", "code": 410, "message": "too old"});
     let answers = vec![
         Answer::Text(list(&["a"], 5, "")),
         Answer::Code(410),
         Answer::Text(list(&["a"], 6, "")),
-        watch(&[("ERROR", gone)]),
+        watch(&[("ERROR", expired())]),
         Answer::Text(list(&["b"], 7, "")),
     ];
     let mut watched = start(answers, false);
     watched.steps_to("b").await;
     assert_eq!(watched.requests()[..5], ["list", "5", "list", "6", "list"]);
+}
+
+#[tokio::test]
+async fn a_relist_after_an_expired_version_pauses_only_if_the_version_was_listed() {
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        watch(&[("ADDED", node("b", 6)), ("ERROR", expired())]),
+        Answer::Text(list(&["a"], 7, "")),
+        Answer::Code(410),
+    ];
+    let mut watched = start_pausing(answers, LIMIT);
+    let steps = watched.steps_to("to 7").await;
+    let last = ["a", "listed", "to 7"].map(str::to_owned);
+    assert!(steps.ends_with(&last), "{steps:?}");
+    watched.steps_to("trouble").await;
+    let more = timeout(Duration::from_millis(200), watched.steps.recv()).await;
+    assert!(more.is_err(), "{more:?}");
+    assert_eq!(watched.requests(), ["list", "5", "list", "7"]);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ pub(super) const INVALID_ENVIRONMENT: u32 = 4;
 pub(super) const IO_FAILURE: u32 = 5;
 /// The config is not JSON, is too long, or has a `cniVersion` that is not text.
 pub(super) const DECODING_FAILURE: u32 = 6;
-/// The config has an invalid value.
+/// The config is JSON, but one of its values is invalid, for example the network's name or a path.
 pub(super) const INVALID_CONFIG: u32 = 7;
 /// The network namespace in the request is the one in which the CNI plugin itself runs.
 pub(super) const INVALID_NETNS: u32 = 8;

@@ -179,9 +179,9 @@ impl<'a> AddressLedger<'a> {
         probes::end_conflicts(self.kv, ended)
     }
 
-    /// Records assignments that another component knows, after the ledger was lost. An address is skipped if the ledger
-    /// records that another attachment uses it, or that it was released. Returns the skipped addresses with their
-    /// attachments.
+    /// Records assignments that another component remembers and this ledger lacks, for example after the store was lost
+    /// and created anew. An address is skipped if this ledger says that another attachment uses it, or that it was
+    /// released. Returns the skipped addresses with their attachments.
     pub fn adopt(
         &mut self,
         remembered: &[RememberedAttachment],

@@ -149,7 +149,7 @@ impl Before {
 /// requests and runs the watch.
 fn spent(cluster: &ControlPlane) -> Result<Duration> {
     let own = usage(std::process::id())?;
-    let theirs = [cluster.apiserver()?.usage()?, cluster.etcd().usage()?];
+    let theirs = [cluster.apiserver()?.usage()?, cluster.etcd()?.usage()?];
     Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 

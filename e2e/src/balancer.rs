@@ -1,0 +1,250 @@
+//! A TCP proxy between clients and several API servers, which loses, delays and breaks what passes.
+//!
+//! The proxy forwards bytes, which stay encrypted from end to end. Each new connection goes to one of the servers that
+//! are in use, chosen at random, as a load balancer in front of a control plane does.
+//!
+//! # Caveats
+//! - Clients of Cadastre speak HTTP/1.1, so at any time a connection has one request or one watch. Errors of requests
+//!   are errors of whole connections.
+//! - The first two pieces that a client sends on a connection are its TLS handshake. They are delayed like all others,
+//!   but they are not lost.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// The maximum number of pieces that wait for delivery per direction of a connection.
+const PIECES: usize = 64;
+
+/// What happens to connections and to the bytes that pass.
+#[derive(Clone, Debug, Default)]
+pub struct Conditions {
+    /// The servers to which new connections go. If the list is empty, connections are refused.
+    pub servers: Vec<SocketAddr>,
+    /// The delay of everything that passes, in each direction.
+    pub latency: Duration,
+    /// The share of requests in percent that do not arrive, because the connection breaks before.
+    pub lost_requests: u8,
+    /// The share of requests in percent that arrive, but whose connection breaks when the answer comes.
+    pub lost_answers: u8,
+}
+
+/// Something that happens to all existing connections at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incident {
+    /// Connections break with a reset.
+    Reset,
+    /// Clients see an orderly end of what the server sends, but can still send.
+    HalfClose,
+    /// Connections stay open, but nothing is delivered any more, as if a firewall had forgotten them.
+    Silence,
+}
+
+/// A running proxy. When it is dropped, all its connections break.
+#[derive(Debug)]
+pub struct Balancer {
+    conditions: watch::Sender<Conditions>,
+    incidents: watch::Sender<(u64, Incident)>,
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Balancer {
+    /// Starts a proxy to these servers. Must be called in a runtime.
+    pub fn start(servers: Vec<SocketAddr>) -> Result<Self> {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        let (conditions, present) = watch::channel(Conditions {
+            servers,
+            ..Conditions::default()
+        });
+        let (incidents, happening) = watch::channel((0, Incident::Reset));
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                while connections.try_join_next().is_some() {}
+                let (present, mut happening) = (present.clone(), happening.clone());
+                happening.mark_unchanged();
+                // The error is ignored, because the client notices that its connection has failed.
+                connections.spawn(async move { _ = serve(client, present, happening).await });
+            }
+        });
+        Ok(Self {
+            conditions,
+            incidents,
+            address,
+            task,
+        })
+    }
+
+    /// The address on which the proxy listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The URL under which clients reach the API servers.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Changes the conditions. They apply to existing connections too, except for the choice of the server.
+    pub fn change(&self, change: impl FnOnce(&mut Conditions)) {
+        self.conditions.send_modify(change);
+    }
+
+    /// Does something to all existing connections.
+    pub fn cause(&self, incident: Incident) {
+        self.incidents
+            .send_modify(|(count, last)| (*count, *last) = (*count + 1, incident));
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Forwards one connection until an end closes it or it breaks.
+async fn serve(
+    client: TcpStream,
+    present: watch::Receiver<Conditions>,
+    mut happening: watch::Receiver<(u64, Incident)>,
+) -> Result<()> {
+    client.set_nodelay(true)?;
+    // Without time to linger, closing the socket sends a reset. An orderly end is sent by `shutdown` below.
+    client.set_zero_linger()?;
+    let server = {
+        let servers = &present.borrow().servers;
+        let one = fastrand::usize(..servers.len().max(1));
+        *servers.get(one).context("no server is in use")?
+    };
+    let server = TcpStream::connect(server).await?;
+    server.set_nodelay(true)?;
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let state = Arc::new(State::default());
+    let up = Direction {
+        present,
+        state: Arc::clone(&state),
+        is_up: true,
+    };
+    let down = Direction {
+        is_up: false,
+        ..up.clone()
+    };
+    let mut up = tokio::spawn(up.forward(from_client, to_server));
+    let mut down = tokio::spawn(down.forward(from_server, to_client));
+    let _guard = AbortOnDrop([up.abort_handle(), down.abort_handle()]);
+    tokio::select! {
+        // When either end has closed in an orderly way, what is under way to the other end is still delivered.
+        done = &mut up => { done??; (&mut down).await??; }
+        done = &mut down => { done??; (&mut up).await??; }
+        changed = happening.changed() => {
+            changed?;
+            let (_, incident) = *happening.borrow();
+            match incident {
+                Incident::Reset => {}
+                Incident::HalfClose => {
+                    // The writing half is dropped, which ends the stream. The client can still send.
+                    down.abort();
+                    (&mut up).await??;
+                }
+                Incident::Silence => {
+                    state.is_silent.store(true, Ordering::Relaxed);
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+struct AbortOnDrop([tokio::task::AbortHandle; 2]);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.iter().for_each(tokio::task::AbortHandle::abort);
+    }
+}
+
+/// The state of one connection.
+#[derive(Default)]
+struct State {
+    /// Whether the connection breaks as soon as the server sends anything
+    is_answer_lost: AtomicBool,
+    /// Whether nothing is delivered any more
+    is_silent: AtomicBool,
+}
+
+#[derive(Clone)]
+struct Direction {
+    present: watch::Receiver<Conditions>,
+    state: Arc<State>,
+    /// Whether this is the direction from the client to the server
+    is_up: bool,
+}
+
+impl Direction {
+    async fn forward(self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<()> {
+        let (send, mut pieces) = mpsc::channel::<(Instant, Vec<u8>)>(PIECES);
+        let latency = self.present.clone();
+        let read = async move {
+            let mut bytes = vec![0; 16 << 10];
+            loop {
+                let count = from.read(&mut bytes).await?;
+                if count == 0 {
+                    return anyhow::Ok(());
+                }
+                let due = Instant::now() + latency.borrow().latency;
+                send.send((due, bytes[..count].to_vec())).await?;
+            }
+        };
+        let write = async {
+            let mut passed = 0_u32;
+            while let Some((due, piece)) = pieces.recv().await {
+                tokio::time::sleep_until(due).await;
+                if self.state.is_silent.load(Ordering::Relaxed) {
+                    std::future::pending::<()>().await;
+                }
+                self.pass(passed)?;
+                passed = passed.saturating_add(1);
+                to.write_all(&piece).await?;
+            }
+            to.shutdown().await?;
+            anyhow::Ok(())
+        };
+        tokio::try_join!(read, write)?;
+        Ok(())
+    }
+
+    /// Decides the fate of the next piece. An error breaks the connection. `passed` pieces have been delivered so far.
+    fn pass(&self, passed: u32) -> Result<()> {
+        if !self.is_up {
+            if self.state.is_answer_lost.load(Ordering::Relaxed) {
+                bail!("the answer is lost");
+            }
+            return Ok(());
+        }
+        let conditions = self.present.borrow();
+        let is_lost = |percent| passed >= 2 && fastrand::u8(..100) < percent;
+        if is_lost(conditions.lost_requests) {
+            bail!("the request is lost");
+        }
+        if is_lost(conditions.lost_answers) {
+            self.state.is_answer_lost.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
