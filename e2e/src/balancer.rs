@@ -9,7 +9,7 @@
 //! - The first two pieces that a client sends on a connection are its TLS handshake. They are delayed like all others,
 //!   but they are not lost.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -123,8 +123,11 @@ async fn serve(
     mut happening: watch::Receiver<(u64, Incident)>,
 ) -> Result<()> {
     client.set_nodelay(true)?;
-    // Without time to linger, closing the socket sends a reset. An orderly end is sent by `shutdown` below.
+    // Without time to linger, closing the socket sends a reset. An orderly end is sent only by `shutdown`.
     client.set_zero_linger()?;
+    let client = client.into_std()?;
+    let handle = client.try_clone()?;
+    let client = TcpStream::from_std(client)?;
     let server = {
         let servers = &present.borrow().servers;
         let one = fastrand::usize(..servers.len().max(1));
@@ -157,8 +160,8 @@ async fn serve(
             match incident {
                 Incident::Reset => {}
                 Incident::HalfClose => {
-                    // The writing half is dropped, which ends the stream. The client can still send.
                     down.abort();
+                    handle.shutdown(Shutdown::Write)?;
                     (&mut up).await??;
                 }
                 Incident::Silence => {
@@ -188,6 +191,23 @@ struct State {
     is_silent: AtomicBool,
 }
 
+/// The writing half of a connection. Unlike [`OwnedWriteHalf`], it sends no orderly end when it is dropped.
+struct Writer(Option<OwnedWriteHalf>);
+
+impl Writer {
+    fn half(&mut self) -> Result<&mut OwnedWriteHalf> {
+        self.0.as_mut().context("the half is gone")
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(half) = self.0.take() {
+            half.forget();
+        }
+    }
+}
+
 #[derive(Clone)]
 struct Direction {
     present: watch::Receiver<Conditions>,
@@ -197,7 +217,8 @@ struct Direction {
 }
 
 impl Direction {
-    async fn forward(self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<()> {
+    async fn forward(self, mut from: OwnedReadHalf, to: OwnedWriteHalf) -> Result<()> {
+        let mut to = Writer(Some(to));
         let (send, mut pieces) = mpsc::channel::<(Instant, Vec<u8>)>(PIECES);
         let latency = self.present.clone();
         let read = async move {
@@ -220,9 +241,9 @@ impl Direction {
                 }
                 self.pass(passed)?;
                 passed = passed.saturating_add(1);
-                to.write_all(&piece).await?;
+                to.half()?.write_all(&piece).await?;
             }
-            to.shutdown().await?;
+            to.half()?.shutdown().await?;
             anyhow::Ok(())
         };
         tokio::try_join!(read, write)?;
@@ -246,5 +267,97 @@ impl Direction {
             self.state.is_answer_lost.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that answers each piece with the same piece, and counts the pieces.
+    async fn echo() -> (SocketAddr, Arc<std::sync::atomic::AtomicUsize>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = Arc::clone(&count);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let counted = Arc::clone(&counted);
+                tokio::spawn(async move {
+                    let mut bytes = [0; 64];
+                    while let Ok(count @ 1..) = client.read(&mut bytes).await {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                        client.write_all(&bytes[..count]).await.unwrap();
+                    }
+                });
+            }
+        });
+        (address, count)
+    }
+
+    /// Sends a piece, and returns the answer; an error if the connection breaks.
+    async fn ask(client: &mut TcpStream, piece: &str) -> std::io::Result<String> {
+        client.write_all(piece.as_bytes()).await?;
+        let mut bytes = [0; 64];
+        let count = client.read(&mut bytes).await?;
+        Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+    }
+
+    /// Connects, and sends what would be the TLS handshake.
+    async fn connect(balancer: &Balancer) -> TcpStream {
+        let mut client = TcpStream::connect(balancer.address()).await.unwrap();
+        for piece in ["hello", "finished"] {
+            assert_eq!(ask(&mut client, piece).await.unwrap(), piece);
+        }
+        client
+    }
+
+    #[tokio::test]
+    async fn requests_and_answers_are_lost_and_the_connection_breaks() {
+        let (server, count) = echo().await;
+        let balancer = Balancer::start(vec![server]).unwrap();
+        let mut client = connect(&balancer).await;
+        assert_eq!(ask(&mut client, "a").await.unwrap(), "a");
+        balancer.change(|it| it.lost_requests = 100);
+        ask(&mut client, "b").await.unwrap_err();
+        assert_eq!(count.load(Ordering::Relaxed), 3, "b has not arrived");
+        let mut client = connect(&balancer).await;
+        balancer.change(|it| (it.lost_requests, it.lost_answers) = (0, 100));
+        ask(&mut client, "c").await.unwrap_err();
+        assert_eq!(count.load(Ordering::Relaxed), 6, "c has arrived");
+        balancer.change(|it| it.servers.clear());
+        let mut client = TcpStream::connect(balancer.address()).await.unwrap();
+        ask(&mut client, "d").await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_incident_concerns_the_connections_that_exist() {
+        let (server, _) = echo().await;
+        let balancer = Balancer::start(vec![server]).unwrap();
+        let mut reset = connect(&balancer).await;
+        balancer.cause(Incident::Reset);
+        let mut bytes = [0; 1];
+        reset.read(&mut bytes).await.unwrap_err();
+        let mut half = connect(&balancer).await;
+        balancer.cause(Incident::HalfClose);
+        assert_eq!(half.read(&mut bytes).await.unwrap(), 0);
+        half.write_all(b"still").await.unwrap();
+        let mut silent = connect(&balancer).await;
+        balancer.cause(Incident::Silence);
+        let answer = tokio::time::timeout(Duration::from_millis(200), ask(&mut silent, "x")).await;
+        assert!(answer.is_err(), "{answer:?}");
+        assert_eq!(ask(&mut connect(&balancer).await, "y").await.unwrap(), "y");
+    }
+
+    #[tokio::test]
+    async fn all_pieces_arrive_late_and_in_order() {
+        let (server, _) = echo().await;
+        let balancer = Balancer::start(vec![server]).unwrap();
+        let mut client = connect(&balancer).await;
+        let latency = Duration::from_millis(50);
+        balancer.change(|it| it.latency = latency);
+        let begun = Instant::now();
+        assert_eq!(ask(&mut client, "a").await.unwrap(), "a");
+        assert!(begun.elapsed() >= 2 * latency);
     }
 }

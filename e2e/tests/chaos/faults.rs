@@ -224,11 +224,11 @@ async fn begin(
             for gateway in cluster.plane.gateways()? {
                 let alarm = async {
                     let member = gateway.status().await?.member;
-                    gateway.no_space("ACTIVATE", member).await?;
-                    anyhow::Ok(member)
-                };
-                if let Ok(Ok(member)) = tokio::time::timeout(Duration::from_secs(2), alarm).await {
+                    // The alarm has to be ended even if the answer does not come in time.
                     open.alarms.push(member);
+                    gateway.no_space("ACTIVATE", member).await
+                };
+                if let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(2), alarm).await {
                     break;
                 }
             }

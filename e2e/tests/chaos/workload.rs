@@ -230,6 +230,12 @@ impl Workload {
                         .delete(&name, &DeleteParams::default())
                         .await?;
                 }
+                // Without a garbage collector, nobody else deletes the list of the machine's addresses. All machines have
+                // the boot id of this host, so the next machine of this name would take the list for its own.
+                if is_empty && self.fixtures.addresses.get_opt(&name).await?.is_some() {
+                    let params = DeleteParams::default();
+                    self.fixtures.addresses.delete(&name, &params).await?;
+                }
                 anyhow::Ok(is_empty.then_some(()))
             };
             tokio::time::timeout(PATIENCE, attempt).await?
