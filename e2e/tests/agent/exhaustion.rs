@@ -171,7 +171,8 @@ async fn a_crowd_of_pods_on_small_blocks_is_refused_nobody_and_costs_few_request
         let range = format!("10.16.{}.0/20", 16 * n);
         let terms = json!({"ipv4": {"cidrs": [range], "blockSize": size}});
         // 30 s is the agent's default publish interval. Within the interval, the agent writes only urgent changes.
-        let flags = ["--publish-interval", "30"];
+        // The ADDs wait nearly as long as their callers do, because a busy host takes seconds for so many blocks.
+        let flags = ["--publish-interval", "30", "--add-wait", "9"];
         let (_, machine) = start(&group, &range, terms, &flags).await;
         let asked = Instant::now();
         let adds = (0..PODS).map(|n| {
