@@ -312,7 +312,10 @@ impl Shell {
         outcome: RequestOutcome,
     ) {
         if let Some((kind, version)) = outcome.stored() {
-            self.parts.readiness.last_heard().expect(kind, version);
+            self.parts
+                .readiness
+                .last_heard()
+                .expect(kind.plural(), version);
         }
         let result = match &outcome {
             RequestOutcome::Rejected(Rejection::Guard(why)) => {

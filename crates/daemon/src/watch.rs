@@ -281,12 +281,10 @@ where
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 let is_unreachable = !matches!(error, kube::Error::Api(_));
-                let failure = watch_failure(kind, &error);
-                if is_expired(&error) {
-                    return Ok(self.expired(&version, failure));
+                if is_unreachable && self.source.doubtful {
+                    return Ok(Ended::failed(Next::List, watch_failure(kind, &error)));
                 }
-                let relist = is_unreachable && self.source.doubtful;
-                return Ok(Ended::failed(list_or_watch(relist, version), failure));
+                return Ok(self.interrupted(&error, version));
             }
             Err(_) => {
                 let next = list_or_watch(self.source.doubtful, version);
@@ -349,24 +347,14 @@ where
                     continue;
                 }
                 Ok(WatchEvent::Error(status)) => {
-                    let failure = rejection(kind, &status);
-                    if status.code == 410 {
-                        return Ok(self.expired(&version, failure));
-                    }
-                    return Ok(Ended::failed(Next::Watch(version), failure));
+                    return Ok(self.interrupted(&kube::Error::Api(status), version));
                 }
                 // Only this object cannot be parsed. So the watch continues with the next event.
                 Err(error @ kube::Error::SerdeError(_)) => {
                     self.trouble(watch_failure(kind, &error)).await?;
                     continue;
                 }
-                Err(error) => {
-                    let failure = watch_failure(kind, &error);
-                    if is_expired(&error) {
-                        return Ok(self.expired(&version, failure));
-                    }
-                    return Ok(Ended::failed(Next::Watch(version), failure));
-                }
+                Err(error) => return Ok(self.interrupted(&error, version)),
             };
             let Some(now) = object.meta().resource_version.clone() else {
                 let failure = format!(
@@ -388,12 +376,16 @@ where
         }
     }
 
-    /// Returns how a watch ended that could not continue at `version`. The list follows at once, because API servers that
-    /// have just started reject all older versions. But if `version` comes from a list and is rejected all the same,
-    /// there is a pause.
-    fn expired(&self, version: &str, failure: String) -> Ended {
+    /// Returns how a watch ended that an error has interrupted at `version`. If the API server no longer has this
+    /// version, everything is listed at once, because API servers that have just started reject all older versions. But
+    /// if `version` comes from a list and is rejected all the same, there is a pause.
+    fn interrupted(&self, error: &kube::Error, version: String) -> Ended {
+        let failure = watch_failure(self.source.kind, error);
+        if !is_expired(error) {
+            return Ended::failed(Next::Watch(version), failure);
+        }
         Ended {
-            is_pause_due: self.listed.as_deref() == Some(version),
+            is_pause_due: self.listed.as_ref() == Some(&version),
             ..Ended::failed(Next::List, failure)
         }
     }
@@ -420,17 +412,17 @@ where
 
     /// Reports that all changes up to `version` have been seen. Does nothing if `version` is not a number.
     async fn reached(&mut self, version: &str) -> Result<(), Over> {
-        self.delivered(version);
-        match version.parse() {
-            Ok(version) => self.change(ObjectEvent::Reached(version)).await,
-            Err(_) => Ok(()),
+        match self.delivered(version) {
+            Some(version) => self.change(ObjectEvent::Reached(version)).await,
+            None => Ok(()),
         }
     }
 
-    fn delivered(&self, version: &str) {
-        if let Ok(version) = version.parse() {
-            self.source.heard.delivered(self.source.kind, version);
-        }
+    /// Records that the watch has delivered this version. Returns the version, or `None` if it is not a number.
+    fn delivered(&self, version: &str) -> Option<u64> {
+        let version = version.parse().ok()?;
+        self.source.heard.delivered(self.source.kind, version);
+        Some(version)
     }
 
     async fn change(&mut self, change: ObjectEvent<T>) -> Result<(), Over> {

@@ -19,6 +19,7 @@ use cadastre_api::{
     NodeSubnetSpec,
 };
 use cadastre_core::Cidr;
+use cadastre_daemon::watch::FRR_CONFIGURATIONS;
 
 /// Number of a request. A process uses each number once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +50,20 @@ impl ObjectKind {
         ObjectKind::Pool,
         ObjectKind::Claim,
     ];
+
+    /// Returns the plural in the API, such as `nodesubnets`. Watches, metrics and paths name the kind by its plural.
+    pub const fn plural(self) -> &'static str {
+        match self {
+            ObjectKind::Node => "nodes",
+            ObjectKind::Subnet => "nodesubnets",
+            ObjectKind::Routes => "noderoutes",
+            ObjectKind::FrrConfiguration => FRR_CONFIGURATIONS,
+            ObjectKind::Block => "ipamblocks",
+            ObjectKind::Pool => "ippools",
+            ObjectKind::Claim => "ipclaims",
+            ObjectKind::Pod => "pods",
+        }
+    }
 
     /// Returns the `kind` in the API, such as `NodeSubnet`.
     pub fn name(self) -> &'static str {
@@ -383,16 +398,16 @@ pub enum RequestOutcome {
 }
 
 impl RequestOutcome {
-    /// Returns the object that the API server has, if the watch of its kind has to deliver it: the plural of the kind,
-    /// and the version.
-    pub fn stored(&self) -> Option<(&'static str, u64)> {
+    /// Returns the kind and the version of the object that the API server has, if the watch of its kind has to deliver
+    /// it.
+    pub fn stored(&self) -> Option<(ObjectKind, u64)> {
         Some(match self {
-            Self::Node(it) => ("nodes", it.version),
-            Self::Subnet(it) => ("nodesubnets", it.version),
-            Self::Routes(it) => ("noderoutes", it.version),
-            Self::Pool(it) => ("ippools", it.version),
-            Self::Claim(it) => ("ipclaims", it.version),
-            Self::Block(it) => ("ipamblocks", it.version),
+            Self::Node(it) => (ObjectKind::Node, it.version),
+            Self::Subnet(it) => (ObjectKind::Subnet, it.version),
+            Self::Routes(it) => (ObjectKind::Routes, it.version),
+            Self::Pool(it) => (ObjectKind::Pool, it.version),
+            Self::Claim(it) => (ObjectKind::Claim, it.version),
+            Self::Block(it) => (ObjectKind::Block, it.version),
             _ => return None,
         })
     }

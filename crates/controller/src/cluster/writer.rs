@@ -380,19 +380,12 @@ impl RequestMethod {
 
 /// Returns the path of the collection of all objects of a kind of Cadastre or of Kubernetes.
 fn collection(kind: ObjectKind) -> String {
-    let plural = match kind {
-        ObjectKind::Node => return "/api/v1/nodes".to_owned(),
-        ObjectKind::Pod => return "/api/v1/pods".to_owned(),
-        ObjectKind::Subnet => "nodesubnets",
-        ObjectKind::Routes => "noderoutes",
-        ObjectKind::FrrConfiguration => {
-            return format!("/apis/{FRR_API_VERSION}/{FRR_CONFIGURATIONS}");
-        }
-        ObjectKind::Block => "ipamblocks",
-        ObjectKind::Pool => "ippools",
-        ObjectKind::Claim => "ipclaims",
-    };
-    format!("/apis/{GROUP}/{VERSION}/{plural}")
+    let plural = kind.plural();
+    match kind {
+        ObjectKind::Node | ObjectKind::Pod => format!("/api/v1/{plural}"),
+        ObjectKind::FrrConfiguration => format!("/apis/{FRR_API_VERSION}/{plural}"),
+        _ => format!("/apis/{GROUP}/{VERSION}/{plural}"),
+    }
 }
 
 /// Returns the path of an IPAMClaim. `name` is `namespace/name`.
