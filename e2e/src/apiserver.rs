@@ -2,30 +2,28 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::assets::{self, Program};
 use crate::control_plane::Options;
 use crate::etcd::gogc;
 use crate::pki::Pki;
 use crate::ports;
-use crate::process::{self, Process};
+use crate::process::{self, Process, Restartable};
 
 /// A kube-apiserver. It is killed when this value is dropped. It keeps its port when it is killed and started again.
 #[derive(Debug)]
 pub struct ApiServer {
-    name: String,
     port: u16,
-    process: Option<Process>,
+    process: Restartable,
 }
 
 impl ApiServer {
     /// Returns a server that does not run yet. Its log is `NAME.log`.
     pub(crate) fn new(name: &str) -> Result<Self> {
         Ok(Self {
-            name: name.to_owned(),
             port: ports::free()?,
-            process: None,
+            process: Restartable::new(name),
         })
     }
 
@@ -48,9 +46,6 @@ impl ApiServer {
         pki: &Pki,
         options: &Options,
     ) -> Result<()> {
-        if self.process.is_some() {
-            return Ok(());
-        }
         let path = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
         let mut command = process::command(&assets::find(Program::KubeApiserver)?);
         command
@@ -82,27 +77,21 @@ impl ApiServer {
         if !options.service_accounts {
             command.arg("--disable-admission-plugins=ServiceAccount");
         }
-        let log = folder.join(format!("{}.log", self.name));
-        self.process = Some(Process::spawn("kube-apiserver", command, &log)?);
-        Ok(())
+        self.process.start(command, folder)
     }
 
     /// Kills the server with SIGKILL, and waits until the process has ended. All its connections break.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut process) = self.process.take() {
-            process.kill()?;
-        }
-        Ok(())
+        self.process.kill()
     }
 
     /// Returns the process, to send signals and to measure memory and processor time.
     pub fn process(&self) -> Result<&Process> {
-        let none = || format!("{} does not run: start it first", self.name);
-        self.process.as_ref().with_context(none)
+        self.process.process()
     }
 
     /// Returns an error with the end of the log if the process has ended by itself.
     pub(crate) fn check_running(&mut self) -> Result<()> {
-        self.process.as_mut().map_or(Ok(()), Process::check_running)
+        self.process.check_running()
     }
 }

@@ -137,58 +137,35 @@ async fn serve(
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let state = Arc::new(State::default());
     let up = Direction {
         present,
-        state: Arc::clone(&state),
+        is_answer_lost: Arc::default(),
         is_up: true,
     };
     let down = Direction {
         is_up: false,
         ..up.clone()
     };
-    let mut up = tokio::spawn(up.forward(from_client, to_server));
-    let mut down = tokio::spawn(down.forward(from_server, to_client));
-    let _guard = AbortOnDrop([up.abort_handle(), down.abort_handle()]);
-    tokio::select! {
+    let mut up = Box::pin(up.forward(from_client, to_server));
+    let mut down = Box::pin(down.forward(from_server, to_client));
+    let incident = tokio::select! {
         // When either end has closed in an orderly way, what is under way to the other end is still delivered.
-        done = &mut up => { done??; (&mut down).await??; }
-        done = &mut down => { done??; (&mut up).await??; }
+        done = async { tokio::try_join!(&mut up, &mut down) } => return done.map(drop),
         changed = happening.changed() => {
             changed?;
-            let (_, incident) = *happening.borrow();
-            match incident {
-                Incident::Reset => {}
-                Incident::HalfClose => {
-                    down.abort();
-                    handle.shutdown(Shutdown::Write)?;
-                    (&mut up).await??;
-                }
-                Incident::Silence => {
-                    state.is_silent.store(true, Ordering::Relaxed);
-                    std::future::pending::<()>().await;
-                }
-            }
+            happening.borrow().1
         }
+    };
+    match incident {
+        Incident::Reset => Ok(()),
+        Incident::HalfClose => {
+            drop(down);
+            handle.shutdown(Shutdown::Write)?;
+            up.await
+        }
+        // Nothing is forwarded any more, but the connections are still open.
+        Incident::Silence => std::future::pending().await,
     }
-    Ok(())
-}
-
-struct AbortOnDrop([tokio::task::AbortHandle; 2]);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(tokio::task::AbortHandle::abort);
-    }
-}
-
-/// The state of one connection.
-#[derive(Default)]
-struct State {
-    /// Whether the connection breaks as soon as the server sends anything
-    is_answer_lost: AtomicBool,
-    /// Whether nothing is delivered any more
-    is_silent: AtomicBool,
 }
 
 /// The writing half of a connection. Unlike [`OwnedWriteHalf`], it sends no orderly end when it is dropped.
@@ -211,7 +188,8 @@ impl Drop for Writer {
 #[derive(Clone)]
 struct Direction {
     present: watch::Receiver<Conditions>,
-    state: Arc<State>,
+    /// Whether the connection breaks as soon as the server sends anything
+    is_answer_lost: Arc<AtomicBool>,
     /// Whether this is the direction from the client to the server
     is_up: bool,
 }
@@ -236,9 +214,6 @@ impl Direction {
             let mut passed = 0_u32;
             while let Some((due, piece)) = pieces.recv().await {
                 tokio::time::sleep_until(due).await;
-                if self.state.is_silent.load(Ordering::Relaxed) {
-                    std::future::pending::<()>().await;
-                }
                 self.pass(passed)?;
                 passed = passed.saturating_add(1);
                 to.half()?.write_all(&piece).await?;
@@ -253,7 +228,7 @@ impl Direction {
     /// Decides the fate of the next piece. An error breaks the connection. `passed` pieces have been delivered so far.
     fn pass(&self, passed: u32) -> Result<()> {
         if !self.is_up {
-            if self.state.is_answer_lost.load(Ordering::Relaxed) {
+            if self.is_answer_lost.load(Ordering::Relaxed) {
                 bail!("the answer is lost");
             }
             return Ok(());
@@ -264,7 +239,7 @@ impl Direction {
             bail!("the request is lost");
         }
         if is_lost(conditions.lost_answers) {
-            self.state.is_answer_lost.store(true, Ordering::Relaxed);
+            self.is_answer_lost.store(true, Ordering::Relaxed);
         }
         Ok(())
     }

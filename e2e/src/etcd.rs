@@ -13,18 +13,16 @@ use anyhow::{Context as _, Result};
 use futures::AsyncBufRead;
 use k8s_openapi::ByteString;
 use kube::Client;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::assets::{self, Program};
 use crate::metrics::{self, Sample};
 use crate::ports;
-use crate::process::{self, Process};
+use crate::process::{self, Process, Restartable};
 
 /// A member of an etcd cluster. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Member {
-    name: String,
     folder: PathBuf,
     client_port: u16,
     peer_port: u16,
@@ -32,7 +30,7 @@ pub struct Member {
     peer_url: String,
     /// `--initial-cluster`: all members, each as `NAME=URL`
     cluster: String,
-    process: Option<Process>,
+    process: Restartable,
 }
 
 impl Member {
@@ -40,20 +38,19 @@ impl Member {
     pub(crate) fn alone(folder: &Path) -> Result<Self> {
         let mut this = Self::new(folder, "etcd")?;
         this.peer_url = format!("http://127.0.0.1:{}", this.peer_port);
-        this.cluster = format!("{}={}", this.name, this.peer_url);
+        this.cluster = format!("{}={}", this.process.name(), this.peer_url);
         Ok(this)
     }
 
     /// Creates a member whose name is also that of its data folder. [`Self::join`] must follow.
     pub(crate) fn new(folder: &Path, name: &str) -> Result<Self> {
         Ok(Self {
-            name: name.to_owned(),
             folder: folder.to_owned(),
             client_port: ports::free()?,
             peer_port: ports::free()?,
             peer_url: String::new(),
             cluster: String::new(),
-            process: None,
+            process: Restartable::new(name),
         })
     }
 
@@ -61,7 +58,7 @@ impl Member {
     pub(crate) fn join(members: &mut [Self], peer_urls: &[String]) {
         let names = members.iter().zip(peer_urls);
         let all: Vec<String> = names
-            .map(|(it, url)| format!("{}={url}", it.name))
+            .map(|(it, url)| format!("{}={url}", it.process.name()))
             .collect();
         for (member, url) in members.iter_mut().zip(peer_urls) {
             member.peer_url.clone_from(url);
@@ -76,7 +73,7 @@ impl Member {
 
     /// The folder with the member's data.
     pub(crate) fn data(&self) -> PathBuf {
-        self.folder.join(&self.name)
+        self.folder.join(self.process.name())
     }
 
     /// The URL for clients.
@@ -86,15 +83,12 @@ impl Member {
 
     /// Starts the member unless it runs. Does not wait until it is ready.
     pub fn start(&mut self) -> Result<()> {
-        if self.process.is_some() {
-            return Ok(());
-        }
         let mut command = process::command(&assets::find(Program::Etcd)?);
         let (url, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
         command
             .current_dir(&self.folder)
             .env("GOGC", gogc())
-            .arg(format!("--name={}", self.name))
+            .arg(format!("--name={}", self.process.name()))
             .arg(format!("--data-dir={}", self.data().display()))
             .args([
                 format!("--listen-client-urls={url}"),
@@ -106,28 +100,22 @@ impl Member {
             .args(["--unsafe-no-fsync", "--log-level=warn"])
             .arg("--watch-progress-notify-interval=2s")
             .arg(format!("--quota-backend-bytes={}", 8_u64 << 30));
-        let log = self.folder.join(format!("{}.log", self.name));
-        self.process = Some(Process::spawn("etcd", command, &log)?);
-        Ok(())
+        self.process.start(command, &self.folder)
     }
 
     /// Kills the member with SIGKILL, and waits until the process has ended.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut process) = self.process.take() {
-            process.kill()?;
-        }
-        Ok(())
+        self.process.kill()
     }
 
     /// Returns the process, to send signals and to measure memory and processor time.
     pub fn process(&self) -> Result<&Process> {
-        let none = || format!("{} does not run: start it first", self.name);
-        self.process.as_ref().with_context(none)
+        self.process.process()
     }
 
     /// Returns an error with the end of the log if the process has ended by itself.
     pub fn check_running(&mut self) -> Result<()> {
-        self.process.as_mut().map_or(Ok(()), Process::check_running)
+        self.process.check_running()
     }
 
     /// Returns a client for this member.
@@ -159,33 +147,18 @@ impl Gateway {
 
     /// Returns the state of the member.
     pub async fn status(&self) -> Result<Status> {
-        // The gateway encodes 64-bit numbers as strings, and leaves out zeros.
-        #[derive(Deserialize)]
-        #[serde(default)]
-        struct Answer {
-            header: Header,
-            leader: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Header {
-            member_id: String,
-            revision: String,
-        }
-        impl Default for Answer {
-            fn default() -> Self {
-                Self {
-                    header: Header::default(),
-                    leader: "0".to_owned(),
-                }
-            }
-        }
         let answer = self.call("/v3/maintenance/status", &json!({})).await?;
-        let answer: Answer = serde_json::from_value(answer)?;
+        // The gateway encodes 64-bit numbers as strings, and leaves out zeros.
+        let number = |pointer| {
+            answer
+                .pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or("0")
+        };
         Ok(Status {
-            member: answer.header.member_id.parse()?,
-            leader: answer.leader.parse()?,
-            revision: answer.header.revision.parse()?,
+            member: number("/header/member_id").parse()?,
+            leader: number("/leader").parse()?,
+            revision: number("/header/revision").parse()?,
         })
     }
 

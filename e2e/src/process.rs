@@ -42,6 +42,55 @@ pub struct Process {
     log: PathBuf,
 }
 
+/// A process that can be killed and started again. It is killed when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Restartable {
+    name: String,
+    running: Option<Process>,
+}
+
+impl Restartable {
+    /// Returns a process that does not run yet. Its log is `NAME.log`.
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            running: None,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Starts `command` with a log in `folder`, unless the process runs.
+    pub(crate) fn start(&mut self, command: Command, folder: &Path) -> Result<()> {
+        if self.running.is_none() {
+            let log = folder.join(format!("{}.log", self.name));
+            self.running = Some(Process::spawn(&self.name, command, &log)?);
+        }
+        Ok(())
+    }
+
+    /// Kills the process with SIGKILL, and waits until it has ended.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        if let Some(mut process) = self.running.take() {
+            process.kill()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the running process, to send signals and to measure memory and processor time.
+    pub(crate) fn process(&self) -> Result<&Process> {
+        let none = || format!("{} does not run: start it first", self.name);
+        self.running.as_ref().with_context(none)
+    }
+
+    /// Returns an error with the end of the log if the process has ended by itself.
+    pub(crate) fn check_running(&mut self) -> Result<()> {
+        self.running.as_mut().map_or(Ok(()), Process::check_running)
+    }
+}
+
 /// Resources that a process has used so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Usage {

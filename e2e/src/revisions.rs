@@ -133,29 +133,20 @@ struct Header {
     revision: String,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct WatchEvent {
+    /// `DELETE`; empty for a PUT
+    #[serde(default)]
     r#type: String,
     kv: KeyValue,
 }
 
 #[derive(Deserialize)]
-#[serde(default)]
 struct KeyValue {
     key: ByteString,
-    value: ByteString,
+    /// The object; absent if it was deleted
+    value: Option<ByteString>,
     mod_revision: String,
-}
-
-impl Default for KeyValue {
-    fn default() -> Self {
-        Self {
-            key: ByteString(Vec::new()),
-            value: ByteString(Vec::new()),
-            mod_revision: String::new(),
-        }
-    }
 }
 
 async fn follow(member: &Gateway, log: &Mutex<Log>, reached: &watch::Sender<i64>) -> Result<()> {
@@ -201,9 +192,10 @@ async fn follow(member: &Gateway, log: &Mutex<Log>, reached: &watch::Sender<i64>
 
 fn change(event: WatchEvent) -> Result<Change> {
     let key = String::from_utf8(event.kv.key.0)?;
-    let is_deleted = event.r#type == "DELETE";
-    let object = (rules::concerns(&key) && !is_deleted)
-        .then(|| serde_json::from_slice(&event.kv.value.0).with_context(|| key.clone()))
+    let is_read = rules::concerns(&key) && event.r#type != "DELETE";
+    let value = event.kv.value.filter(|_| is_read);
+    let object = value
+        .map(|it| serde_json::from_slice(&it.0).with_context(|| key.clone()))
         .transpose()?;
     Ok(Change {
         revision: event.kv.mod_revision.parse()?,

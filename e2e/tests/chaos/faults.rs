@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use cadastre_e2e::Kubelets;
 use cadastre_e2e::balancer::{Conditions, Incident};
+use cadastre_e2e::etcd::Gateway;
 use cadastre_e2e::wait::until;
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use kube::Api;
@@ -23,6 +24,8 @@ const AT_ONCE: u64 = 3;
 const HEALTH_CHECK: Duration = Duration::from_secs(5);
 /// Incidents are repeated with this interval.
 const AGAIN: Duration = Duration::from_millis(1500);
+/// How long a member of etcd may take to answer.
+const MEMBER: Duration = Duration::from_secs(2);
 const THROTTLE: &str = "chaos";
 
 macro_rules! faults {
@@ -212,26 +215,16 @@ async fn begin(
         Fault::SilentAndCompacted => {
             cluster.wires.cause(Incident::Silence, |_| true);
             let revision = cluster.revisions.reached();
-            for gateway in cluster.plane.gateways()? {
-                // One member suffices, and with another fault some do not answer.
-                let compacted = gateway.compact(revision);
-                if let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(2), compacted).await {
-                    break;
-                }
-            }
+            any_member(cluster, async |it| it.compact(revision).await).await?;
         }
         Fault::NoSpace => {
-            for gateway in cluster.plane.gateways()? {
-                let alarm = async {
-                    let member = gateway.status().await?.member;
-                    // The alarm has to be ended even if the answer does not come in time.
-                    open.alarms.push(member);
-                    gateway.no_space("ACTIVATE", member).await
-                };
-                if let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(2), alarm).await {
-                    break;
-                }
-            }
+            any_member(cluster, async |it| {
+                let member = it.status().await?.member;
+                // The alarm has to be ended even if the answer does not come in time.
+                open.alarms.push(member);
+                it.no_space("ACTIVATE", member).await
+            })
+            .await?;
         }
         Fault::Unreachable => {
             cluster.wires.change(|it| it.servers.clear());
@@ -248,9 +241,8 @@ async fn begin(
         Fault::Silences => open.repeated.push(Incident::Silence),
         Fault::Throttled => {
             // Without an API that works, nobody needs to be throttled.
-            let throttled = tokio::time::timeout(Duration::from_secs(10), throttle(cluster)).await;
             open.is_throttled = true;
-            drop(throttled);
+            let _ = tokio::time::timeout(Duration::from_secs(10), throttle(cluster)).await;
         }
         Fault::ClocksStepped => {
             let folder = cluster.plane.folder();
@@ -291,6 +283,20 @@ async fn begin(
         }
     }
     Ok(())
+}
+
+/// Sends a request to one member of etcd after the other, until one has answered it. Returns whether one has: with some
+/// faults, none answers.
+async fn any_member(
+    cluster: &Cluster,
+    mut request: impl AsyncFnMut(&Gateway) -> Result<()>,
+) -> Result<bool> {
+    for gateway in cluster.plane.gateways()? {
+        if let Ok(Ok(())) = tokio::time::timeout(MEMBER, request(&gateway)).await {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Makes the API servers refuse all requests of controllers and agents.
@@ -356,13 +362,8 @@ async fn heal(cluster: &mut Cluster, kubelets: &Kubelets, open: Open) -> Result<
     }
     for member in open.alarms {
         until("the alarm ends", HEALED, async || {
-            for gateway in cluster.plane.gateways()? {
-                let end = gateway.no_space("DEACTIVATE", member);
-                if let Ok(Ok(())) = tokio::time::timeout(Duration::from_secs(2), end).await {
-                    return Ok(Some(()));
-                }
-            }
-            Ok(None)
+            let end = async |it: &Gateway| it.no_space("DEACTIVATE", member).await;
+            Ok(any_member(cluster, end).await?.then_some(()))
         })
         .await?;
     }

@@ -118,8 +118,18 @@ async fn look(cluster: &mut Cluster, workload: &mut Workload) -> Result<()> {
         .flat_map(ips)
         .filter(|it| is_of_blocks(it))
         .count();
-    count(&fixtures.pools.get(CIDRS).await?, 2 * machines.len(), None)?;
-    count(&fixtures.pools.get(BLOCKS).await?, 0, Some(used))
+    let (allocated, _) = count(&fixtures.pools.get(CIDRS).await?)?;
+    let ranges = 2 * machines.len();
+    ensure!(
+        allocated == ranges,
+        "pool {CIDRS} counts {allocated} ranges, not {ranges}"
+    );
+    let (_, in_use) = count(&fixtures.pools.get(BLOCKS).await?)?;
+    ensure!(
+        in_use == used,
+        "pool {BLOCKS} counts {in_use} addresses, not {used}"
+    );
+    Ok(())
 }
 
 fn ips(pod: &Pod) -> impl Iterator<Item = &str> {
@@ -132,9 +142,9 @@ fn is_running(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && ips(pod).count() == 2
 }
 
-/// Checks what a pool's status counts: `ranges` allocated ranges of both families together, no range in quarantine, and
-/// `used` addresses in use.
-fn count(pool: &IPPool, ranges: usize, used: Option<usize>) -> Result<()> {
+/// Returns what a pool's status counts, both families together: allocated ranges, and addresses in use. A range in
+/// quarantine is an error.
+fn count(pool: &IPPool) -> Result<(usize, usize)> {
     let name = pool.name_any();
     let status = pool.status.clone().unwrap_or_default();
     let (mut allocated, mut in_use) = (0, 0);
@@ -151,17 +161,7 @@ fn count(pool: &IPPool, ranges: usize, used: Option<usize>) -> Result<()> {
         let addresses = family.addresses.as_ref();
         in_use += addresses.map_or(Ok(0), |it| it.used.parse::<usize>())?;
     }
-    match used {
-        None => ensure!(
-            allocated == ranges,
-            "pool {name} counts {allocated} ranges, not {ranges}"
-        ),
-        Some(used) => ensure!(
-            in_use == used,
-            "pool {name} counts {in_use} addresses, not {used}"
-        ),
-    }
-    Ok(())
+    Ok((allocated, in_use))
 }
 
 /// Checks what must hold at every moment, up to now.
