@@ -34,7 +34,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and records when it began, for the summary of `make test`.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos linearizable plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -136,6 +136,11 @@ chaos: setup control-plane ## three API servers and etcd members under faults of
 	$(if $(SEED),CADASTRE_SEED=$(SEED)) $(if $(FAULT),FAULT=$(FAULT)) MINUTES=$(MINUTES) \
 		$(CARGO) test --workspace --test chaos -- --nocapture
 
+linearizable: setup control-plane tools ## the CNI plugin under faults for MINUTES=10: an order must explain all answers
+	$(call say,linearizable)
+	$(CARGO) build --workspace --bins --test harness
+	MINUTES=$(MINUTES) $(CARGO) test --workspace --test agent -- --nocapture linearizable::
+
 # Linked with musl if its target is or can be installed, otherwise with a static glibc, which is larger.
 plugin: setup ## the CNI plugin cadastre-ipam as one small static executable
 	$(call say,plugin)
@@ -185,7 +190,7 @@ control-plane: setup ## download or build etcd and Kubernetes if missing (up to 
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets
 
-tools: setup ## build helm 4 and 3, and the code generators for gRPC clients, if missing (about 6 minutes, once)
+tools: setup ## build helm 4 and 3, code generators for gRPC clients and the checker of histories, if missing (6 minutes, once)
 	$(call say,tools)
 	$(CARGO) build --workspace --bin cadastre-assets --test harness
 	@$(TARGET)/debug/cadastre-assets tools

@@ -6,7 +6,7 @@
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus` and `e2e/prometheus`; their `go.sum` files pin
+//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine` and `e2e/prometheus`; their `go.sum` files pin
 //! every source. On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], five
 //! minutes for [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
@@ -15,6 +15,7 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,6 +48,8 @@ pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
 pub const FRR_K8S: &str = "v0.0.26";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
+/// The release of porcupine, with which histories are checked.
+pub const PORCUPINE: &str = "v1.3.1";
 
 /// The path of Multus' Go module, which contains the source and the manifest.
 const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
@@ -85,6 +88,8 @@ pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
 /// Plugins of protoc that generate Go code from a proto file.
 pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
+/// The program that checks histories.
+pub const HISTORY_CHECKERS: [Program; 1] = [Program::HistoryChecker];
 
 /// A program that the harness can find or build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +146,8 @@ pub enum Program {
     ProtocGenGo,
     /// `protoc-gen-go-grpc`, which generates Go code for services
     ProtocGenGoGrpc,
+    /// `history-checker`, which says whether a history is linearizable
+    HistoryChecker,
 }
 
 /// The Go module that a program is built from.
@@ -155,6 +162,7 @@ enum Source {
     Helm,
     Helm3,
     GrpcGo,
+    Porcupine,
 }
 
 impl Source {
@@ -170,6 +178,7 @@ impl Source {
             Self::Helm => "helm",
             Self::Helm3 => "helm3",
             Self::GrpcGo => "grpc-go",
+            Self::Porcupine => "porcupine",
         }
     }
 
@@ -184,6 +193,7 @@ impl Source {
             Self::Helm => HELM,
             Self::Helm3 => HELM3,
             Self::GrpcGo => GRPC_GO,
+            Self::Porcupine => PORCUPINE,
         }
     }
 }
@@ -195,7 +205,7 @@ impl Source {
             Self::ControlPlane | Self::Prometheus => 90,
             Self::Containerd => 45,
             Self::CoreDns | Self::Multus => 60,
-            Self::CniPlugins | Self::GrpcGo => 5,
+            Self::CniPlugins | Self::GrpcGo | Self::Porcupine => 5,
             Self::Helm | Self::Helm3 => 150,
         }
     }
@@ -230,6 +240,7 @@ impl Program {
             Self::Helm | Self::Helm3 => "helm",
             Self::ProtocGenGo => "protoc-gen-go",
             Self::ProtocGenGoGrpc => "protoc-gen-go-grpc",
+            Self::HistoryChecker => "history-checker",
         }
     }
 
@@ -257,6 +268,7 @@ impl Program {
             Self::Helm => Source::Helm,
             Self::Helm3 => Source::Helm3,
             Self::ProtocGenGo | Self::ProtocGenGoGrpc => Source::GrpcGo,
+            Self::HistoryChecker => Source::Porcupine,
         }
     }
 
@@ -273,6 +285,7 @@ impl Program {
             Self::Cnitool => format!("{CNI}/cni/{name}"),
             Self::Multus => format!("{MULTUS_MODULE}/cmd/{name}"),
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
+            Self::HistoryChecker => "cadastre.dev/e2e/porcupine".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
             Self::ProtocGenGo => format!("google.golang.org/protobuf/cmd/{name}"),
@@ -313,7 +326,7 @@ impl Program {
             }
             Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
             Source::Helm3 => format!(" -X helm.sh/helm/v3/internal/version.version={HELM3}"),
-            Source::CoreDns | Source::GrpcGo => String::new(),
+            Source::CoreDns | Source::GrpcGo | Source::Porcupine => String::new(),
         };
         format!("-s -w{stamp}")
     }
@@ -326,7 +339,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             _ if SERVICES.contains(&program) => "services",
             Source::Prometheus => "monitoring",
-            Source::Helm | Source::Helm3 | Source::GrpcGo => "tools",
+            Source::Helm | Source::Helm3 | Source::GrpcGo | Source::Porcupine => "tools",
             _ => "nodes",
         };
         format!("{} is not built yet: run `make {target}`", program.name())
@@ -427,7 +440,16 @@ pub(crate) fn cache() -> Result<PathBuf> {
 /// Returns the cache's folder for the Go module and the release of a program.
 fn folder_of(program: Program, cache: &Path) -> PathBuf {
     let source = program.source();
-    cache.join(source.folder()).join(source.release())
+    let release = match source {
+        // The checker's own code changes without a release.
+        Source::Porcupine => {
+            let mut hash = DefaultHasher::new();
+            include_str!("../porcupine/main.go").hash(&mut hash);
+            format!("{PORCUPINE}-{:016x}", hash.finish())
+        }
+        _ => source.release().to_owned(),
+    };
+    cache.join(source.folder()).join(release)
 }
 
 fn present(program: Program, cache: &Path) -> Option<PathBuf> {

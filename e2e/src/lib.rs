@@ -47,6 +47,7 @@ pub mod kcm;
 pub mod kubeconfig;
 pub mod kubevirt;
 pub mod lease;
+pub mod linearizability;
 pub mod metrics;
 pub mod node;
 pub mod node_agent;
@@ -61,6 +62,7 @@ pub mod replicas;
 pub mod revisions;
 pub mod scheduler;
 pub mod scratch;
+pub mod small_disk;
 pub mod wait;
 pub mod wire;
 

@@ -22,6 +22,7 @@ use tempfile::TempDir;
 use crate::control_plane::{ADMIN, ControlPlane};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::fixtures::{Fixtures, LIMIT};
+use crate::small_disk::SmallDisk;
 use crate::wait::until;
 
 /// How long a call waits for the agent's answer, which is as long as the CNI plugin waits.
@@ -59,6 +60,8 @@ pub struct NodeAgent {
     pub env: Vec<(String, String)>,
     /// The running agent; `None` before [`Self::start`]
     pub daemon: Option<Daemon>,
+    /// Another file system that takes the place of the folder
+    pub disk: Option<SmallDisk>,
 }
 
 impl NodeAgent {
@@ -76,6 +79,7 @@ impl NodeAgent {
             flags: flags.iter().map(ToString::to_string).collect(),
             env: Vec::new(),
             daemon: None,
+            disk: None,
         })
     }
 
@@ -115,7 +119,8 @@ impl NodeAgent {
 
     /// The folder with the agent's sockets and store. The caller can keep further files in this folder.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        let disk = self.disk.as_ref();
+        disk.map_or(self.folder.path(), SmallDisk::path)
     }
 
     /// The socket on which the agent listens for the CNI plugin.

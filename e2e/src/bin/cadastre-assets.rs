@@ -2,7 +2,7 @@
 //! - none: the programs of the control plane, and the CRDs of IPAMClaims and FRRConfigurations (`make control-plane`)
 //! - `nodes`: the programs that real nodes need in addition, if nodes can run on this host (`make nodes`)
 //! - `services`: kube-proxy and CoreDNS, if nodes can run on this host (`make services`)
-//! - `tools`: helm, and the tools that build clients in Python and Go (`make tools`)
+//! - `tools`: helm, the checker of histories, and the tools that build clients in Python and Go (`make tools`)
 //! - `monitoring`: Prometheus, for the tests of alerts and dashboards (`make monitoring`)
 
 use std::io::Write as _;
@@ -28,6 +28,7 @@ fn main() -> Result<()> {
         Some("services") => for_nodes(&assets::SERVICES),
         Some("tools") => {
             assets::ensure(&assets::TOOLS)?;
+            assets::ensure(&assets::HISTORY_CHECKERS)?;
             match clients::ready()? {
                 Ok(_) => Ok(()),
                 Err(reason) => Ok(writeln!(

@@ -13,6 +13,7 @@
 //! | `exhaustion` | nodes without a free address |
 //! | `status_writes` | how often the status is written |
 //! | `outages` | the agent killed, hung or started twice; the API server down |
+//! | `linearizable` | concurrent calls under faults have an order that explains every answer |
 //! | `stalls` | the agent stopped while CNI plugins are killed |
 //! | `lost_blocks` | nodes that lose their blocks |
 //! | `lost_store` | another Node object of the same name, a lost store |
@@ -43,11 +44,14 @@ mod from_host_local;
 mod host_paths;
 mod languages;
 mod leaks;
+mod linearizable;
 mod lost_blocks;
 mod lost_store;
 mod namespaces;
 mod other_networks;
 mod outages;
+#[path = "../../../tests/common/rng.rs"]
+mod rng;
 mod setup;
 mod stalls;
 mod status_writes;
