@@ -197,6 +197,17 @@ impl ControlPlane {
         kubeconfig::client(config).await
     }
 
+    /// Writes a kubeconfig (mode 0600) with which `user` reaches kube-apiserver through a proxy, and returns its path.
+    pub fn kubeconfig_through(&self, user: &str, proxy: SocketAddr) -> Result<PathBuf> {
+        let direct = std::fs::read_to_string(self.kubeconfig(user)?)?;
+        let path = self
+            .folder()
+            .join(format!("through-{}.kubeconfig", proxy.port()));
+        let url = format!("https://{proxy}");
+        write_private(&path, &direct.replace(&self.server(), &url))?;
+        Ok(path)
+    }
+
     /// Returns the path of a kubeconfig (mode 0600) for `user`. The first call writes the file.
     pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         let path = self

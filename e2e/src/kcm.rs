@@ -1,6 +1,8 @@
 //! Runs kube-controller-manager. In most clusters it allocates podCIDRs, so benches compare Cadastre with it. Some
 //! tests also need it to create ServiceAccounts and to collect garbage.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use crate::assets::{self, Program};
@@ -28,6 +30,10 @@ pub struct KcmOptions {
     pub controllers: Vec<String>,
     /// Additional flags, as `--name=value`.
     pub args: Vec<String>,
+    /// Another kubeconfig than the user's own, for example one with a proxy
+    pub kubeconfig: Option<PathBuf>,
+    /// The log file's name without `.log`
+    pub log: String,
 }
 
 impl Default for KcmOptions {
@@ -41,6 +47,8 @@ impl Default for KcmOptions {
             burst: 30,
             controllers: Vec::new(),
             args: Vec::new(),
+            kubeconfig: None,
+            log: "kube-controller-manager".to_owned(),
         }
     }
 }
@@ -60,12 +68,13 @@ impl KcmOptions {
 pub(crate) fn start(cluster: &ControlPlane, options: &KcmOptions) -> Result<Process> {
     let folder = cluster.folder();
     let mut command = process::command(&assets::find(Program::KubeControllerManager)?);
+    let kubeconfig = match &options.kubeconfig {
+        Some(path) => path.clone(),
+        None => cluster.kubeconfig(USER)?,
+    };
     command
         .current_dir(folder)
-        .arg(format!(
-            "--kubeconfig={}",
-            cluster.kubeconfig(USER)?.display()
-        ))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
         .args([
             "--leader-elect=false",
             "--use-service-account-credentials=true",
@@ -101,6 +110,6 @@ pub(crate) fn start(cluster: &ControlPlane, options: &KcmOptions) -> Result<Proc
     Process::spawn(
         "kube-controller-manager",
         command,
-        &folder.join("kube-controller-manager.log"),
+        &folder.join(format!("{}.log", options.log)),
     )
 }

@@ -33,6 +33,7 @@ pub mod balancer;
 pub mod browser;
 pub mod clients;
 pub mod cluster;
+pub mod cni_callers;
 pub mod control_plane;
 pub mod crds;
 pub mod daemon;

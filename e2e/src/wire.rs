@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::control_plane::ControlPlane;
-use crate::kubeconfig::write_private;
 
 /// How long the connection to the server stays open after its client has closed. An API server drops the requests of
 /// closed connections.
@@ -81,12 +80,7 @@ impl Wire {
 
     /// Returns a kubeconfig for `user` with the proxy as its server.
     pub fn kubeconfig(&self, cluster: &ControlPlane, user: &str) -> Result<PathBuf> {
-        let direct = std::fs::read_to_string(cluster.kubeconfig(user)?)?;
-        let url = format!("https://{}", self.address);
-        let name = format!("by-wire-{}.kubeconfig", self.address.port());
-        let path = cluster.folder().join(name);
-        write_private(&path, &direct.replace(&cluster.server(), &url))?;
-        Ok(path)
+        cluster.kubeconfig_through(user, self.address)
     }
 
     /// Stops delivering what clients send. Bytes from the server still pass.

@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use cadastre_e2e::cni_callers::{Callers, Kills, Network};
+use cadastre_e2e::linearizability::{Outcome, Verb};
 use cadastre_e2e::scratch::Scratch;
 use serde_json::{Value, json};
 
@@ -179,6 +182,32 @@ fn a_file_written_over_in_place_is_found_as_host_local_finds_it() {
         assert_eq!(lab.run_by(plugin, "DEL", "a", &json!({})).status, Some(0));
         assert!(lab.addresses().is_empty());
     }
+}
+
+#[test]
+fn a_plugin_killed_at_any_moment_leaves_no_address_behind() {
+    let lab = Lab::new();
+    let netns = lab.scratch.path().join("netns");
+    fs::write(&netns, "").unwrap();
+    let network = Network {
+        plugin: lab.plugins.ours.clone(),
+        ipam: json!({"type": "host-local", "dataDir": lab.side(), "subnet": "10.9.0.0/29"}),
+        netns,
+        with_pods: false,
+        with_checks: false,
+        kills: Kills {
+            one_in: 2,
+            within: Duration::from_millis(4),
+        },
+    };
+    let seed = crate::fresh_seed();
+    println!("CADASTRE_SEED={seed}");
+    let record = Callers::start(&network, 4, seed, Duration::from_secs(4)).join();
+    for (container, _) in record.unwrap().in_use {
+        let (outcome, _) = network.call(Verb::Del, &container, "").unwrap();
+        assert_eq!(outcome, Outcome::Ok);
+    }
+    assert_eq!(lab.addresses(), [""; 0]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{AtFlags, Stat, stat, statat};
 use serde::{Deserialize, Serialize};
 
-use super::store::{open_over, read};
+use super::store::{beside, open_over, read};
 
 /// A duration longer than the resolution of the kernel's clock for file times.
 const TICK: Duration = Duration::from_millis(100);
@@ -108,8 +108,7 @@ fn set_seal(dir: &Path) -> Option<Seal> {
 }
 
 fn path(dir: &Path) -> Option<PathBuf> {
-    let name = dir.file_name()?.to_str()?;
-    Some(dir.with_file_name(format!(".{name}.index")))
+    beside(dir, "index")
 }
 
 fn seal(dir: &Path) -> Option<Seal> {

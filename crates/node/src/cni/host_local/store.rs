@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <dataDir>/<network>/          0755
-//!   <address>                   0600, created exclusively: container id, CR LF, interface
+//!   <address>                   0600, created exclusively with its content: container id, CR LF, interface
 //!   last_reserved_ip.<set>      0600: the address of this range set that was assigned last
 //!   lock                        0750, empty: flock
 //! ```
@@ -170,30 +170,39 @@ impl Store {
             return Ok(false);
         }
         let path = self.dir.join(&name);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        let mut file = match file {
-            Ok(file) => file,
+        match self.create(&path, owner.new.as_bytes()) {
+            Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
             Err(error) => return Err(fault("create", &path, &error)),
-        };
+        }
         self.changed = true;
         let cursor = self.dir.join(format!("{CURSOR}{set}"));
-        let written = file
-            .write_all(owner.new.as_bytes())
-            .map_err(|error| fault("write", &path, &error))
-            .and_then(|()| {
-                replace(&cursor, name.as_bytes()).map_err(|error| fault("write", &cursor, &error))
-            });
+        let written =
+            replace(&cursor, name.as_bytes()).map_err(|error| fault("write", &cursor, &error));
         if let Err(text) = written {
             let _ = fs::remove_file(&path);
             return Err(text);
         }
         self.files.insert(name, Entry(owner.new.clone(), None));
         Ok(true)
+    }
+
+    /// Creates the file of an address. The file appears together with its content: if this process is killed, no file
+    /// is left that names no owner and that no DEL would remove.
+    fn create(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        // Without the lock, another process could use the same draft.
+        if let Some(draft) = beside(&self.dir, "new").filter(|_| self.locked) {
+            match publish(&draft, path, content) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(error),
+                // Perhaps the file system has no hard links, or the directory is a mount point.
+                Err(_) => {}
+            }
+        }
+        let mut file = create_new(path)?;
+        file.write_all(content).inspect_err(|_| {
+            let _ = fs::remove_file(path);
+        })
     }
 
     /// Removes the files of an owner that name its container ID and interface. If no such file exists, removes the
@@ -268,6 +277,31 @@ fn fault(what: &str, path: &Path, error: &io::Error) -> String {
         );
     }
     format!("cannot {what} {path}: {error}")
+}
+
+/// Returns the path of a file that belongs to a network's directory, but is not in it: `<dataDir>/.<name>.<kind>`.
+/// host-local never reads it, because no network's name begins with a dot.
+pub(super) fn beside(dir: &Path, kind: &str) -> Option<PathBuf> {
+    let name = dir.file_name()?.to_str()?;
+    Some(dir.with_file_name(format!(".{name}.{kind}")))
+}
+
+/// Writes a draft, and gives it the name `path` as a second name. Fails if `path` exists already.
+fn publish(draft: &Path, path: &Path, content: &[u8]) -> io::Result<()> {
+    // A draft of a process that was killed can be the file of an address, too. So it is not written to.
+    match fs::remove_file(draft) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let written = create_new(draft).and_then(|mut it| it.write_all(content));
+    let published = written.and_then(|()| fs::hard_link(draft, path));
+    let _ = fs::remove_file(draft);
+    published
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Replaces the content of a file. Creates the file if it is missing. Fails if it is a symbolic link.

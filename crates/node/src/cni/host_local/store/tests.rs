@@ -42,6 +42,26 @@ fn has(store: &Store, id: &str) -> bool {
     !store.names(&owner(id)).is_empty()
 }
 
+/// A process that was killed can leave a draft that is not the file of an address yet, or is one already.
+#[test]
+fn the_draft_of_a_killed_process_neither_hinders_nor_changes() {
+    let scratch = Scratch::indexed();
+    let draft = scratch.folder.path().join(".net.new");
+    assert!(!draft.exists());
+    for (name, next) in [("unpublished", "10.0.0.3"), ("10.0.0.2", "10.0.0.4")] {
+        match name {
+            "unpublished" => fs::write(&draft, "killed").unwrap(),
+            published => fs::hard_link(scratch.dir.join(published), &draft).unwrap(),
+        }
+        let mut store = Store::open(&scratch.dir).unwrap();
+        assert_eq!(store.reserve(&owner(next), ip(next), 0), Ok(true));
+        assert!(has(&store, next) && has(&store, "a"));
+        let content = fs::read(scratch.dir.join("10.0.0.2")).unwrap();
+        assert_eq!(content, b"a\r\neth0");
+        assert!(!draft.exists());
+    }
+}
+
 #[test]
 fn files_have_host_locals_format() {
     let scratch = Scratch::new();
