@@ -34,7 +34,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and records when it began, for the summary of `make test`.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos linearizable plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos torture linearizable plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -135,6 +135,12 @@ chaos: setup control-plane ## three API servers and etcd members under faults of
 	$(CARGO) build --workspace --bins --test harness
 	$(if $(SEED),CADASTRE_SEED=$(SEED)) $(if $(FAULT),FAULT=$(FAULT)) MINUTES=$(MINUTES) \
 		$(CARGO) test --workspace --test chaos -- --nocapture
+
+# Programs in Go speak HTTP/1.1, as Cadastre does, so that a lost answer breaks one request and not all.
+torture: setup control-plane ## the same joins, deaths and faults for Cadastre and others: WHAT=podcidrs, addresses or all; counts duplicates and leaks
+	$(call say,torture)
+	$(CARGO) build --workspace --bins --test harness
+	@DISABLE_HTTP2=1 exec $(TARGET)/debug/cadastre-torture $(WHAT) $(SEED)
 
 linearizable: setup control-plane tools ## the CNI plugin under faults for MINUTES=10: an order must explain all answers
 	$(call say,linearizable)

@@ -6,7 +6,7 @@
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine` and `e2e/prometheus`; their `go.sum` files pin
+//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine`, `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin
 //! every source. On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], five
 //! minutes for [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
 //!
@@ -48,11 +48,16 @@ pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
 pub const FRR_K8S: &str = "v0.0.26";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
+/// The release of whereabouts, with which Cadastre is compared.
+pub const WHEREABOUTS: &str = "v0.9.2";
 /// The release of porcupine, with which histories are checked.
 pub const PORCUPINE: &str = "v1.3.1";
 
 /// The path of Multus' Go module, which contains the source and the manifest.
 const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
+
+/// The path of whereabouts' Go module, which contains the source and the CRDs.
+const WHEREABOUTS_MODULE: &str = "github.com/k8snetworkplumbingwg/whereabouts";
 
 /// Programs that a [`ControlPlane`](crate::ControlPlane) runs.
 pub const CONTROL_PLANE: [Program; 5] = [
@@ -88,6 +93,8 @@ pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
 /// Plugins of protoc that generate Go code from a proto file.
 pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
+/// CNI IPAM plugins of others, with which Cadastre is compared.
+pub const PEERS: [Program; 2] = [Program::HostLocal, Program::Whereabouts];
 /// The program that checks histories.
 pub const HISTORY_CHECKERS: [Program; 1] = [Program::HistoryChecker];
 
@@ -146,6 +153,8 @@ pub enum Program {
     ProtocGenGo,
     /// `protoc-gen-go-grpc`, which generates Go code for services
     ProtocGenGoGrpc,
+    /// `whereabouts`, a CNI IPAM plugin that keeps its addresses in the API
+    Whereabouts,
     /// `history-checker`, which says whether a history is linearizable
     HistoryChecker,
 }
@@ -163,6 +172,7 @@ enum Source {
     Helm3,
     GrpcGo,
     Porcupine,
+    Whereabouts,
 }
 
 impl Source {
@@ -179,6 +189,7 @@ impl Source {
             Self::Helm3 => "helm3",
             Self::GrpcGo => "grpc-go",
             Self::Porcupine => "porcupine",
+            Self::Whereabouts => "whereabouts",
         }
     }
 
@@ -194,6 +205,7 @@ impl Source {
             Self::Helm3 => HELM3,
             Self::GrpcGo => GRPC_GO,
             Self::Porcupine => PORCUPINE,
+            Self::Whereabouts => WHEREABOUTS,
         }
     }
 }
@@ -204,7 +216,7 @@ impl Source {
         match self {
             Self::ControlPlane | Self::Prometheus => 90,
             Self::Containerd => 45,
-            Self::CoreDns | Self::Multus => 60,
+            Self::CoreDns | Self::Multus | Self::Whereabouts => 60,
             Self::CniPlugins | Self::GrpcGo | Self::Porcupine => 5,
             Self::Helm | Self::Helm3 => 150,
         }
@@ -240,6 +252,7 @@ impl Program {
             Self::Helm | Self::Helm3 => "helm",
             Self::ProtocGenGo => "protoc-gen-go",
             Self::ProtocGenGoGrpc => "protoc-gen-go-grpc",
+            Self::Whereabouts => "whereabouts",
             Self::HistoryChecker => "history-checker",
         }
     }
@@ -268,6 +281,7 @@ impl Program {
             Self::Helm => Source::Helm,
             Self::Helm3 => Source::Helm3,
             Self::ProtocGenGo | Self::ProtocGenGoGrpc => Source::GrpcGo,
+            Self::Whereabouts => Source::Whereabouts,
             Self::HistoryChecker => Source::Porcupine,
         }
     }
@@ -285,6 +299,7 @@ impl Program {
             Self::Cnitool => format!("{CNI}/cni/{name}"),
             Self::Multus => format!("{MULTUS_MODULE}/cmd/{name}"),
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
+            Self::Whereabouts => format!("{WHEREABOUTS_MODULE}/cmd"),
             Self::HistoryChecker => "cadastre.dev/e2e/porcupine".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
@@ -326,7 +341,9 @@ impl Program {
             }
             Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
             Source::Helm3 => format!(" -X helm.sh/helm/v3/internal/version.version={HELM3}"),
-            Source::CoreDns | Source::GrpcGo | Source::Porcupine => String::new(),
+            Source::CoreDns | Source::GrpcGo | Source::Porcupine | Source::Whereabouts => {
+                String::new()
+            }
         };
         format!("-s -w{stamp}")
     }
@@ -339,6 +356,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             _ if SERVICES.contains(&program) => "services",
             Source::Prometheus => "monitoring",
+            Source::Whereabouts => "torture",
             Source::Helm | Source::Helm3 | Source::GrpcGo | Source::Porcupine => "tools",
             _ => "nodes",
         };
@@ -505,6 +523,29 @@ pub fn multus_manifest() -> Result<PathBuf> {
         file: "deployments/multus-daemonset.yml",
         name: "install.yaml",
     })
+}
+
+/// Returns the paths of the CRDs of whereabouts. Downloads them into the cache if they are missing.
+pub fn whereabouts_crds() -> Result<[PathBuf; 2]> {
+    let crd = |file, name| {
+        file_of_module(&ModuleFile {
+            folder: "whereabouts",
+            release: WHEREABOUTS,
+            module: WHEREABOUTS_MODULE,
+            file,
+            name,
+        })
+    };
+    Ok([
+        crd(
+            "doc/crds/whereabouts.cni.cncf.io_ippools.yaml",
+            "ippools.yaml",
+        )?,
+        crd(
+            "doc/crds/whereabouts.cni.cncf.io_overlappingrangeipreservations.yaml",
+            "reservations.yaml",
+        )?,
+    ])
 }
 
 /// Returns the path in the cache of a file that a Go module contains.
