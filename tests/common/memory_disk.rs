@@ -53,7 +53,11 @@ pub struct MemoryFile(Arc<Mutex<FileState>>);
 
 impl MemoryFile {
     pub fn holdings(&self) -> HoldingsFile {
-        HoldingsFile::new(Path::new("in memory"), self.clone())
+        self.holdings_of("node")
+    }
+
+    pub fn holdings_of(&self, node_name: &str) -> HoldingsFile {
+        HoldingsFile::new(Path::new("in memory"), node_name, self.clone())
     }
 
     pub fn set_fate(&self, fate: FileFate) {

@@ -95,7 +95,7 @@ impl Carrier {
             node: node.clone(),
             runtime: parts.cri.as_deref().map(Runtime::new),
         };
-        let holdings = store::holdings_file(&parts.holdings);
+        let holdings = store::holdings_file(&parts.holdings, &node);
         Self {
             node,
             parts,

@@ -234,7 +234,7 @@ mod tests {
         let path = temp_folder().join("node.redb");
         drop(Store::open(&path, Duration::ZERO).unwrap());
         let ledger = LedgerClient::closed("not yet");
-        let holdings = holdings_file(&path.with_extension("json"));
+        let holdings = holdings_file(&path.with_extension("json"), "node");
         ledger.open(&path, holdings).unwrap();
         ledger.look().await.unwrap();
         (ledger, path)

@@ -38,9 +38,9 @@ impl HoldingsDisk for PlainFile {
     }
 }
 
-/// Returns the file at `path` with the node's ranges and the notes on pods, which survives a reboot.
-pub(crate) fn holdings_file(path: &Path) -> HoldingsFile {
-    HoldingsFile::new(path, PlainFile(path.to_owned()))
+/// Returns the file at `path` with the ranges of the node `node_name` and the notes on pods, which survives a reboot.
+pub(crate) fn holdings_file(path: &Path, node_name: &str) -> HoldingsFile {
+    HoldingsFile::new(path, node_name, PlainFile(path.to_owned()))
 }
 
 /// Checks the store's file, and renames the file if it is damaged. After a reboot, creates the store from `holdings`.

@@ -59,6 +59,9 @@ pub(crate) fn part_of(table: KvTable, key: &[u8]) -> Option<HoldingsPart> {
 #[serde(rename_all = "camelCase")]
 pub struct Holdings {
     format: u32,
+    /// Name of the node whose agent wrote the file; empty in files of earlier releases and outside of files
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    node_name: String,
     #[serde(flatten)]
     ranges: Ranges,
     /// The notes on which pools and addresses the node's pods may have
@@ -92,10 +95,19 @@ impl Holdings {
         Err(format!("its format is {}, not {FORMAT}", holdings.format))
     }
 
-    /// Returns the content of the file.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, StorageFault> {
-        let bytes = serde_json::to_vec_pretty(self);
+    /// Returns the content of the file of a node with this name.
+    pub fn to_bytes(&self, node_name: &str) -> Result<Vec<u8>, StorageFault> {
+        let named = Self {
+            node_name: node_name.to_owned(),
+            ..self.clone()
+        };
+        let bytes = serde_json::to_vec_pretty(&named);
         bytes.map_err(|error| StorageFault::Damaged(format!("the holdings: {error}")))
+    }
+
+    /// Returns the name of the node whose agent wrote the file, if the file contains it.
+    pub fn node_name(&self) -> Option<&str> {
+        Some(self.node_name.as_str()).filter(|it| !it.is_empty())
     }
 
     /// Returns the ID of the boot in which the file was written.
@@ -121,6 +133,7 @@ pub(crate) fn read(kv: &dyn Kv, now: &Now) -> Result<Holdings, StorageFault> {
     };
     Ok(Holdings {
         format: FORMAT,
+        node_name: String::new(),
         ranges,
         pods: kv.pod_notes()?,
     })

@@ -34,6 +34,7 @@ pub struct HoldingsFile(Arc<State>);
 #[derive(Debug)]
 struct State {
     path: PathBuf,
+    node_name: String,
     disk: Box<dyn HoldingsDisk>,
     written: Mutex<Written>,
     drafts: AtomicU64,
@@ -57,10 +58,11 @@ pub struct HoldingsDraft {
 }
 
 impl HoldingsFile {
-    /// Creates a handle for the file on `disk`. `path` is used only in messages.
-    pub fn new(path: &Path, disk: impl HoldingsDisk) -> Self {
+    /// Creates a handle for the file of a node on `disk`. `path` is used only in messages.
+    pub fn new(path: &Path, node_name: &str, disk: impl HoldingsDisk) -> Self {
         Self(Arc::new(State {
             path: path.to_owned(),
+            node_name: node_name.to_owned(),
             disk: Box::new(disk),
             written: Mutex::default(),
             drafts: AtomicU64::new(1),
@@ -69,8 +71,9 @@ impl HoldingsFile {
         }))
     }
 
-    /// Reads the file. Returns `None` if it does not exist. Returns an error, as a text for users, if it cannot be read
-    /// or if its content is damaged.
+    /// Reads the file. Returns `None` if it does not exist. Returns an error, as a text for users, if it cannot be read,
+    /// if its content is damaged, or if the agent of another node wrote it: the disk may be a copy of a disk of that
+    /// node, which still uses its ranges.
     pub fn read(&self) -> Result<Option<Holdings>, String> {
         let text = |what: String| format!("{}: {what}", self.0.path.display());
         let content = self
@@ -79,7 +82,15 @@ impl HoldingsFile {
             .read()
             .map_err(|error| text(error.to_string()))?;
         let holdings = content.map(|content| Holdings::parse(&content));
-        holdings.transpose().map_err(text)
+        let holdings = holdings.transpose().map_err(text)?;
+        let other = holdings.as_ref().and_then(Holdings::node_name);
+        match other.filter(|it| *it != self.0.node_name) {
+            Some(other) => Err(text(format!(
+                "the agent of node {other} wrote it, and this is node {}: its ranges are not used",
+                self.0.node_name
+            ))),
+            None => Ok(holdings),
+        }
     }
 
     /// Returns the holdings if an earlier boot wrote the file, otherwise `None`. After a reboot no container runs, so a
@@ -147,7 +158,7 @@ impl HoldingsFile {
 
     /// Encodes `holdings` as the newest draft, and clears the stale mark.
     pub(super) fn draft(&self, holdings: &Holdings) -> Result<HoldingsDraft, StorageFault> {
-        let content = holdings.to_bytes()?;
+        let content = holdings.to_bytes(&self.0.node_name)?;
         self.0.is_stale.store(false, Ordering::Relaxed);
         Ok(HoldingsDraft {
             number: self.0.drafts.fetch_add(1, Ordering::Relaxed),

@@ -7,7 +7,8 @@ use cadastre_core::Cidr;
 use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_node::store_thread::{StoreRequest, StoreSettings, StoreThread, StoreWorker};
 use cadastre_node::{
-    AddressLedger, Now, Op, OpErrorKind, OpOutcome, PodNote, PodRef, Store, StoreError, clock,
+    AddressLedger, HoldingsDisk as _, Now, Op, OpErrorKind, OpOutcome, PodNote, PodRef, Store,
+    StoreError, clock,
 };
 
 use crate::disk::{FileFate, MemoryDisk, MemoryFile};
@@ -133,6 +134,22 @@ fn a_store_that_was_lost_within_a_boot_is_not_made_from_the_file() {
             .unwrap()
             .is_none()
     );
+}
+
+#[test]
+fn the_ranges_in_a_copy_of_another_node_s_file_are_not_used() {
+    let file = MemoryFile::default();
+    let ranges = ranges(&[BLOCK]);
+    store(&file).set_allocation(&ranges, &at(1, 0)).unwrap();
+    let boot = at(2, 0);
+    assert!(file.holdings().before_reboot(&boot).unwrap().is_some());
+    let copy = file.holdings_of("copy");
+    let error = copy.before_reboot(&boot).unwrap_err();
+    assert!(error.contains("node node wrote it"), "{error}");
+    // Files of earlier releases do not contain the name.
+    let content = String::from_utf8(file.read().unwrap().unwrap()).unwrap();
+    file.put(content.replace("\"nodeName\": \"node\",", "").as_bytes());
+    assert!(copy.before_reboot(&boot).unwrap().is_some());
 }
 
 #[test]
