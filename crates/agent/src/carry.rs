@@ -108,10 +108,13 @@ impl Carrier {
     }
 
     /// Returns what the servers on the node's sockets have recorded: waiting ADDs, refused pods and problems with the
-    /// store.
+    /// store. Shows in a metric whether the holdings file can be written.
     pub(super) fn service_view(&self, now: Duration) -> ServiceView {
         let ledger = &self.parts.ledger;
         let (trouble, is_open) = (ledger.trouble(), ledger.is_open());
+        let unrecorded = self.holdings.problem();
+        let metrics = &self.parts.service.metrics;
+        metrics.unrecorded.set(i64::from(unrecorded.is_some()));
         let mut state = self.parts.service.shared.lock();
         let (pending_adds, adds_end) = state.pending_adds.count(now);
         let (address_requests, requests_end) = state.address_requests.current(now);
@@ -121,7 +124,7 @@ impl Carrier {
             wishes_end: adds_end.into_iter().chain(requests_end).min(),
             turned_away: state.turned_away.clone(),
             trouble: trouble.map(|refusal| refusal.text),
-            unrecorded: self.holdings.problem(),
+            unrecorded,
             is_missing: is_open && !self.parts.store.exists(),
         }
     }

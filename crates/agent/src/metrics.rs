@@ -46,6 +46,8 @@ pub struct AgentMetrics {
     pub(crate) route_errors: IntGauge,
     /// 1 if the last attempt to pass the node's ranges to the routing daemon failed, else 0
     pub(crate) announce_errors: IntGauge,
+    /// 1 if the last write of the holdings file failed, else 0
+    pub(crate) unrecorded: IntGauge,
     /// Pools for which time series exist
     pools: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -142,6 +144,10 @@ impl AgentMetrics {
             announce_errors: gauge(
                 "cadastre_agent_announce_errors",
                 "1 while the routing daemon of the node has not been given all ranges of the node, else 0",
+            )?,
+            unrecorded: gauge(
+                "cadastre_agent_ranges_unrecorded",
+                "1 while changes of the node's ranges cannot be recorded on its disk, else 0",
             )?,
             route_errors: gauge(
                 "cadastre_agent_route_errors",

@@ -180,12 +180,18 @@ async fn a_full_disk_holds_back_ranges_and_no_pod() {
     let text = api.event(&uid, "RangesNotRecorded").await.unwrap();
     assert!(text.contains("holdings.json"), "{text}");
     assert!(machine.agent().ready().await.is_ok());
+    let unrecorded = async |machine: &Machine| {
+        let value = machine.metric("cadastre_agent_ranges_unrecorded", &[]);
+        value.await > 0.5
+    };
+    assert!(unrecorded(&machine).await);
     fs::remove_file(&folder).unwrap();
     fs::rename(&aside, &folder).unwrap();
     eventually("it has another block", async || {
         Ok(machine.add("last").await.ok())
     })
     .await;
+    assert!(!unrecorded(&machine).await);
     let kept = fs::read_to_string(machine.holdings()).unwrap();
     let kept: Value = serde_json::from_str(&kept).unwrap();
     assert!(kept["blocks"].as_array().unwrap().len() > 1, "{kept}");
