@@ -38,6 +38,10 @@ async fn a_large_demand_is_met_in_full_and_a_repeated_one_changes_nothing() -> R
     fixtures.keep_free("many", 641).await?;
     let listed = fixtures.listed("many-1", 41).await?;
     fixtures.keep_free("many", 0).await?;
+    // An agent that still keeps 641 addresses free would demand more blocks for the pods.
+    let none = |it: &NodeSubnetStatus| it.pools.iter().all(|it| it.demand == 0);
+    let status = fixtures.status_until("many-1", "demands nothing", none);
+    status.await?;
     let pods = (0..641).map(|pod| format!("pod-{pod}"));
     let addresses = agents.allocate_all("many-1", "many", pods).await?;
     let distinct: BTreeSet<String> = addresses.into_iter().flatten().collect();
