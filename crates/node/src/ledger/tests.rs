@@ -336,6 +336,41 @@ fn exhaustion_is_no_error_of_status() {
 }
 
 #[test]
+fn status_fails_if_no_pool_has_ranges() {
+    let mut node = Node::new(&[]);
+    node.allocation.pools = vec![PoolTerms::named("a")];
+    node.update();
+    let refusal = node.run(&Op::Status).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::NoBlock, "{refusal}");
+}
+
+#[test]
+fn a_pool_without_settings_serves_pods_that_name_it_while_it_has_blocks() {
+    let mut node = Node::new(&[("10.0.0.0/31", "gone")]);
+    assert_eq!(node.add(&ask_from(1, &["gone"])), "10.0.0.1");
+    let unknown = ask_from(2, &["unknown"]);
+    node.assert_refused(&unknown, OpErrorKind::UnknownPool, "`unknown`");
+}
+
+#[test]
+fn a_refusal_names_the_exhausted_pool_before_pools_without_blocks() {
+    let mut node = Node::new(&[("10.0.0.0/31", "full")]);
+    node.allocation.pools = vec![
+        pool("empty", &["10.1.0.0/16"], &[]),
+        pool("full", &["10.0.0.0/16"], &[]),
+    ];
+    node.update();
+    let pools = ["empty", "full"];
+    for n in 1..=2 {
+        node.add(&ask_from(n, &pools));
+    }
+    let refusal = node.try_add(&ask_from(3, &pools)).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
+    let place = |name| refusal.text.find(name).unwrap();
+    assert!(place("`full`") < place("`empty`"), "{refusal}");
+}
+
+#[test]
 fn addresses_on_request_are_assigned_to_pods_that_ask_for_them() {
     let mut node = Node::new(&[("10.0.0.0/29", ""), ("fd00::/125", "")]);
     node.allocation.blocks[0].on_request = vec![IpRange::parse("10.0.0.2-10.0.0.3").unwrap()];
@@ -445,7 +480,8 @@ fn an_add_requested_before_a_del_is_rejected_even_if_nothing_was_assigned() {
 fn old_deletions_are_removed_by_later_ones() {
     let mut node = Node::new(&[("10.0.0.0/29", "")]);
     for n in 0..2_000 {
-        node.now = now("one", 1_000 + u64::from(n));
+        node.now = now("one", 1_000);
+        node.now.since_boot += Duration::from_millis(1_007) * n;
         node.del(n);
     }
     let tables = node.memory.tables.keys();

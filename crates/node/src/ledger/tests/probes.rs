@@ -53,6 +53,42 @@ fn conflict(node: &mut Node, address: &str) {
 }
 
 #[test]
+fn a_released_address_is_probed_again_and_holds_back_no_other() {
+    let mut node = probing();
+    let all: Vec<String> = (0..8).map(|it| format!("10.0.0.{it}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    clean(&mut node, &all);
+    for n in 0..8 {
+        node.add_one(n);
+    }
+    node.later(1);
+    node.del(3);
+    node.del(5);
+    node.later(1);
+    node.assert_refused(&ask(8), OpErrorKind::Unprobed, "");
+    assert_eq!(to_probe(&mut node, &ask(8)), ["10.0.0.3", "10.0.0.5"]);
+    clean(&mut node, &["10.0.0.5"]);
+    assert_eq!(node.add_one(8), "10.0.0.5");
+    clean(&mut node, &["10.0.0.3"]);
+    assert_eq!(node.add_one(9), "10.0.0.3");
+}
+
+#[test]
+fn a_block_whose_addresses_wait_for_a_probe_is_searched_again() {
+    let mut node = Node::new(&[("10.0.0.0/31", "a"), ("10.0.0.2/31", "a")]);
+    node.allocation.pools = vec![PoolTerms {
+        probes_conflicts: true,
+        ..pool("a", &["10.0.0.0/24"], &[])
+    }];
+    node.update();
+    clean(&mut node, &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.add_one(1), "10.0.0.2");
+    assert_eq!(node.add_one(2), "10.0.0.3");
+    clean(&mut node, &["10.0.0.0"]);
+    assert_eq!(node.add_one(3), "10.0.0.0");
+}
+
+#[test]
 fn an_address_is_assigned_only_after_a_probe() {
     let mut node = probing();
     let says = "pool `a` has free IPv4 addresses on this node, and they have to be probed";
