@@ -20,6 +20,7 @@ FAULTS ?= 2
 NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
+FILE ?= crates/node/src/ledger/choose.rs
 FAULT ?=
 REPLICAS ?= 100
 RESTARTS ?= 50
@@ -34,7 +35,7 @@ E2E := $(call names,e2e/tests) $(call names,e2e/controller/tests)
 # Announces a step, and records when it began, for the summary of `make test`.
 say = @mkdir -p $(TARGET) && echo "$$(date +%s) $(1)" >>$(TARGET)/steps && printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants e2e bench bench-scale bench-node statefulset many chaos torture linearizable plugin crd config image test-image metrics-doc pictures clean
+.PHONY: help setup control-plane nodes services tools monitoring run test check unit sim soak exhaustive mutants generated-mutants e2e bench bench-scale bench-node statefulset many chaos torture linearizable plugin crd config image test-image metrics-doc pictures clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -83,6 +84,11 @@ mutants: setup ## check that tests find deliberate bugs; MUTANT=name tries one
 	$(CARGO) test --workspace --lib -- --nocapture mutated::
 	SEARCH=1 $(if $(MUTANT),MUTANT=$(MUTANT)) \
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
+
+# Needs cargo-mutants: cargo install --locked cargo-mutants
+generated-mutants: setup ## all mutants that cargo-mutants makes of FILE=crates/node/src/ledger/choose.rs; lists those that no unit test finds
+	$(call say,generated mutants)
+	$(CARGO) mutants --file $(FILE) --cargo-arg=--lib --timeout 30 --output $(TARGET)/mutants
 
 soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from SEED=n on; lists the failures
 	$(call say,soak)

@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::linearizability::{Call, Outcome, Verb};
 
+/// How long after the end a container must have been deleted, which is longer than the timeouts of all plugins.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// A plugin and its configuration on one node.
 #[derive(Clone, Debug)]
 pub struct Network {
@@ -66,7 +69,8 @@ impl Network {
         let what = || format!("cannot run {}", self.plugin.display());
         let mut child = call.spawn().with_context(what)?;
         let mut stdin = child.stdin.take().context("the input is a pipe")?;
-        stdin.write_all(config.to_string().as_bytes())?;
+        // The error is ignored, because a plugin that ends without reading its input closes the pipe.
+        let _ = stdin.write_all(config.to_string().as_bytes());
         Ok(child)
     }
 }
@@ -193,7 +197,12 @@ impl Caller {
                 return Ok(());
             }
         }
-        while self.call(Verb::Del, container, "")?.is_none() {}
+        while self.call(Verb::Del, container, "")?.is_none() {
+            ensure!(
+                Instant::now() < self.end + PATIENCE,
+                "container {container} cannot be deleted"
+            );
+        }
         if let Some(address) = address
             && self.network.with_checks
             && self.random.u32(0..3) == 0
