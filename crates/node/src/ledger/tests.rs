@@ -336,6 +336,49 @@ fn exhaustion_is_no_error_of_status() {
 }
 
 #[test]
+fn a_block_that_drained_for_a_while_keeps_its_cooldowns() {
+    let mut node = Node::new(&[("10.0.0.0/30", "")]);
+    node.add_one(1);
+    node.del(1);
+    for draining in [true, false] {
+        node.allocation.blocks[0].draining = draining;
+        node.update();
+    }
+    node.assert_refused(&ask(2), OpErrorKind::Exhausted, "rested");
+}
+
+#[test]
+fn a_block_that_moved_to_another_pool_is_assigned_from() {
+    let mut node = Node::new(&[("10.0.0.0/30", "a")]);
+    node.allocation.blocks[0].pool = "b".to_owned();
+    node.update();
+    node.assert_refused(&ask_from(1, &["a"]), OpErrorKind::UnknownPool, "");
+    assert_eq!(node.add(&ask_from(1, &["b"])), "10.0.0.2");
+}
+
+#[test]
+fn pools_serve_in_the_order_in_which_they_are_listed() {
+    let names = ["c", "a", "b", "d"];
+    let cidrs = ["10.0.0.0/31", "10.0.0.2/31", "10.0.0.4/31", "10.0.0.6/31"];
+    let blocks: Vec<_> = cidrs.iter().copied().zip(names).collect();
+    let mut node = Node::new(&blocks);
+    node.allocation.pools = names
+        .iter()
+        .map(|it| pool(it, &["10.0.0.0/8"], &[]))
+        .collect();
+    node.update();
+    let given: Vec<String> = (0..8).map(|n| node.add_one(n)).collect();
+    let expected: Vec<String> = (0..8).map(|it| format!("10.0.0.{it}")).collect();
+    assert_eq!(given, expected);
+    node.allocation.pools.truncate(1);
+    node.update();
+    for table in [KvTable::Pools, KvTable::Ranks] {
+        let keys = node.memory.tables.keys();
+        assert_eq!(keys.filter(|(it, _)| *it == table).count(), 1, "{table:?}");
+    }
+}
+
+#[test]
 fn status_fails_if_no_pool_has_ranges() {
     let mut node = Node::new(&[]);
     node.allocation.pools = vec![PoolTerms::named("a")];
@@ -533,20 +576,14 @@ fn attachments_are_in_the_order_of_their_assignment() {
     node.del(1);
     assert_eq!(order(&mut node), ["c3", "c2"]);
     let known = RememberedAttachment {
-        attachment: attachment(7),
-        addresses: vec![Addr::parse_strict("10.0.0.9").unwrap()],
-        pod: None,
-        netns: String::new(),
         since_ms: i64::MAX,
         boot: "earlier".to_owned(),
-        superseded: false,
+        ..remembered(7, &["10.0.0.9"])
     };
     let old = RememberedAttachment {
-        attachment: attachment(8),
-        addresses: vec![Addr::parse_strict("10.0.0.10").unwrap()],
-        boot: String::new(),
+        since_ms: i64::MAX,
         superseded: true,
-        ..known.clone()
+        ..remembered(8, &["10.0.0.10"])
     };
     assert!(node.ledger().adopt(&[known, old]).unwrap().is_empty());
     assert_eq!(order(&mut node), ["c8", "c7", "c3", "c2"]);
@@ -561,19 +598,39 @@ fn attachments_are_in_the_order_of_their_assignment() {
     assert_eq!(order(&mut node), ["c8", "c7", "c2", "c3"]);
 }
 
-/// A store that was lost can learn of addresses in use before it learns of the blocks that contain them.
-#[test]
-fn a_block_is_not_released_while_an_address_is_in_use_that_was_adopted_before_it_was_listed() {
-    let mut node = Node::new(&[]);
-    let known = RememberedAttachment {
-        attachment: attachment(7),
-        addresses: vec![Addr::parse_strict("10.0.0.9").unwrap()],
+fn remembered(n: u32, addresses: &[&str]) -> RememberedAttachment {
+    RememberedAttachment {
+        attachment: attachment(n),
+        addresses: ask_for(n, addresses).addresses,
         pod: None,
         netns: String::new(),
         since_ms: 0,
         boot: String::new(),
         superseded: false,
-    };
+    }
+}
+
+/// The sources of a lost store, such as the runtime and the API, can contradict each other.
+#[test]
+fn an_address_that_two_attachments_remember_stays_with_the_first() {
+    let mut node = Node::new(&[("10.0.0.0/29", ""), ("fd00::/125", "")]);
+    let first = remembered(1, &["10.0.0.3", "fd00::3"]);
+    let second = remembered(2, &["10.0.0.3", "fd00::4"]);
+    let known = [first.clone(), first.clone(), second.clone()];
+    let lost = node.ledger().adopt(&known).unwrap();
+    assert_eq!(lost, [remembered(2, &["10.0.0.3"])]);
+    assert_eq!(node.add_one(1), "10.0.0.3 fd00::3");
+    node.del(2);
+    assert_eq!(node.add_one(1), "10.0.0.3 fd00::3");
+    node.del(1);
+    assert_eq!(node.ledger().adopt(&[second]).unwrap().len(), 1, "it cools");
+}
+
+/// A store that was lost can learn of addresses in use before it learns of the blocks that contain them.
+#[test]
+fn a_block_is_not_released_while_an_address_is_in_use_that_was_adopted_before_it_was_listed() {
+    let mut node = Node::new(&[]);
+    let known = remembered(7, &["10.0.0.9"]);
     assert!(node.ledger().adopt(&[known]).unwrap().is_empty());
     node.allocation = Node::new(&[("10.0.0.8/29", "")]).allocation;
     node.update();
