@@ -356,6 +356,32 @@ fn a_block_that_moved_to_another_pool_is_assigned_from() {
     assert_eq!(node.add(&ask_from(1, &["b"])), "10.0.0.2");
 }
 
+/// A block can lie in another one, for example in the node's podCIDR.
+#[test]
+fn the_addresses_of_a_block_that_is_gone_are_assigned_from_the_block_around_it() {
+    let mut node = Node::new(&[("10.0.0.0/29", "wide"), ("10.0.0.0/30", "narrow")]);
+    let terms = |name| pool(name, &["10.0.0.0/8"], &[]);
+    node.allocation.pools = vec![terms("wide"), terms("narrow")];
+    node.update();
+    assert_eq!(node.add(&ask_from(0, &["wide"])), "10.0.0.0");
+    for n in 1..4 {
+        let given = node.add(&ask_from(n, &["narrow"]));
+        assert_eq!(given, format!("10.0.0.{n}"));
+    }
+    for n in 4..8 {
+        node.add(&ask_from(n, &["wide"]));
+    }
+    node.assert_refused(&ask_from(8, &["wide"]), OpErrorKind::Exhausted, "");
+    (1..4).for_each(|n| node.del(n));
+    node.allocation.blocks.pop();
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Unlisted));
+    node.later(3600);
+    node.update();
+    assert_eq!(node.state("10.0.0.0/30"), None, "10.0.0.0 is not of it");
+    assert_eq!(node.add(&ask_from(8, &["wide"])), "10.0.0.1");
+}
+
 #[test]
 fn pools_serve_in_the_order_in_which_they_are_listed() {
     let names = ["c", "a", "b", "d"];
