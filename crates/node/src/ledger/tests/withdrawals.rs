@@ -54,6 +54,30 @@ fn a_range_to_be_withdrawn_is_not_assigned_from() {
 }
 
 #[test]
+fn requests_that_end_make_room_for_as_many_others() {
+    let mut node = Node::new(&[("10.0.0.0/16", "")]);
+    for third in [0..128, 128..256] {
+        let ranges = third.flat_map(|third| (0..8).map(move |last| (third, 32 * last)));
+        let ranges: Vec<String> = ranges
+            .map(|(third, last)| format!("10.0.{third}.{last}/27"))
+            .collect();
+        let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
+        assert_eq!(ranges.len(), 1024, "the most");
+        node.request(&ranges, &[]);
+        let pending = node.ledger().snapshot().unwrap().pending_withdrawals;
+        assert_eq!(pending.len(), 1024);
+        assert_eq!(pending[0].range, cidr(ranges[0]));
+    }
+}
+
+#[test]
+fn the_address_of_a_claim_is_not_withdrawn() {
+    let mut node = node_with_claim();
+    node.request(&["10.0.0.64/28"], &[]);
+    assert_eq!(node.add(&claiming(ask(1))), "10.0.0.66 fd00::66");
+}
+
+#[test]
 fn a_range_in_use_or_cooling_is_not_withdrawn() {
     let mut node = node();
     node.add_one(1);
