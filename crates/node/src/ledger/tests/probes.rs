@@ -89,6 +89,24 @@ fn a_block_whose_addresses_wait_for_a_probe_is_searched_again() {
 }
 
 #[test]
+fn each_pool_counts_its_own_addresses_in_conflict() {
+    let mut node = Node::new(&[("10.0.0.0/31", "a"), ("10.0.1.0/31", "b")]);
+    let probing = |name| PoolTerms {
+        probes_conflicts: true,
+        ..pool(name, &["10.0.0.0/16"], &[])
+    };
+    node.allocation.pools = vec![probing("a"), probing("b")];
+    node.update();
+    for address in ["10.0.0.0", "10.0.0.1", "10.0.1.0", "10.0.1.1"] {
+        conflict(&mut node, address);
+    }
+    let refusal = node.try_add(&ask(1)).unwrap_err();
+    assert_eq!(refusal.why, OpErrorKind::Exhausted, "{refusal}");
+    let both = refusal.text.matches("(2 in conflict").count();
+    assert_eq!(both, 2, "{refusal}");
+}
+
+#[test]
 fn an_address_is_assigned_only_after_a_probe() {
     let mut node = probing();
     let says = "pool `a` has free IPv4 addresses on this node, and they have to be probed";
