@@ -88,6 +88,51 @@ fn a_block_whose_addresses_wait_for_a_probe_is_searched_again() {
     assert_eq!(node.add_one(3), "10.0.0.0");
 }
 
+fn records(node: &Node) -> usize {
+    let keys = node.memory.tables.keys();
+    keys.filter(|(it, _)| *it == KvTable::Probes).count()
+}
+
+#[test]
+fn a_block_that_comes_back_is_probed_again() {
+    let mut node = probing();
+    clean(&mut node, &["10.0.0.1"]);
+    let mut block = node.allocation.blocks.pop().unwrap();
+    node.update();
+    // Meanwhile another node may have the block.
+    block.uid = "u2".to_owned();
+    node.allocation.blocks.push(block);
+    node.update();
+    node.assert_refused(&ask(1), OpErrorKind::Unprobed, "");
+}
+
+#[test]
+fn probes_that_count_no_longer_are_forgotten() {
+    let mut node = probing();
+    clean(&mut node, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+    conflict(&mut node, "10.0.0.4");
+    assert_eq!(records(&node), 4);
+    node.later(301);
+    clean(&mut node, &["10.0.0.1"]);
+    assert_eq!(records(&node), 2, "of 10.0.0.1 and the conflict");
+}
+
+#[test]
+fn a_conflict_with_another_host_begins_anew() {
+    let mut node = probing();
+    let since = |node: &mut Node| node.ledger().snapshot().unwrap().conflicts[0].since_ms;
+    let mut begun = Vec::new();
+    for by in [MAC, MAC, "02:00:00:00:00:08"] {
+        node.later(1);
+        node.now.wall_ms += 1_000;
+        let now = node.now.since_boot;
+        probed(&mut node, now, &[("10.0.0.1", Some(by))]);
+        begun.push(since(&mut node));
+    }
+    assert_eq!(begun[0], begun[1]);
+    assert_eq!(begun[2] - begun[0], 2_000);
+}
+
 #[test]
 fn each_pool_counts_its_own_addresses_in_conflict() {
     let mut node = Node::new(&[("10.0.0.0/31", "a"), ("10.0.1.0/31", "b")]);
