@@ -49,7 +49,7 @@ run: first control-plane nodes ## the demo: a local control plane with everythin
 first:
 	@hack/setup run
 
-test: no-steps setup check unit sim e2e ## everything that CI runs, except chaos
+test: no-steps setup check unit sim e2e ## everything that CI runs
 	$(call say,test: all passed)
 	@awk 'NR > 1 { printf "%5d s  %s\n", $$1 - since, step } { since = $$1; step = substr($$0, length($$1) + 2) }' $(TARGET)/steps
 
