@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use futures::FutureExt as _;
+use futures::future::FusedFuture as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -146,8 +148,8 @@ async fn serve(
         is_up: false,
         ..up.clone()
     };
-    let mut up = Box::pin(up.forward(from_client, to_server));
-    let mut down = Box::pin(down.forward(from_server, to_client));
+    let mut up = Box::pin(up.forward(from_client, to_server).fuse());
+    let mut down = Box::pin(down.forward(from_server, to_client).fuse());
     let incident = tokio::select! {
         // When either end has closed in an orderly way, what is under way to the other end is still delivered.
         done = async { tokio::try_join!(&mut up, &mut down) } => return done.map(drop),
@@ -161,6 +163,9 @@ async fn serve(
         Incident::HalfClose => {
             drop(down);
             handle.shutdown(Shutdown::Write)?;
+            if up.is_terminated() {
+                return Ok(());
+            }
             up.await
         }
         // Nothing is forwarded any more, but the connections are still open.

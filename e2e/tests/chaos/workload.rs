@@ -185,6 +185,7 @@ impl Workload {
         node.spec.get_or_insert_default().provider_id = Some(format!("e2e://{name}/{}", self.next));
         self.next += 1;
         until(&format!("{name} joins"), PERSISTENCE, async || {
+            tokio::time::timeout(PATIENCE, self.collect_garbage(&name)).await??;
             let created = tokio::time::timeout(PATIENCE, self.register(&node)).await??;
             let room = u32::try_from(PODS)? + 10;
             tokio::time::timeout(PATIENCE, self.kubelets.join(&created, room)).await??;
@@ -193,6 +194,16 @@ impl Workload {
         .await?;
         self.machines.insert(name);
         Ok(())
+    }
+
+    /// Deletes the list of addresses of an earlier machine of this name, because no garbage collector runs. All machines
+    /// have the boot id of this host, so the new machine's agent would take the list for one of this boot.
+    async fn collect_garbage(&self, name: &str) -> Result<()> {
+        let params = DeleteParams::default();
+        match self.fixtures.addresses.delete(name, &params).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            done => Ok(done.map(drop)?),
+        }
     }
 
     /// Creates a Node, unless an earlier attempt did.
