@@ -159,6 +159,14 @@ impl Fixture {
         Some(&entry.owner.name)
     }
 
+    /// Confirms the block, as the loop of blocks does when the watch has delivered its object.
+    fn confirm(&mut self, address: &str) {
+        self.allocations.confirm(&cidr(address));
+        let entry = self.allocations.blocks.get_mut(&cidr(address));
+        entry.unwrap().uid = Some(address.into());
+        self.claims.queue.add(CLAIM.into());
+    }
+
     /// Deletes the block, as the loop of blocks does when the agent has released it.
     pub(super) fn release(&mut self, address: &str) {
         self.allocations.drop_block(&cidr(address));
@@ -278,6 +286,38 @@ fn another_node_waits_until_the_first_has_released_the_address() {
     fixture.release(ADDRESS);
     fixture.settle(CLAIM);
     assert_eq!(fixture.node_of(ADDRESS), Some("b"));
+}
+
+#[test]
+fn a_block_that_drains_without_the_other_one_drains_until_that_is_back() {
+    let both = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.ipv6 = Some(ipv6_ranges("fd00::/64", 122));
+    });
+    let mut fixture = Fixture::new(vec![both], vec![claim(CLAIM, "p", &[])], Vec::new());
+    let pod = claiming_pod("web-0", CLAIM, Some("a"));
+    fixture.applied(pod.clone());
+    fixture.settle(CLAIM);
+    let of_v6 = "fd00::ffff:ffff:ffff:ffff/128";
+    fixture.confirm(ADDRESS);
+    fixture.confirm(of_v6);
+    fixture.gone(pod.clone());
+    fixture.settle(CLAIM);
+    fixture.release(ADDRESS);
+    let recalls = |fixture: &Fixture| {
+        let blocks = fixture.allocations.listed_blocks(&"a".into(), None);
+        let blocks = blocks.into_iter();
+        blocks.map(|it| (it.cidr, it.recall)).collect::<Vec<_>>()
+    };
+    let drains = [(of_v6.to_owned(), Some(Recall::Drain))];
+    assert_eq!(recalls(&fixture), drains);
+    fixture.applied(pod);
+    fixture.settle(CLAIM);
+    assert_eq!(fixture.node_of(ADDRESS), Some("a"));
+    assert_eq!(recalls(&fixture), drains, "its agent has not released it");
+    fixture.confirm(ADDRESS);
+    fixture.settle(CLAIM);
+    let assigned = [ADDRESS, of_v6].map(|it| (it.to_owned(), None));
+    assert_eq!(recalls(&fixture), assigned);
 }
 
 #[test]

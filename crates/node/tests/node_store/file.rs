@@ -283,7 +283,8 @@ fn requests_beyond_the_queue_are_rejected() {
     let answers: Vec<_> = receiver.iter().collect();
     assert_eq!(answers.len(), 40, "each is answered");
     let refused = answers.iter().filter(|(_, it)| it.is_err());
-    assert!((34..40).contains(&refused.count()));
+    // The thread may take the whole queue once before it waits for the file, so at most twice four are accepted.
+    assert!((32..40).contains(&refused.count()));
     let done = answers.iter().filter(|(_, it)| it.is_ok()).count();
     assert_eq!(node.attachments().len(), done);
 }
