@@ -97,8 +97,16 @@ async fn two_pods_of_a_virtual_machine_have_the_address_while_it_migrates() -> R
     let (change, params) = (Patch::Merge(ready_now), PatchParams::default());
     fixtures.pods.patch("vm-target", &params, &change).await?;
     held_by(&fixtures, address, b, &[a]).await?;
-    let status = ready(&fixtures, "vm", "InUse").await?;
-    assert_eq!(status.node.as_deref(), Some(b), "{status:?}");
+    // The status is written after the block.
+    until(
+        "the claim's status names the new owner",
+        LIMIT,
+        async || {
+            let status = ready(&fixtures, "vm", "InUse").await?;
+            Ok((status.node.as_deref() == Some(b)).then_some(()))
+        },
+    )
+    .await?;
 
     fixtures.delete_pod("vm-source").await?;
     agents.free(a, "vm-source").await?;
