@@ -11,10 +11,10 @@ use cadastre_e2e::cni_callers::{Callers, Kills, Network};
 use cadastre_e2e::linearizability::{self, Call, Outcome, Verb};
 use cadastre_e2e::small_disk::SmallDisk;
 use cadastre_e2e::{assets, daemon};
+use fastrand::Rng;
 use rustix::process::{Signal, geteuid};
 use serde_json::json;
 
-use crate::rng::Rng;
 use crate::{Machine, eventually, pool, shared};
 
 /// Number of callers, more than the 13 addresses of the node.
@@ -36,7 +36,7 @@ async fn concurrent_calls_have_an_order_that_explains_every_answer() {
     let mut machine = on_a_small_disk().await;
     let end = Instant::now() + duration;
     let callers = Callers::start(&network(&machine), CALLERS, seed, duration);
-    let mut random = Rng::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut faults = 0;
     while Instant::now() < end {
         pause(&mut random, 400).await;
@@ -76,7 +76,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 async fn pause(random: &mut Rng, most_ms: u64) {
-    tokio::time::sleep(Duration::from_millis(random.below(most_ms))).await;
+    tokio::time::sleep(Duration::from_millis(random.u64(..most_ms))).await;
 }
 
 /// Starts the agent of a node with a single block, on a disk that can be filled up. Without root, the disk is that of
@@ -114,7 +114,7 @@ fn network(machine: &Machine) -> Network {
 
 /// Causes a fault, waits, and ends the fault.
 async fn disturb(machine: &mut Machine, random: &mut Rng) {
-    match random.below(8) {
+    match random.u32(..8) {
         0 => {
             machine.agent().process().signal(Signal::STOP).unwrap();
             pause(random, 2500).await;

@@ -50,8 +50,6 @@ mod lost_store;
 mod namespaces;
 mod other_networks;
 mod outages;
-#[path = "../../../tests/common/rng.rs"]
-mod rng;
 mod setup;
 mod stalls;
 mod status_writes;

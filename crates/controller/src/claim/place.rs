@@ -39,7 +39,9 @@ pub(super) fn place(
         .map(|found| found.map(|(node, vmi)| (node.clone(), vmi)));
     // A NodeSubnet lists all blocks of a claim or none, except for draining blocks. So a draining block drains until the
     // others are there: otherwise it would no longer be listed, although its agent has not released it.
-    let is_whole = missing.is_empty() && held.iter().all(|it| is_held(it, cx));
+    let blocks = &cx.allocations.blocks;
+    let mut cidrs = entry.cidrs();
+    let is_whole = cidrs.all(|it| blocks.get(&it).is_some_and(BlockEntry::is_held));
     let is_kept = |it: &BlockEntry| {
         let is_needed = first_on(&it.owner.name, it.vmi.as_ref(), &pods).is_some();
         decided.is_ok() && is_needed && (is_whole || it.recall.is_none() || !it.is_held())
@@ -58,11 +60,6 @@ pub(super) fn place(
         choose_standbys(&entry, &held, &pods, cx, affected)?;
     }
     Ok(())
-}
-
-fn is_held(cidr: &Cidr, cx: &Context) -> bool {
-    let block = cx.allocations.blocks.get(cidr);
-    block.is_some_and(BlockEntry::is_held)
 }
 
 /// Returns an error if one of the `missing` addresses lies in the block of a node that has not handed the address over.

@@ -96,12 +96,9 @@ impl Holdings {
     }
 
     /// Returns the content of the file of a node with this name.
-    pub fn to_bytes(&self, node_name: &str) -> Result<Vec<u8>, StorageFault> {
-        let named = Self {
-            node_name: node_name.to_owned(),
-            ..self.clone()
-        };
-        let bytes = serde_json::to_vec_pretty(&named);
+    pub fn into_bytes(mut self, node_name: &str) -> Result<Vec<u8>, StorageFault> {
+        node_name.clone_into(&mut self.node_name);
+        let bytes = serde_json::to_vec_pretty(&self);
         bytes.map_err(|error| StorageFault::Damaged(format!("the holdings: {error}")))
     }
 

@@ -157,8 +157,8 @@ impl HoldingsFile {
     }
 
     /// Encodes `holdings` as the newest draft, and clears the stale mark.
-    pub(super) fn draft(&self, holdings: &Holdings) -> Result<HoldingsDraft, StorageFault> {
-        let content = holdings.to_bytes(&self.0.node_name)?;
+    pub(super) fn draft(&self, holdings: Holdings) -> Result<HoldingsDraft, StorageFault> {
+        let content = holdings.into_bytes(&self.0.node_name)?;
         self.0.is_stale.store(false, Ordering::Relaxed);
         Ok(HoldingsDraft {
             number: self.0.drafts.fetch_add(1, Ordering::Relaxed),

@@ -208,7 +208,7 @@ impl Store {
         let done = if recorded.is_some_and(|it| it.has_ranges_of(&holdings)) {
             file.sync()
         } else {
-            file.draft(&holdings).and_then(|draft| file.write(&draft))
+            file.draft(holdings).and_then(|draft| file.write(&draft))
         };
         done.map_err(|fault| StoreError::fault(&self.path, "written", fault))?;
         self.transact_ops(now, |ledger| {
@@ -222,7 +222,7 @@ impl Store {
         let Some(file) = self.holdings.clone().filter(HoldingsFile::is_stale) else {
             return Ok(None);
         };
-        self.transact(now, |ledger| Ok(Some(file.draft(&ledger.holdings()?)?)))
+        self.transact(now, |ledger| Ok(Some(file.draft(ledger.holdings()?)?)))
     }
 
     /// Creates a file under a temporary name and fills it. The file gets its final name only when it is complete, so
@@ -295,7 +295,7 @@ impl Store {
                     file.set_stale();
                     return Ok(result);
                 }
-                let draft = file.draft(&AddressLedger::new(tables, now).holdings()?)?;
+                let draft = file.draft(AddressLedger::new(tables, now).holdings()?)?;
                 file.write_ranges(&draft)?;
                 is_recorded = true;
             }

@@ -131,7 +131,7 @@ impl BlockEntry {
         others: impl IntoIterator<Item = Option<&'a BlockEntry>>,
     ) -> bool {
         // If no node was ever a standby, the NodeSubnet listed none of the claim's blocks before it could list all of
-        // them.
+        // them, except for draining blocks, which drain until then.
         if self.last_number == 0 {
             return false;
         }
