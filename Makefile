@@ -88,7 +88,7 @@ mutants: setup ## check that tests find deliberate bugs; MUTANT=name tries one
 # Needs cargo-mutants: cargo install --locked cargo-mutants
 generated-mutants: setup ## all mutants that cargo-mutants makes of FILE=crates/node/src/ledger/choose.rs; lists those that no unit test finds
 	$(call say,generated mutants)
-	$(CARGO) mutants --file $(FILE) --cargo-arg=--lib --timeout 30 --output $(TARGET)/mutants
+	$(CARGO) mutants --workspace --file $(FILE) --cargo-arg=--lib --timeout 30 --output $(TARGET)/mutants
 
 soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from SEED=n on; lists the failures
 	$(call say,soak)
