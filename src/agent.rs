@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,11 +192,6 @@ pub(super) struct Args {
     #[command(flatten)]
     guard: Guard,
 
-    /// At most this many requests per second to the API server; 0 sets no limit, so that the API server's own fairness
-    /// decides
-    #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
-    kube_api_qps: u32,
-
     /// Seconds after SIGTERM in which running calls and a write in flight can finish
     #[arg(long, env = "CADASTRE_SHUTDOWN_GRACE", default_value = "10", value_parser = seconds)]
     shutdown_grace: Duration,
@@ -312,7 +306,6 @@ async fn serve(args: Args, template: Template, level: logs::Level) -> anyhow::Re
     let reach = Options {
         kubeconfig: args.kubeconfig.clone(),
         context: args.context.clone(),
-        rate: NonZeroU32::new(args.kube_api_qps),
     };
     let client = client::connect(&reach, http).await?;
     if let Some(review) = review {

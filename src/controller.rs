@@ -1,7 +1,6 @@
 //! `cadastre controller`: starts the election, the admin port and the controller, and stops them in order.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,11 +49,6 @@ pub(super) struct Args {
     /// API server has no ServiceCIDR objects (Kubernetes before 1.33)
     #[arg(long, env = "CADASTRE_SERVICE_CIDRS", value_delimiter = ',', value_parser = parse_cidr)]
     service_cidr: Vec<Cidr>,
-
-    /// At most this many requests per second to the API server; 0 sets no limit, so that the API server's own fairness
-    /// decides
-    #[arg(long, env = "CADASTRE_KUBE_API_QPS", default_value_t = 0)]
-    kube_api_qps: u32,
 
     /// At most this many writes of podCIDRs in flight
     #[arg(long, env = "CADASTRE_WRITES_IN_FLIGHT", default_value_t = 48, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -230,8 +224,10 @@ async fn serve(
     let reach = Options {
         kubeconfig: args.kubeconfig,
         context: args.context,
-        rate: NonZeroU32::new(args.kube_api_qps),
     };
+    // The election has a client of its own, so renewals of the Lease never use the many connections of the other
+    // requests. If connections fall silent, each of them fails one request.
+    let of_election = client::connect(&reach, http.clone()).await?;
     let client = client::connect(&reach, http).await?;
     if let Some(review) = review {
         review.set_client(client.clone());
@@ -251,7 +247,7 @@ async fn serve(
     let metrics = LeaderMetrics::register(&registry, LEASE_NAME)?;
     let (want, wanted) = watch::channel(None);
     let election = Election {
-        client: client.clone(),
+        client: of_election,
         namespace: args.lease_namespace,
         name: LEASE_NAME.to_owned(),
         settings,

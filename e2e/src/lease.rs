@@ -9,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::task::JoinHandle;
 
 /// The namespace in which controllers keep the Lease by default.
@@ -17,8 +17,17 @@ pub const NAMESPACE: &str = "kube-system";
 
 /// Returns the holder of the Lease in the form `IDENTITY_NONCE`, or `None` if nobody holds the Lease.
 pub async fn holder(client: &Client) -> Result<Option<String>> {
+    Ok(read(client).await?.and_then(holder_of))
+}
+
+/// Returns the resourceVersion of the Lease, which changes with each renewal; `None` if there is no Lease.
+pub async fn version(client: &Client) -> Result<Option<String>> {
+    Ok(read(client).await?.and_then(|it| it.resource_version()))
+}
+
+async fn read(client: &Client) -> Result<Option<Lease>> {
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
-    Ok(leases.get_opt(LEASE_NAME).await?.and_then(holder_of))
+    Ok(leases.get_opt(LEASE_NAME).await?)
 }
 
 /// Returns the part `IDENTITY` of a holder, which has the form `IDENTITY_NONCE`.

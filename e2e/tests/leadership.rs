@@ -11,6 +11,7 @@ mod common;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use cadastre_e2e::balancer::{Balancer, Incident};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::wire::Wire;
 use cadastre_e2e::{Daemon, lease, metrics, nodes, wait};
@@ -226,6 +227,44 @@ async fn a_clean_hand_over_in_mid_assignment_touches_no_node() {
     );
     assert!(log_says(&mut a, "settled=true"));
     assert_untouched(&lab);
+}
+
+/// A connection that falls silent fails the next request on it. After many parallel writes, there are many connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_fall_silent_cost_at_most_two_renewals_of_the_lease() {
+    let _turn = common::turn().await;
+    let lab = Lab::start().await;
+    let balancer = Balancer::start(vec![lab.cluster.address()]).unwrap();
+    let kubeconfig = lab.cluster.kubeconfig_through(ADMIN, balancer.address());
+    let mut a = lab.controller_by(&kubeconfig.unwrap(), "a", &[]);
+    a.wait_ready(LIMIT).await.unwrap();
+    wait_leads(&a).await;
+    create(&lab, 0..LATE).await;
+    lab.pool("default", V4, V6, 60).await;
+    lab.all_served(LATE as usize).await;
+
+    balancer.cause(Incident::Silence);
+    wait::until("a renewal fails", LIMIT, async || {
+        Ok((lease_errors(&a).await > 0.0).then_some(()))
+    })
+    .await
+    .unwrap();
+    let before = lease::version(&lab.client).await.unwrap();
+    wait::until("the Lease is renewed", LIMIT, async || {
+        let version = lease::version(&lab.client).await?;
+        Ok((version != before).then_some(()))
+    })
+    .await
+    .unwrap();
+    let errors = lease_errors(&a).await;
+    assert!((1.0..=2.0).contains(&errors), "{errors} requests failed");
+    a.process().check_running().unwrap();
+}
+
+/// Returns how many requests about the Lease have failed.
+async fn lease_errors(daemon: &Daemon) -> f64 {
+    let figures = daemon.metrics().await.unwrap();
+    metrics::sum(&figures, "cadastre_lease_errors_total", &[])
 }
 
 #[tokio::test(flavor = "multi_thread")]

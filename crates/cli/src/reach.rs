@@ -65,7 +65,6 @@ impl ApiReach {
         let options = client::Options {
             kubeconfig: flags.kubeconfig.clone(),
             context: flags.context.clone(),
-            rate: None,
         };
         Self::of(client::configure(&options).await?, flags)
     }

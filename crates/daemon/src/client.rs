@@ -1,6 +1,5 @@
 //! The client of the API server: how it is configured, and which versions of Kubernetes are too old.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::version::Info;
@@ -8,7 +7,6 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use thiserror::Error;
-use tower::limit::RateLimitLayer;
 use tower::util::MapFutureLayer;
 
 use crate::retry_after;
@@ -27,7 +25,7 @@ pub enum ClientError {
     Build(#[from] kube::Error),
 }
 
-/// How to reach the cluster, and how many requests are allowed.
+/// How to reach the cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Path of a kubeconfig. If absent, the first of these is used: `KUBECONFIG`, `~/.kube/config`, the pod's service
@@ -35,8 +33,6 @@ pub struct Options {
     pub kubeconfig: Option<std::path::PathBuf>,
     /// Name of a context in the kubeconfig; if absent, the current context
     pub context: Option<String>,
-    /// Maximum number of requests per second; if absent, unlimited
-    pub rate: Option<NonZeroU32>,
 }
 
 /// Returns a client that never repeats a request itself, because only the control loops know what to do about a lost
@@ -48,13 +44,7 @@ pub async fn connect(options: &Options, metrics: HttpMetrics) -> Result<Client, 
     let builder = ClientBuilder::try_from(config)?
         .with_layer(&layer)
         .with_layer(&MapFutureLayer::new(retry_after::record));
-    Ok(match options.rate {
-        Some(rate) => {
-            let layer = RateLimitLayer::new(rate.get().into(), Duration::from_secs(1));
-            builder.with_layer(&layer).build()
-        }
-        None => builder.build(),
-    })
+    Ok(builder.build())
 }
 
 /// The oldest supported version of Kubernetes. The chart requires the same version (`kubeVersion`).

@@ -31,7 +31,6 @@ fn a_flag_that_cannot_be_read_ends_it_with_2_and_says_what_is_expected() {
         ("--admin-address 9817", "invalid socket address"),
         ("--probe-address 9827", "invalid socket address"),
         ("--log-format xml", "json"),
-        ("--kube-api-qps fast", "invalid digit"),
         ("--metrics-auth", "--admin-tls-cert"),
         ("--frr-asn 64512", "--frr-namespace"),
         ("--frr-asn 0 --frr-namespace a", "from 1 to 4294967295"),
