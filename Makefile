@@ -21,6 +21,8 @@ NODES ?= 5000
 WHAT ?= all
 MUTANT ?=
 FILE ?= crates/node/src/ledger/choose.rs
+# The tests of FILE's crate that have to find a mutant of FILE
+TESTS ?= --lib
 FAULT ?=
 REPLICAS ?= 100
 RESTARTS ?= 50
@@ -86,19 +88,20 @@ mutants: setup ## check that tests find deliberate bugs; MUTANT=name tries one
 		$(CARGO) test --workspace --test sim -- --nocapture mutations::
 
 # Needs cargo-mutants: cargo install --locked cargo-mutants
-generated-mutants: setup ## all mutants that cargo-mutants makes of FILE=crates/node/src/ledger/choose.rs; lists those that no unit test finds
+generated-mutants: setup ## all mutants that cargo-mutants makes of FILE=crates/node/src/ledger/choose.rs; lists those that TESTS="--lib" do not find
 	$(call say,generated mutants)
-	$(CARGO) mutants --workspace --file $(FILE) --cargo-arg=--lib --timeout 30 --output $(TARGET)/mutants
+	$(CARGO) mutants --workspace --file $(FILE) $(TESTS:%=--cargo-arg=%) --timeout 30 --output $(TARGET)/mutants
 
 soak: setup ## the simulation for MINUTES=10, with seeds from the clock or from SEED=n on; lists the failures
 	$(call say,soak)
 	$(if $(SEED),SEED=$(SEED)) MINUTES=$(MINUTES) \
-		$(CARGO) test --release -p cadastre --test sim -- --ignored --nocapture soak
+		$(CARGO) test --profile search -p cadastre --test sim -- --ignored --nocapture soak
 
-exhaustive: setup ## every order of events in small clusters, with at most FAULTS=2 faults, MINUTES=10 for each; ONLY=name
+exhaustive: setup ## every order of events in small clusters, every fault in short runs, with at most FAULTS=2 faults, MINUTES=10 for each; ONLY=name
 	$(call say,exhaustive)
 	FAULTS=$(FAULTS) MINUTES=$(MINUTES) \
-		$(CARGO) test --workspace --test sim -- --ignored --exact --nocapture exhaustive::every_order
+		$(CARGO) test --profile search -p cadastre --test sim -- --ignored --exact --nocapture \
+		exhaustive::every_order deviations::every_deviation
 
 e2e: setup control-plane nodes services tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=4 at a time
 	$(call say,e2e)

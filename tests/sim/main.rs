@@ -26,6 +26,7 @@
 //! | `settle`, `settle_blocks`, `exhaustion` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
+//! | `deviations` | runs of a script with every fault and delay at every point, one or two in a run
 //! | `exhaustive` | small clusters, in which every order of events is tried and not a random one |
 //!
 //! `make sim SEED=7` runs one seed. `make sim STEPS=10000000` runs consecutive seeds until that many steps are done.
@@ -49,6 +50,7 @@ mod checks;
 mod claims;
 mod clock;
 mod describe;
+mod deviations;
 mod exhaustion;
 mod exhaustive;
 mod faults;

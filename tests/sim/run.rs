@@ -18,6 +18,7 @@ use super::budget::Budget;
 use super::checks::{Checks, Verdict, Violation};
 use super::claims::ClaimRecords;
 use super::clock::{Clocks, MS, SECOND, Time};
+use super::deviations::Script;
 use super::host::{AgentWrite, KubeletAct, ProcessAct};
 use super::machines::{Act, Machines};
 use super::migrations::MigrationRecords;
@@ -47,6 +48,8 @@ const UNNAMED: u32 = 1_000;
 pub enum Due {
     /// Objects change, as users, kubelets and other programs change them.
     Work,
+    /// The change with this number happens in a run that follows a script.
+    Script(usize),
     /// The faults and changes end. From then on, everything has to settle until the end of the run.
     EndFaults,
     Fault,
@@ -115,7 +118,7 @@ pub enum Due {
 impl Due {
     /// The run of a controller process that handles the event. If the process is paused, it handles the event later. If
     /// the run has ended, the event is dropped.
-    fn handler(&self) -> Option<RunId> {
+    pub fn handler(&self) -> Option<RunId> {
         match self {
             Due::CallController(run_id)
             | Due::CallElector(run_id)
@@ -255,6 +258,8 @@ pub struct Sim {
     pub claims: ClaimRecords,
     pub migrations: MigrationRecords,
     pub backup: Option<Backup>,
+    /// The script that decides which objects change. Without a script, the seed decides.
+    pub script: Option<&'static Script>,
     /// The time until which the API server does not answer.
     pub down_until: Time,
     /// Names of the Nodes that a restore has lost and that will register again.
@@ -347,7 +352,24 @@ impl Sim {
             _ => plan,
         };
         let forgets_intents = draw(&mut chance, Scenario::NoIntents, UNNAMED);
-        let mut sim = Sim {
+        let mut sim = Sim::under(plan, rng, trial, trace);
+        sim.api.forgets_intents = forgets_intents;
+        sim.trace
+            .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
+        sim.populate();
+        sim.begin();
+        sim.after(MS, Due::Work);
+        sim.after(sim.plan.fault_every, Due::Fault);
+        if let Some((backup, restore)) = sim.plan.restore {
+            sim.after(backup, Due::Backup);
+            sim.after(restore, Due::Restore);
+        }
+        sim
+    }
+
+    /// Returns a run under these conditions, with an empty API server and no process.
+    pub fn under(plan: Plan, rng: Rng, trial: Option<Trial>, trace: Trace) -> Self {
+        Sim {
             now: 0,
             step: 0,
             has_faults: true,
@@ -365,39 +387,33 @@ impl Sim {
             claims: ClaimRecords::default(),
             migrations: MigrationRecords::default(),
             backup: None,
+            script: None,
             down_until: 0,
             registering: BTreeSet::new(),
             schedule: BTreeMap::new(),
             scheduled: 0,
             plan,
             rng,
-        };
-        sim.api.forgets_intents = forgets_intents;
-        sim.trace
-            .push((0, 0), None, || format!("seed {seed}: {:?}", sim.plan));
-        sim.populate();
-        for process in 0..sim.plan.processes {
-            let rate = 1_000_000 - sim.plan.skew + sim.rng.below(2 * sim.plan.skew + 1);
+        }
+    }
+
+    /// Schedules the start of the controller processes, the checks, and the end of the faults.
+    pub fn begin(&mut self) {
+        for process in 0..self.plan.processes {
+            let rate = 1_000_000 - self.plan.skew + self.rng.below(2 * self.plan.skew + 1);
             let clocks = Clocks::new(rate);
-            sim.processes.push(Process {
+            self.processes.push(Process {
                 clocks,
                 incarnation: 0,
                 paused_until: 0,
                 cut_until: 0,
                 run: None,
             });
-            let at = sim.rng.below(5 * SECOND);
-            sim.after(at, Due::Start(process));
+            let at = self.rng.below(5 * SECOND);
+            self.after(at, Due::Start(process));
         }
-        sim.after(MS, Due::Work);
-        sim.after(LOOK, Due::CheckServed);
-        sim.after(sim.plan.fault_every, Due::Fault);
-        sim.after(sim.plan.faults_for, Due::EndFaults);
-        if let Some((backup, restore)) = sim.plan.restore {
-            sim.after(backup, Due::Backup);
-            sim.after(restore, Due::Restore);
-        }
-        sim
+        self.after(LOOK, Due::CheckServed);
+        self.after(self.plan.faults_for, Due::EndFaults);
     }
 
     /// Runs a seed to its end. If the seed fails, runs it again with a trace.
@@ -425,6 +441,10 @@ impl Sim {
             self.take(due)?;
             if self.step > most {
                 return Ok(());
+            }
+            if self.is_over() {
+                let verdict = self.check_end();
+                return self.judge(verdict);
             }
         }
         self.now = end;
@@ -460,6 +480,7 @@ impl Sim {
             self.after(self.down_until - self.now + lag, due);
             return Ok(());
         }
+        self.deviate(&due);
         if let Some(run_id) = due.handler() {
             if self.is_paused(run_id) {
                 let until = self.processes[run_id.process].paused_until;
@@ -472,6 +493,7 @@ impl Sim {
         }
         match due {
             Due::Work => self.work(),
+            Due::Script(nth) => self.follow_script(nth),
             Due::EndFaults => self.end_faults(),
             Due::Fault => self.fault(),
             Due::Start(process) => self.start(process),

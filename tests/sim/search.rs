@@ -89,6 +89,14 @@ fn seed_of(text: &str) -> u64 {
     hasher.finish() % 1_000_000_000 * 1_000_000_000
 }
 
+/// Returns a seed that is computed from the commit, or from the clock if the commit is unknown, and says which.
+pub fn seed_of_commit() -> (u64, String) {
+    match variable("COMMIT") {
+        Some(commit) => (seed_of(&commit), format!("commit {commit}")),
+        None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
+    }
+}
+
 fn seed_of_clock() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     seed_of(&now.unwrap_or_default().as_nanos().to_string())
@@ -117,10 +125,7 @@ fn guarantees_hold_over_fixed_seeds() {
 /// Each commit runs seeds of its own, which can find failures that fixed seeds never find.
 #[test]
 fn guarantees_hold_over_new_seeds() {
-    let (seed, of) = match variable("COMMIT") {
-        Some(commit) => (seed_of(&commit), format!("commit {commit}")),
-        None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
-    };
+    let (seed, of) = seed_of_commit();
     let steps = number("FRESH").unwrap_or(FRESH);
     println!("seeds of {of}: {steps} steps from seed {seed} on");
     run_steps(seed, steps);

@@ -761,6 +761,9 @@ impl Sim {
     /// Ends all faults and changes: completes deletions of nodes, and deletes the pods of deleted nodes.
     pub fn end_faults(&mut self) {
         self.has_faults = false;
+        if let Some(outcomes) = self.rng.outcomes() {
+            outcomes.is_over = true;
+        }
         self.log(None, || "faults end".to_owned());
         let subnets: Vec<_> = self.api.subnets.live.values().cloned().collect();
         for subnet in subnets {

@@ -68,4 +68,10 @@ mod tests {
         }
         assert_eq!(lines("a\n\x1b[A\n"), "a\n\\u001b[A\n");
     }
+
+    #[test]
+    fn what_is_left_out_of_a_list_is_counted() {
+        assert_eq!(some(&[1, 2, 3], 3), "1, 2, 3");
+        assert_eq!(some(&[1, 2, 3, 4], 2), "1, 2 and 2 more");
+    }
 }

@@ -242,3 +242,57 @@ impl PoolTerms {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pool_of_a_claim_is_named_after_the_claim_and_the_virtual_machine() {
+        for (claim, vmi, pool) in [
+            ("shop/web-0", None, "shop/web-0"),
+            ("shop/vm", Some("u1"), "shop/vm/u1"),
+        ] {
+            assert_eq!(pool_of_claim(claim, vmi), pool);
+            assert!(is_claim(pool));
+            assert_eq!(claim_of_pool(pool), claim);
+        }
+        assert!(!is_claim("default"));
+    }
+
+    #[test]
+    fn the_pool_of_a_claim_serves_only_pods_that_name_the_claim() {
+        let terms = PoolTerms::named("shop/web-0");
+        let served = (terms.automatic, terms.bound, terms.serves_unknown);
+        assert_eq!(served, (false, true, false));
+        assert_eq!((terms.cooldown_seconds, terms.warm), (0, (0, 0)));
+        let terms = PoolTerms::named("default");
+        let served = (terms.automatic, terms.bound, terms.serves_unknown);
+        assert_eq!(served, (true, false, false));
+        let terms = PoolTerms::named("");
+        let served = (terms.automatic, terms.bound, terms.serves_unknown);
+        assert_eq!(served, (true, false, true));
+    }
+
+    #[test]
+    fn a_pool_has_terms_of_the_families_that_it_has() {
+        let terms = PoolTerms {
+            ipv6: Some(FamilyTerms::default()),
+            ..PoolTerms::named("default")
+        };
+        assert!(terms.family(Family::V4).is_none());
+        assert!(terms.family(Family::V6).is_some());
+    }
+
+    #[test]
+    fn dns_settings_are_empty_if_none_is_set() {
+        assert!(Dns::default().is_empty());
+        let domain = "cluster.local".to_owned();
+        let dns = Dns {
+            domain,
+            ..Dns::default()
+        };
+        assert!(!dns.is_empty());
+        assert!(is_zero(&0) && !is_zero(&1));
+    }
+}

@@ -201,6 +201,7 @@ mod tests {
         for (range, is) in [
             ("10.0.0.0/23", true),
             ("10.0.1.6/32", false),
+            ("10.0.1.7/32", true),
             ("10.9.9.0/24", true),
         ] {
             assert_eq!(pool.is_blocked(&cidr(range)), is, "{range}");
@@ -324,5 +325,8 @@ mod tests {
         assert_eq!(both("10.0.1.0/24"), (false, false));
         assert_eq!(both("fd00::/64"), (false, false));
         assert_eq!(pool.families().collect::<Vec<_>>(), [Family::V4]);
+        let cidrs = [cidr("10.0.0.0/24"), cidr("10.0.4.0/22")];
+        assert_eq!(pool.cidrs(Family::V4), cidrs);
+        assert!(pool.cidrs(Family::V6).is_empty());
     }
 }

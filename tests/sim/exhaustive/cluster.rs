@@ -64,7 +64,7 @@ pub struct Scenario {
 /// A message that has not arrived. If it is given up, its sender no longer waits for it, but it may still arrive.
 #[derive(Clone, Debug)]
 pub struct InTransit {
-    message: Message,
+    message: Arc<Message>,
     /// The hash of `message`, for [`Cluster::fingerprint`]
     hash: u64,
     is_given_up: bool,
@@ -78,9 +78,10 @@ struct Answer {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "few are small")]
 enum Message {
-    Request(RunId, Box<OutgoingRequest>),
-    Answer(RunId, RequestId, Box<Answer>),
+    Request(RunId, OutgoingRequest),
+    Answer(RunId, RequestId, Answer),
     LeaseCall(RunId, LeaseCall),
     LeaseAnswer(RunId, LeaseAnswer),
     /// An agent's write of its status, with the version of the NodeSubnet on which the status is based.
@@ -91,7 +92,7 @@ impl InTransit {
     /// Reads of one process arrive in the order in which they were sent, and so do the answers to reads. Returns the
     /// process and the direction of such a message. Returns `None` for other messages, which may overtake each other.
     fn line(&self) -> Option<(RunId, bool)> {
-        match &self.message {
+        match &*self.message {
             Message::Request(from, it) if !self.is_given_up && !it.request.is_write() => {
                 Some((*from, true))
             }
@@ -163,24 +164,60 @@ pub enum Transition {
 #[derive(Clone, Debug)]
 struct Process {
     incarnation: u32,
-    run: Option<Box<Candidate>>,
+    /// States share the runs that do not differ
+    run: Option<Arc<Candidate>>,
     is_paused: bool,
     /// The version of the Lease that the process's watch delivered last
     lease_shown: String,
     /// The hash of `incarnation`, `run` and `lease_shown`; `None` if one of them may have changed
     hash: Option<u64>,
+    /// The hash of the events that the watches of `run` have yet to deliver; `None` if `run` or the API server may have
+    /// changed
+    feeds_hash: Option<u64>,
+}
+
+impl Process {
+    /// Returns the run, to change it.
+    fn run_mut(&mut self) -> Option<&mut Candidate> {
+        (self.hash, self.feeds_hash) = (None, None);
+        self.run.as_mut().map(Arc::make_mut)
+    }
 }
 
 /// The transitions that led to a state, as a list: the last one, and the path before it.
 pub struct Path {
-    pub text: String,
+    at: Time,
+    transition: Transition,
+    /// The message that the transition is about
+    message: Option<InTransit>,
+    change: Option<Change>,
     pub before: Option<Arc<Path>>,
+}
+
+impl Path {
+    /// Describes the last transition.
+    pub fn text(&self) -> String {
+        let seconds = self.at / SECOND;
+        let message = self.message.as_ref().map(|it| {
+            let late = if it.is_given_up { " (given up)" } else { "" };
+            format!("{}{late}", it.message.text())
+        });
+        let message = message.unwrap_or_default();
+        match (self.transition, self.change) {
+            (Transition::Arrive(_), _) => format!("{seconds} s: arrives: {message}"),
+            (Transition::GiveUp(_), _) => format!("{seconds} s: is given up: {message}"),
+            (Transition::Refuse(_), _) => format!("{seconds} s: is refused: {message}"),
+            (Transition::Change, Some(change)) => format!("{seconds} s: {change:?}"),
+            (other, _) => format!("{seconds} s: {other:?}"),
+        }
+    }
 }
 
 #[derive(Clone)]
 pub struct Cluster {
     scenario: &'static Scenario,
-    api: Api,
+    /// States share it while it does not differ
+    api: Arc<Api>,
     /// The hash of the objects in `api`; `None` if one of them may have changed
     api_hash: Option<u64>,
     now: Time,
@@ -203,14 +240,15 @@ impl Cluster {
         api.commits.clear();
         let process = |id| Process {
             incarnation: 1,
-            run: Some(Box::new(Candidate::new(id, 1))),
+            run: Some(Arc::new(Candidate::new(id, 1))),
             is_paused: false,
             lease_shown: String::new(),
             hash: None,
+            feeds_hash: None,
         };
         let mut cluster = Cluster {
             scenario,
-            api,
+            api: Arc::new(api),
             api_hash: None,
             now: SECOND,
             processes: [process(0), process(1)],
@@ -296,7 +334,7 @@ impl Cluster {
         let has_agents = invariants::has_blocks(&self.api);
         let writes = |agent: &Agent| {
             let mut all = self.wire.iter();
-            all.any(|it| matches!(&it.message, Message::Status(name, ..) if *name == agent.node))
+            all.any(|it| matches!(&*it.message, Message::Status(name, ..) if *name == agent.node))
         };
         let is_due = move |(_, agent): &(usize, &Agent)| {
             let subnet = self.api.subnets.get(&agent.node);
@@ -380,11 +418,11 @@ impl Cluster {
             .enumerate()
             .filter(|(_, it)| !it.is_given_up)
         {
-            match it.message {
-                Message::Request(from, _) if self.hears(from) => {
+            match &*it.message {
+                Message::Request(from, _) if self.hears(*from) => {
                     all.extend([Transition::GiveUp(at), Transition::Refuse(at)]);
                 }
-                Message::LeaseCall(from, _) if self.hears(from) => {
+                Message::LeaseCall(from, _) if self.hears(*from) => {
                     all.push(Transition::GiveUp(at));
                 }
                 _ => {}
@@ -410,23 +448,28 @@ impl Cluster {
     }
 
     pub fn take(&mut self, transition: Transition) -> Verdict {
-        let text = self.text(transition);
+        let message = match transition {
+            Transition::Arrive(at) | Transition::GiveUp(at) | Transition::Refuse(at) => {
+                Some(self.wire[at].clone())
+            }
+            _ => None,
+        };
         self.path = Some(Arc::new(Path {
-            text,
+            at: self.now,
+            transition,
+            message,
+            change: self.scenario.changes.get(self.changes_done).copied(),
             before: self.path.take(),
         }));
         match transition {
             Transition::Arrive(at) => {
                 let it = self.wire.remove(at);
-                if it.message.recipient().is_none() {
-                    self.api_hash = None;
-                }
-                self.arrive(it)?;
+                self.arrive(&it)?;
             }
             Transition::Deliver(process, kind) => {
                 let now = self.clock();
-                let run = self.processes[process].run.as_mut();
-                run.unwrap().deliver(kind, &self.api, now);
+                let run = self.processes[process].run_mut().unwrap();
+                run.deliver(kind, &self.api, now);
                 self.work(process)?;
             }
             Transition::ShowSubnet(at) => {
@@ -443,17 +486,14 @@ impl Cluster {
                 let now = self.clock();
                 let it = &mut self.processes[process];
                 it.lease_shown.clone_from(&lease.resource_version);
-                it.run
-                    .as_mut()
-                    .unwrap()
-                    .elector
-                    .watch_applied(&lease, now.mono);
+                let run = it.run_mut().unwrap();
+                run.elector.watch_applied(&lease, now.mono);
                 self.work(process)?;
             }
             Transition::Start(process) => {
                 let it = &mut self.processes[process];
                 it.incarnation += 1;
-                it.run = Some(Box::new(Candidate::new(process, it.incarnation)));
+                it.run = Some(Arc::new(Candidate::new(process, it.incarnation)));
                 it.lease_shown = String::new();
                 self.work(process)?;
             }
@@ -480,15 +520,15 @@ impl Cluster {
             Transition::GiveUp(at) => {
                 self.wire[at].is_given_up = true;
                 let now = self.clock();
-                match self.wire[at].message.clone() {
+                match &*Arc::clone(&self.wire[at].message) {
                     Message::Request(from, it) => {
                         let outcome = RequestOutcome::Indeterminate("no answer".to_owned());
-                        let run = self.processes[from.process].run.as_mut().unwrap();
+                        let run = self.processes[from.process].run_mut().unwrap();
                         run.answered(it.id, outcome, now);
                         self.work(from.process)
                     }
                     Message::LeaseCall(from, _) => {
-                        let run = self.processes[from.process].run.as_mut().unwrap();
+                        let run = self.processes[from.process].run_mut().unwrap();
                         run.lease_answered(LeaseAnswer::Unclear, now);
                         self.work(from.process)
                     }
@@ -497,23 +537,23 @@ impl Cluster {
             }
             Transition::Refuse(at) => {
                 let it = self.wire.remove(at);
-                if let Message::Request(from, it) = it.message {
+                if let Message::Request(from, it) = &*it.message {
                     let outcome = RequestOutcome::Rejected(Rejection::Rejected("no".to_owned()));
                     let is_read = !it.request.is_write();
-                    let answer = Box::new(Answer { outcome, is_read });
-                    self.send(Message::Answer(from, it.id, answer));
+                    self.send(Message::Answer(*from, it.id, Answer { outcome, is_read }));
                 }
                 Ok(())
             }
             Transition::Crash(process) => {
                 self.processes[process].run = None;
                 self.processes[process].hash = None;
+                self.processes[process].feeds_hash = None;
                 let ended = self.id(process);
                 // Messages that the process has sent may still arrive. Messages to the process are dropped.
                 self.wire.retain(|it| it.message.recipient() != Some(ended));
                 for it in &mut self.wire {
-                    it.is_given_up |= match it.message {
-                        Message::Request(from, _) | Message::LeaseCall(from, _) => from == ended,
+                    it.is_given_up |= match &*it.message {
+                        Message::Request(from, _) | Message::LeaseCall(from, _) => *from == ended,
                         _ => false,
                     };
                 }
@@ -524,8 +564,7 @@ impl Cluster {
                 Ok(())
             }
             Transition::Relist(process, kind) => {
-                self.processes[process].hash = None;
-                let run = self.processes[process].run.as_mut().unwrap();
+                let run = self.processes[process].run_mut().unwrap();
                 run.feeds.of_mut(kind).relist();
                 Ok(())
             }
@@ -547,7 +586,7 @@ impl Cluster {
     fn send(&mut self, message: Message) {
         self.wire.push(InTransit {
             hash: hash_of(|text| write!(text, "{message:?}")),
-            message,
+            message: Arc::new(message),
             is_given_up: false,
         });
     }
@@ -555,8 +594,7 @@ impl Cluster {
     /// Calls the controller and the elector of a process, and sends their requests.
     fn work(&mut self, process: usize) -> Verdict {
         let (id, now) = (self.id(process), self.clock());
-        self.processes[process].hash = None;
-        let Some(run) = self.processes[process].run.as_mut() else {
+        let Some(run) = self.processes[process].run_mut() else {
             return Ok(());
         };
         let sent = run.work(now)?;
@@ -565,7 +603,7 @@ impl Cluster {
             .into_iter()
             .partition(|it| is_of_status(&it.request));
         for request in requests {
-            self.send(Message::Request(id, Box::new(request)));
+            self.send(Message::Request(id, request));
         }
         if let Some(call) = sent.lease {
             self.send(Message::LeaseCall(id, call));
@@ -578,11 +616,12 @@ impl Cluster {
 
     /// Executes a write of a status at once, and delivers the changed pools to all processes at once.
     fn write_status(&mut self, process: usize, request: &OutgoingRequest) -> Verdict {
-        let outcome = self.api.execute(&request.request, self.now);
-        self.api.commits.clear();
-        self.api_hash = None;
+        let at = self.now;
+        let api = self.api_mut();
+        let outcome = api.execute(&request.request, at);
+        api.commits.clear();
         let now = self.clock();
-        if let Some(run) = &mut self.processes[process].run {
+        if let Some(run) = self.processes[process].run_mut() {
             run.answered(request.id, outcome, now);
         }
         for process in 0..2 {
@@ -597,46 +636,48 @@ impl Cluster {
             return Ok(());
         }
         let now = self.clock();
-        let run = self.processes[process].run.as_mut().unwrap();
+        let run = self.processes[process].run_mut().unwrap();
         run.deliver(Watched::Pools, &self.api, now);
         self.work(process)
     }
 
-    fn arrive(&mut self, it: InTransit) -> Verdict {
+    fn arrive(&mut self, it: &InTransit) -> Verdict {
         let now = self.clock();
-        match it.message {
+        match &*it.message {
             Message::Request(from, outgoing) => {
-                let outcome = self.api.execute(&outgoing.request, self.now);
+                let at = self.now;
+                let is_read = !outgoing.request.is_write();
+                let outcome = self.api_mut().execute(&outgoing.request, at);
                 self.check()?;
                 if !it.is_given_up {
-                    let is_read = !outgoing.request.is_write();
                     let answer = Answer { outcome, is_read };
-                    self.send(Message::Answer(from, outgoing.id, Box::new(answer)));
+                    self.send(Message::Answer(*from, outgoing.id, answer));
                 }
             }
             Message::LeaseCall(from, call) => {
-                let answer = self.api.lease(call, now.wall);
+                let answer = self.api_mut().lease(call.clone(), now.wall);
                 if !it.is_given_up {
-                    self.send(Message::LeaseAnswer(from, answer));
+                    self.send(Message::LeaseAnswer(*from, answer));
                 }
             }
             Message::Status(node, version, status) => {
-                let written = self.api.publish_status(&node, version, status);
-                let agent = self.agents.iter_mut().find(|it| it.node == node);
+                let api = self.api_mut();
+                let written = api.publish_status(node, *version, status.clone());
+                let agent = self.agents.iter_mut().find(|it| it.node == *node);
                 if let (Some(agent), Some((version, status))) = (agent, written) {
                     agent.wrote(version, &status);
                 }
                 self.check()?;
             }
-            Message::Answer(to, id, answer) if to == self.id(to.process) => {
-                if let Some(run) = &mut self.processes[to.process].run {
-                    run.answered(id, answer.outcome, now);
+            Message::Answer(to, id, answer) if *to == self.id(to.process) => {
+                if let Some(run) = self.processes[to.process].run_mut() {
+                    run.answered(*id, answer.outcome.clone(), now);
                 }
                 self.work(to.process)?;
             }
-            Message::LeaseAnswer(to, answer) if to == self.id(to.process) => {
-                if let Some(run) = &mut self.processes[to.process].run {
-                    run.lease_answered(answer, now);
+            Message::LeaseAnswer(to, answer) if *to == self.id(to.process) => {
+                if let Some(run) = self.processes[to.process].run_mut() {
+                    run.lease_answered(answer.clone(), now);
                 }
                 self.work(to.process)?;
             }
@@ -646,15 +687,15 @@ impl Cluster {
     }
 
     fn change(&mut self, change: Change) -> Verdict {
-        self.api_hash = None;
+        let api = self.api_mut();
         match change {
             Change::CreateNode(name) => {
-                let uid = self.api.uid();
-                self.agents.push(Agent::new(name.into(), uid.clone()));
-                self.api.put(node(name.into(), uid));
+                let uid = api.uid();
+                api.put(new_node(name.into(), uid.clone()));
+                self.agents.push(Agent::new(name.into(), uid));
             }
             Change::DeleteNode(name) => {
-                self.api.delete_node(&name.into());
+                api.delete_node(&name.into());
                 self.agents.retain(|it| *it.node != *name);
             }
             Change::Need(name, need) => {
@@ -669,27 +710,19 @@ impl Cluster {
 
     /// Checks the present state of the API server and the agents against the invariants.
     fn check(&mut self) -> Verdict {
-        self.api.commits.clear();
+        if !self.api.commits.is_empty() {
+            self.api_mut().commits.clear();
+        }
         invariants::check(&self.api, &self.agents)
     }
 
-    fn text(&self, transition: Transition) -> String {
-        let seconds = self.now / SECOND;
-        let message = |at: usize| {
-            let it = &self.wire[at];
-            let late = if it.is_given_up { " (given up)" } else { "" };
-            format!("{}{late}", it.message.text())
-        };
-        match transition {
-            Transition::Arrive(at) => format!("{seconds} s: arrives: {}", message(at)),
-            Transition::GiveUp(at) => format!("{seconds} s: is given up: {}", message(at)),
-            Transition::Refuse(at) => format!("{seconds} s: is refused: {}", message(at)),
-            Transition::Change => {
-                let change = self.scenario.changes[self.changes_done];
-                format!("{seconds} s: {change:?}")
-            }
-            other => format!("{seconds} s: {other:?}"),
+    /// Returns the API server, to change it.
+    fn api_mut(&mut self) -> &mut Api {
+        self.api_hash = None;
+        for process in &mut self.processes {
+            process.feeds_hash = None;
         }
+        Arc::make_mut(&mut self.api)
     }
 
     /// Returns a hash of the state. Only the parts that may have changed since the last call are hashed again.
@@ -706,13 +739,14 @@ impl Cluster {
                     (process.incarnation, &process.run, &process.lease_shown);
                 hash_of(|text| write!(text, "{incarnation} {run:?} {shown}"))
             });
-            let run = process.run.as_ref();
-            // The events that a watch has yet to deliver also change when the API server changes.
-            let feeds = run.map(|run| {
-                hash_of(|text| {
-                    let mut feeds = KINDS.iter().map(|kind| run.feeds.of(*kind));
-                    feeds.try_for_each(|it| it.describe(&self.api, text))
-                })
+            let feeds = *process.feeds_hash.get_or_insert_with(|| {
+                let of_run = |run: &Arc<Candidate>| {
+                    hash_of(|text| {
+                        let mut feeds = KINDS.iter().map(|kind| run.feeds.of(*kind));
+                        feeds.try_for_each(|it| it.describe(&self.api, text))
+                    })
+                };
+                process.run.as_ref().map_or(0, of_run)
             });
             let of_process = (n, hash, feeds, process.is_paused);
             all = all.rotate_left(7) ^ hash_of(|text| write!(text, "{of_process:?}"));
@@ -770,7 +804,7 @@ fn hash_of(write: impl FnOnce(&mut String) -> fmt::Result) -> u64 {
     })
 }
 
-fn node(name: NodeName, uid: ObjectUid) -> Node {
+pub fn new_node(name: NodeName, uid: ObjectUid) -> Node {
     Node {
         name,
         uid,

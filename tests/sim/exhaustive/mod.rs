@@ -30,6 +30,8 @@ use super::search::{number, variable};
 use cluster::{Change, Scenario};
 use search::{Limits, Report, explore};
 
+pub use cluster::new_node;
+
 /// A pool with exactly two ranges.
 fn two_pod_cidrs() -> IPPoolSpec {
     IPPoolSpec {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cadastre_core::mutation::Mutation;
 
 use super::super::checks::{Verdict, Violation};
-use super::cluster::{Cluster, PATIENCE, Path, Scenario, never_at_rest};
+use super::cluster::{Cluster, PATIENCE, Scenario, never_at_rest};
 
 /// The number of maps over which visited states are spread, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
@@ -148,9 +148,9 @@ impl Search {
         };
         let mut lines = Vec::new();
         let mut path = state.path.as_deref();
-        while let Some(Path { text, before }) = path {
-            lines.push(text.clone());
-            path = before.as_deref();
+        while let Some(last) = path {
+            lines.push(last.text());
+            path = last.before.as_deref();
         }
         lines.push(failure);
         lines.reverse();

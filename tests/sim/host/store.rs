@@ -137,8 +137,7 @@ impl Sim {
     /// Lets the store thread execute all waiting requests in one transaction.
     pub(super) fn serve_store(&mut self, id: usize) -> Verdict {
         let now = self.host_now(id);
-        let dies = self.has_faults && self.rng.chance(60);
-        let at = self.rng.below(12);
+        let (dies, at) = self.rng.chance_at(if self.has_faults { 60 } else { 0 }, 12);
         let fate = if dies {
             Fate::Dies(at)
         } else {
