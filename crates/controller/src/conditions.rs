@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::Now;
 use super::allocations::AllocationState;
-use super::failing_calls::ObjectCall;
+use super::failing_calls::{ObjectCall, WRITE_ADVICE};
 use super::figures::{FamilyCounts, figures, holders};
 use super::forecast::Trend;
 use super::pools::{PoolPhase, PoolState};
@@ -273,11 +273,10 @@ fn ready(facts: &PoolFacts) -> Condition {
 /// Returns the reason and message of the condition `WritesRejected` if the API server keeps rejecting the pool's
 /// finalizers or the creation of its blocks. Returns `None` if not.
 fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
-    const ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it";
     let refusals = &allocations.refusals;
     if let Some(why) = refusals.why(&ObjectCall::SetPoolFinalizers(state.name.clone())) {
         let text = format!(
-            "the API server does not take its finalizers, without which it neither serves nor goes: {why}: {ADVICE}"
+            "the API server does not take its finalizers, without which it neither serves nor goes: {why}: {WRITE_ADVICE}"
         );
         return Some(("FinalizerRefused", text));
     }
@@ -291,7 +290,8 @@ fn rejected(state: &PoolState, allocations: &AllocationState) -> Problem {
     });
     let (cidr, why) = blocks.next()?;
     let more = and_more(blocks.count());
-    let text = format!("the API server does not take its block {cidr}{more}: {why}: {ADVICE}");
+    let text =
+        format!("the API server does not take its block {cidr}{more}: {why}: {WRITE_ADVICE}");
     Some(("BlocksRefused", text))
 }
 

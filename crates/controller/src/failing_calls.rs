@@ -26,6 +26,8 @@ const LONGEST_REQUESTED: Duration = Duration::from_secs(60);
 /// failure was a rejection or a missing answer. The second number applies if it was a conflict, a busy server, or a
 /// write of which the server dropped a part.
 const PERSISTENT: (u32, u32) = (3, 6);
+/// What users can do about a write that keeps failing.
+pub(crate) const WRITE_ADVICE: &str = "look for an admission policy, a webhook or a quota that forbids it, or for what keeps the API server from answering";
 /// A call that was not repeated for this long after the end of its delay no longer counts as failing.
 const GIVEN_UP: Duration = Duration::from_secs(60);
 

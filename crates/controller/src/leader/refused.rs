@@ -5,7 +5,7 @@ use crate::allocations::blocks::BlockEntry;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectKind, RequestOutcome};
-use crate::failing_calls::{CallReport, ObjectCall};
+use crate::failing_calls::{CallReport, ObjectCall, WRITE_ADVICE};
 use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
@@ -52,7 +52,7 @@ impl Leader {
         reports.push(match report {
             CallReport::Refused(why) => {
                 let note = format!(
-                    "the API server does not take {what}: {why}. Look for an admission policy, a webhook or a quota that forbids it; it is tried again every half minute"
+                    "the API server does not take {what}: {why}: {WRITE_ADVICE}; it is tried again every half minute"
                 );
                 EventRecord::warning(about, WRITE_REJECTED, note)
             }

@@ -6,7 +6,7 @@ use crate::Context;
 use crate::allocations::AllocationState;
 use crate::cluster::agent_report::ACCEPTED;
 use crate::cluster::objects::{Node, Subnet, SubnetCondition, Text};
-use crate::failing_calls::ObjectCall;
+use crate::failing_calls::{ObjectCall, WRITE_ADVICE};
 use crate::report::POOLS_LEFT_OUT;
 use cadastre_core::mutation::Mutation;
 
@@ -173,6 +173,6 @@ pub(super) fn rejected_write(node: &Node, allocations: &AllocationState) -> Opti
         count => format!(" ({count} more are refused)"),
     };
     Some(format!(
-        "the API server does not take {what}: {why}{more}. Look for an admission policy, a webhook or a quota that forbids it"
+        "the API server does not take {what}: {why}{more}: {WRITE_ADVICE}"
     ))
 }
