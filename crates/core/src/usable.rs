@@ -257,6 +257,35 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_block_has_the_gateway_and_the_prefix_of_the_range_of_its_pool() {
+        let terms = |gateway, prefix| PoolTerms {
+            prefix,
+            ipv4: Some(FamilyTerms {
+                cidrs: vec![cidr("10.9.0.0/24"), cidr("10.0.0.0/24")],
+                gateway,
+            }),
+            ipv6: Some(FamilyTerms {
+                cidrs: vec![cidr("fd00::/112")],
+                gateway,
+            }),
+            ..PoolTerms::named("p")
+        };
+        let of = |part, terms: &PoolTerms| {
+            let usable = usable_in(cidr(part), true, Some(terms));
+            let gateway = usable.gateway.map_or("-".to_owned(), |it| it.to_string());
+            format!("via {gateway} /{}", usable.prefix)
+        };
+        let first = terms(Gateway::FirstOfBlock, Prefix::Block);
+        assert_eq!(of("10.0.0.77/32", &first), "via 10.0.0.1 /24");
+        assert_eq!(of("fd00::77/128", &first), "via fd00::1 /112");
+        assert_eq!(of("10.1.0.77/32", &first), "via - /32");
+        let none = terms(Gateway::None, Prefix::Block);
+        assert_eq!(of("10.0.0.77/32", &none), "via - /24");
+        let given = terms(Gateway::Address(addr("10.0.0.254")), Prefix::Host);
+        assert_eq!(of("10.0.0.77/32", &given), "via 10.0.0.254 /32");
+    }
+
+    #[test]
     fn room_is_the_number_of_assignable_addresses() {
         let block = |text, reserved: &[&str]| Block {
             cidr: cidr(text),
