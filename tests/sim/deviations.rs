@@ -142,6 +142,11 @@ fn plan(script: &Script) -> Plan {
         },
         faults: Faults::default(),
         skew: 0,
+        foreign_allocator: false,
+        tampering: false,
+        tampering_blocks: false,
+        claims: 0,
+        agents: true,
         ..Plan::draw(&mut Rng::new(0))
     }
 }
@@ -222,15 +227,19 @@ impl Sim {
             if !self.is_alive(run_id) || self.is_paused(run_id) {
                 return;
             }
-            match (self.rng.index(4), due) {
+            let kind = match due {
+                Due::Deliver(_, kind) => Some(*kind),
+                _ => None,
+            };
+            match (self.rng.index(3 + usize::from(kind.is_some())), kind) {
                 (1, _) => self.end(run_id, "crashes"),
                 (2, _) => {
                     self.log(None, || format!("{run_id} pauses"));
                     self.processes[run_id.process].paused_until = until;
                 }
-                (3, Due::Deliver(_, kind)) => {
+                (3, Some(kind)) => {
                     let run = self.processes[run_id.process].run();
-                    run.feeds.of_mut(*kind).relist();
+                    run.feeds.of_mut(kind).relist();
                 }
                 _ => {}
             }
