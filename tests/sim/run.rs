@@ -435,7 +435,7 @@ impl Sim {
 
     /// Runs to the end of the plan, or until more than `most` steps are done.
     pub fn go(&mut self, most: u64) -> Verdict {
-        let end = self.plan.faults_for + self.plan.settle_for;
+        let end = self.plan.faults_for + self.plan.settling();
         while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
             self.now = at;
             self.take(due)?;

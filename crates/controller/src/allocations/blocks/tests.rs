@@ -4,12 +4,12 @@ use super::super::holders::HolderUse;
 use crate::allocations::AllocationState;
 use crate::block::BlockLoop;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Block, Claim, Node, Owner, Subnet};
+use crate::cluster::objects::{AgentReport, Block, BlockReport, Claim, Node, Owner, Subnet};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
-    addr, at, block, cidr, claim, cluster, in_step, list, listed_block, node_with, pool_with,
-    rebuilt, reported, subnet,
+    addr, at, block, block_report, cidr, claim, cluster, in_step, list, listed_block, node_with,
+    pool_with, rebuilt, reported, subnet,
 };
 use crate::purpose::Step;
 use crate::reconcile::{Loop as _, RequestAnswer};
@@ -120,6 +120,32 @@ fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_
         assert_eq!(owner(&allocations), ("other".to_owned(), !lives));
         allocations.listed_blocks_changed(&"a".into(), &cache, at(1));
         assert_eq!(owner(&allocations), ("other".to_owned(), !lives));
+    }
+}
+
+#[test]
+fn a_block_that_its_agent_uses_is_its_own_although_users_replaced_and_edited_the_object() {
+    let edited = Block {
+        uid: "b2".into(),
+        ..object("b", "other", true)
+    };
+    for (used, released, owned) in [(1, false, true), (1, true, false), (0, false, false)] {
+        let mut subnet = listing("a", "alive", "b1");
+        subnet.report = Some(Box::new(AgentReport {
+            node_uid: "alive".into(),
+            blocks: [BlockReport {
+                uid: "b1".into(),
+                used,
+                released,
+                ..block_report(BLOCK)
+            }]
+            .into(),
+            ..AgentReport::default()
+        }));
+        let nodes = vec![node("a", "alive")];
+        let allocations = rebuilt(&cache(nodes, vec![edited.clone()], vec![subnet]));
+        let owner = owner(&allocations).0;
+        assert_eq!(owner == "alive", owned, "{used} used, released {released}");
     }
 }
 
