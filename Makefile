@@ -27,7 +27,7 @@ FAULT ?=
 REPLICAS ?= 100
 RESTARTS ?= 50
 # The number of e2e suites that run at the same time. Most of them wait most of the time.
-SUITES ?= 4
+SUITES ?= 5
 
 # Test binaries. The simulation is a step of its own; the others in tests/ and crates/*/tests need no cluster.
 names = $(patsubst $(1)/%/main.rs,%,$(wildcard $(1)/*/main.rs)) $(patsubst $(1)/%.rs,%,$(wildcard $(1)/*.rs))
@@ -103,7 +103,7 @@ exhaustive: setup ## every order of events in small clusters, every fault in sho
 		$(CARGO) test --profile search -p cadastre --test sim -- --ignored --exact --nocapture \
 		exhaustive::every_order deviations::every_deviation
 
-e2e: setup control-plane nodes services tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=4 at a time
+e2e: setup control-plane nodes services tools monitoring test-image ## tests against a real control plane and, as root, real nodes; SUITES=5 at a time
 	$(call say,e2e)
 	$(CARGO) build --workspace --bins --test harness
 	@hack/run-tests $(SUITES) --workspace $(E2E:%=--test %) -- --test-threads=2
