@@ -30,13 +30,12 @@ use super::pool_workload::service;
 use super::rng::Rng;
 use super::run::{Due, Sim};
 use super::search::{number, seed_of_commit, variable};
+use super::settle::QUIET;
 use super::trace::Trace;
 use super::workload::addr;
 
 /// How long the cluster usually has after a change, until the next change. It is enough for everything to settle.
 const CALM: u64 = 8 * SECOND;
-/// A run ends when nothing was requested for this time since the end of the faults, because nothing may happen any more.
-const QUIET: u64 = 61 * SECOND;
 /// How long a process stands still that pauses as a deviation.
 const PAUSE: u64 = 25 * SECOND;
 
@@ -210,7 +209,8 @@ impl Sim {
         }
     }
 
-    /// Whether a run that follows a script is over, although its time is not.
+    /// Whether a run that follows a script is over, although its time is not: nothing was requested for [`QUIET`] since
+    /// the end of the faults, so nothing may happen any more.
     pub fn is_over(&self) -> bool {
         let (write, request) = (self.checks.last_write.0, self.checks.last_request.0);
         let last = write.max(request).max(self.machines.last_write);

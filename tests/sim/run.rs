@@ -436,18 +436,18 @@ impl Sim {
     /// Runs to the end of the plan, or until more than `most` steps are done.
     pub fn go(&mut self, most: u64) -> Verdict {
         let end = self.plan.faults_for + self.plan.settling();
-        while let Some(((at, _), due)) = self.schedule.pop_first().filter(|it| it.0.0 <= end) {
+        while !self.is_over() {
+            let next = self.schedule.pop_first().filter(|it| it.0.0 <= end);
+            let Some(((at, _), due)) = next else {
+                self.now = end;
+                break;
+            };
             self.now = at;
             self.take(due)?;
             if self.step > most {
                 return Ok(());
             }
-            if self.is_over() {
-                let verdict = self.check_end();
-                return self.judge(verdict);
-            }
         }
-        self.now = end;
         let verdict = self.check_end();
         self.judge(verdict)
     }

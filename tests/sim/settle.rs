@@ -22,7 +22,7 @@ use super::record_checks::records;
 use super::run::Sim;
 
 /// Nothing may be written or requested in this time before the end of a run.
-const QUIET: u64 = 60 * SECOND;
+pub const QUIET: u64 = 60 * SECOND;
 
 impl Sim {
     pub fn check_end(&mut self) -> Verdict {

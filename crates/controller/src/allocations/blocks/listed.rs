@@ -95,15 +95,17 @@ impl AllocationState {
         // that case a late write has restored the list. But if the other node's block is neither quarantined nor
         // listed, no node ever used that block. Such a block does not make the list outdated. A quarantine does not
         // either if the agent uses the block: then a user has deleted the object, and edited the one that followed.
-        let node = cache.nodes.get(name).filter(|it| it.uid == *uid);
-        let report = node.and_then(|it| report_of(it, cache));
-        let reported = report.and_then(|it| it.of_block(&cidr, &listed.uid.as_str().into()));
-        let is_used = reported.is_some_and(|it| it.used > 0 && !it.released);
+        let is_used = || {
+            let node = cache.nodes.get(name).filter(|it| it.uid == *uid);
+            let report = node.and_then(|it| report_of(it, cache));
+            let reported = report.and_then(|it| it.of_block(&cidr, &listed.uid.as_str().into()));
+            reported.is_some_and(|it| it.used > 0 && !it.released)
+        };
         let is_outdated = |entry: &BlockEntry| {
             let is_other = |uid: &ObjectUid| **uid != *object;
             let has_other_object = entry.uid.as_ref().is_some_and(is_other);
-            let could_be_used = entry.owner.quarantined && !is_used || is_listed(entry, cache);
-            entry.owner.uid != *uid && has_other_object && could_be_used
+            let could_be_used = || entry.owner.quarantined && !is_used() || is_listed(entry, cache);
+            entry.owner.uid != *uid && has_other_object && could_be_used()
         };
         if alive && entry.is_some_and(is_outdated) {
             return;
