@@ -42,16 +42,23 @@ const TERM_TEST: &str = "test /metadata/annotations/cadastre.dev~1term";
 
 /// A kind of objects that can have finalizers, which delay the deletion of an object.
 pub trait Finalized: Stored {
-    fn finalizers(&mut self) -> &mut Vec<String>;
+    fn finalizers(&self) -> Vec<String>;
+    fn set_finalizers(&mut self, all: &[String]);
     fn is_deleted(&self) -> bool;
     /// Marks the object as deleted. Returns false if the object was already marked.
     fn mark_deleted(&mut self) -> bool;
 }
 
 macro_rules! finalized {
-    ($($kind:ident)*) => {$(
+    ($($kind:ident, |$it:ident| $all:expr;)*) => {$(
         impl Finalized for $kind {
-            fn finalizers(&mut self) -> &mut Vec<String> { &mut self.finalizers }
+            fn finalizers(&self) -> Vec<String> {
+                let $it = self;
+                $all
+            }
+            fn set_finalizers(&mut self, all: &[String]) {
+                self.finalizers = all.to_vec().into();
+            }
             fn is_deleted(&self) -> bool { self.deleting }
             fn mark_deleted(&mut self) -> bool {
                 let is_first = !std::mem::replace(&mut self.deleting, true);
@@ -61,7 +68,10 @@ macro_rules! finalized {
         }
     )*};
 }
-finalized!(Pool Claim);
+finalized! {
+    Pool, |it| it.finalizers.clone();
+    Claim, |it| it.finalizers.all();
+}
 
 /// Who wrote a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -452,14 +462,13 @@ impl Api {
     where
         T::Name: Borrow<str>,
     {
-        let mut before = T::clone(&*as_it_was_read(T::kind(self), as_read)?);
+        let before = as_it_was_read(T::kind(self), as_read)?;
         let is_new = |it: &String| !before.finalizers().contains(it);
         if finalizers.iter().any(is_new) && before.is_deleted() {
             let text = "no new finalizers can be added if the object is being deleted";
             return Err(guard(text));
         }
-        let set = |it: &mut T| *it.finalizers() = finalizers.to_vec();
-        let mut after = self.update(as_read, set)?;
+        let after = self.update(as_read, |it: &mut T| it.set_finalizers(finalizers))?;
         if after.is_deleted() && after.finalizers().is_empty() {
             self.remove::<T>(after.name());
         }
@@ -681,7 +690,7 @@ fn new_claim(name: ClaimName, uid: ObjectUid, new: &NewClaim, at: Time) -> Claim
         generation: 1,
         created: seconds(at),
         deleting: false,
-        finalizers: vec![CLAIM_FINALIZER.to_owned()],
+        finalizers: vec![CLAIM_FINALIZER.to_owned()].into(),
         spec: Ok(ClaimSpec {
             pool: new.spec.pool.as_deref().map(PoolName::from),
             addresses: addresses.map(|it| it.unwrap()).collect(),

@@ -192,7 +192,7 @@ impl Sim {
             generation: 1,
             created: 0,
             deleting: false,
-            finalizers: Vec::new(),
+            finalizers: Vec::new().into(),
             spec: Ok(ClaimSpec {
                 pool: addresses.is_empty().then_some(pool),
                 addresses,

@@ -264,7 +264,7 @@ impl ClaimLoop {
         let pods = cx.cache.pods.of_claim(name);
         let is_used = has_block || pods.iter().any(|pod| pod.node.is_some());
         if is_used && !claim.deleting && !claim.has_finalizer() {
-            let mut finalizers = claim.finalizers.clone();
+            let mut finalizers = claim.finalizers.foreign();
             finalizers.push(CLAIM_FINALIZER.to_owned());
             return set(finalizers);
         }
@@ -281,8 +281,7 @@ impl ClaimLoop {
                 self.writes.add_at(name.clone(), until);
                 return None;
             }
-            let others = claim.finalizers.iter().filter(|it| *it != CLAIM_FINALIZER);
-            return set(others.cloned().collect());
+            return set(claim.finalizers.foreign());
         }
         let status = status(claim, self.problems.get(name), cx);
         if !claim.status.is(&status) {

@@ -236,7 +236,7 @@ pub(crate) fn claim(name: &str, pool: &str, addresses: &[&str]) -> Claim {
         generation: 1,
         created: 0,
         deleting: false,
-        finalizers: vec![CLAIM_FINALIZER.to_owned()],
+        finalizers: vec![CLAIM_FINALIZER.to_owned()].into(),
         spec: Ok(ClaimSpec {
             pool: (!pool.is_empty()).then(|| pool.into()),
             addresses: addresses.iter().map(|it| addr(it)).collect(),

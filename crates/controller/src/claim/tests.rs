@@ -10,7 +10,7 @@ use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Block, ClaimStatus, Node, Owner, Pod, Pool};
+use crate::cluster::objects::{Block, ClaimFinalizers, ClaimStatus, Node, Owner, Pod, Pool};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
@@ -136,7 +136,7 @@ impl Fixture {
                 claim.status = ClaimStatus::from(&status);
                 self.written.insert(claim.name.clone(), status);
             }
-            ApiRequest::SetFinalizers(_, _, finalizers) => claim.finalizers = finalizers,
+            ApiRequest::SetFinalizers(_, _, finalizers) => claim.finalizers = finalizers.into(),
             ApiRequest::Delete(..) => claim.deleting = true,
             _ => {}
         }
@@ -188,13 +188,13 @@ fn a_claim_gets_an_address_of_each_family_of_its_pool() {
 #[test]
 fn a_claim_has_its_finalizer_before_a_node_has_its_address() {
     let mut bare = claim(CLAIM, "p", &[]);
-    bare.finalizers.clear();
+    bare.finalizers = ClaimFinalizers::default();
     let mut fixture = Fixture::of(bare);
     assert_eq!(fixture.settle(CLAIM).1, "Available");
-    let finalizers = |fixture: &Fixture| fixture.cache.claims.get(CLAIM).unwrap().finalizers.len();
-    assert_eq!(
-        finalizers(&fixture),
-        0,
+    let has_finalizer =
+        |fixture: &Fixture| fixture.cache.claims.get(CLAIM).unwrap().has_finalizer();
+    assert!(
+        !has_finalizer(&fixture),
         "nobody uses it, so it can go at once"
     );
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
@@ -759,13 +759,7 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
     fixture.release(ADDRESS);
     let has_finalizer = |fixture: &mut Fixture| {
         fixture.settle(CLAIM);
-        !fixture
-            .cache
-            .claims
-            .get(CLAIM)
-            .unwrap()
-            .finalizers
-            .is_empty()
+        fixture.cache.claims.get(CLAIM).unwrap().has_finalizer()
     };
     assert!(has_finalizer(&mut fixture));
     let wall = |second: i64| Now {

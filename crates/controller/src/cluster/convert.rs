@@ -474,10 +474,8 @@ pub(crate) fn block_object(name: &str, spec: &BlockSpec) -> IPAMBlock {
 
 /// Converts an IPClaim. If the spec is invalid, the result contains the error instead.
 pub fn claim(claim: IPClaimLite) -> Claim {
-    let mut meta = claim.metadata;
+    let meta = claim.metadata;
     let status: IPClaimStatus = read(claim.status).unwrap_or_default();
-    let mut finalizers = meta.finalizers.take().unwrap_or_default();
-    finalizers.shrink_to_fit();
     let only_pod = only_pod(&meta).map(Box::new);
     let owners = meta.owner_references.as_deref().unwrap_or_default();
     let ipam_claim = ipam_claim::ipam_claim_of(owners);
@@ -497,7 +495,7 @@ pub fn claim(claim: IPClaimLite) -> Claim {
         generation: meta.generation.unwrap_or_default(),
         created: seconds(meta.creation_timestamp.as_ref()),
         deleting: meta.deletion_timestamp.is_some(),
-        finalizers,
+        finalizers: meta.finalizers.unwrap_or_default().into(),
         spec,
         status,
         only_pod,

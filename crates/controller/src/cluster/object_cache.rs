@@ -341,11 +341,14 @@ impl<T: Object> ObjectCache<T> {
         self.remove(name)
     }
 
-    fn put(&mut self, object: T) -> Option<ObjectUpdate<T>> {
+    fn put(&mut self, mut object: T) -> Option<ObjectUpdate<T>> {
         let before = self.objects.get(object.name()).cloned();
         let older = |b: &Arc<T>| b.version() >= object.version();
         if before.as_ref().is_some_and(older) || self.gone.contains_key(object.uid()) {
             return None;
+        }
+        if let Some(before) = &before {
+            object.share_texts(before);
         }
         self.latest = self.latest.max(object.version());
         let after = Arc::new(object);
@@ -380,6 +383,20 @@ mod tests {
             version,
             cidrs: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_new_version_shares_the_texts_of_the_old_one() {
+        let mut table = ObjectCache::default();
+        for version in [1, 2] {
+            table.change(ObjectEvent::Applied(object("a", "1", version)));
+        }
+        let (key, object) = table.objects.first_key_value().unwrap();
+        assert_eq!(object.version, 2);
+        assert!(
+            Arc::ptr_eq(key, &object.name),
+            "the name is twice in memory"
+        );
     }
 
     #[test]

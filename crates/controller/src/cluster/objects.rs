@@ -30,19 +30,44 @@ pub trait Object {
     fn uid(&self) -> &ObjectUid;
     /// Returns `metadata.resourceVersion` as a number. Only versions of objects of the same kind can be compared.
     fn version(&self) -> u64;
+    /// Replaces texts by equal texts of `known`, an earlier version of this object, so that memory contains them once.
+    fn share_texts(&mut self, known: &Self);
 }
 
 macro_rules! object {
-    ($($kind:ty: $name:ty),*) => {$(
+    ($($kind:ty: $name:ty $(, shares $($part:ident).+)*;)*) => {$(
         impl Object for $kind {
             type Name = $name;
             fn name(&self) -> &$name { &self.name }
             fn uid(&self) -> &ObjectUid { &self.uid }
             fn version(&self) -> u64 { self.version }
+            fn share_texts(&mut self, known: &Self) {
+                share(&mut self.name, &known.name);
+                share(&mut self.uid, &known.uid);
+                $(share(&mut self.$($part).+, &known.$($part).+);)*
+            }
         }
     )*};
 }
-object!(Node: NodeName, Subnet: NodeName, Routes: NodeName, FrrConfiguration: NodeName, Pool: PoolName, Block: Text, Claim: ClaimName, ServiceRange: Text, Pod: Text);
+
+object! {
+    Node: NodeName, shares machine;
+    Subnet: NodeName;
+    Routes: NodeName;
+    FrrConfiguration: NodeName;
+    Pool: PoolName;
+    Block: Text, shares spec;
+    Claim: ClaimName, shares spec, shares status.pool, shares status.node;
+    ServiceRange: Text;
+    Pod: Text;
+}
+
+/// Replaces a value by a clone of `known` if both are equal. Clones share texts, equal values need not.
+fn share<T: PartialEq + Clone>(value: &mut T, known: &T) {
+    if value == known {
+        value.clone_from(known);
+    }
+}
 
 /// A NodeRoutes: the ranges that are reached through a node, and the addresses of that node.
 #[derive(Clone, Debug, PartialEq)]
@@ -461,7 +486,7 @@ pub struct Claim {
     /// Whether `metadata.deletionTimestamp` is set
     pub deleting: bool,
     /// `metadata.finalizers`, including those of other programs
-    pub finalizers: Vec<String>,
+    pub finalizers: ClaimFinalizers,
     /// The spec, or why it is invalid
     pub spec: Result<ClaimSpec, String>,
     /// The status as last written
@@ -482,10 +507,41 @@ pub struct OnlyPod {
     pub uid: ObjectUid,
 }
 
+/// The finalizers of an IPClaim. Nearly all claims in use have just the controller's, which takes no memory here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimFinalizers {
+    has_own: bool,
+    foreign: Box<[String]>,
+}
+
+impl From<Vec<String>> for ClaimFinalizers {
+    fn from(mut all: Vec<String>) -> Self {
+        let count = all.len();
+        all.retain(|it| it != CLAIM_FINALIZER);
+        ClaimFinalizers {
+            has_own: all.len() < count,
+            foreign: all.into(),
+        }
+    }
+}
+
+impl ClaimFinalizers {
+    /// Returns the finalizers of other programs, then the controller's, if the claim has it.
+    pub fn all(&self) -> Vec<String> {
+        let own = self.has_own.then(|| CLAIM_FINALIZER.to_owned());
+        self.foreign.iter().cloned().chain(own).collect()
+    }
+
+    /// Returns the finalizers of other programs.
+    pub(crate) fn foreign(&self) -> Vec<String> {
+        self.foreign.to_vec()
+    }
+}
+
 impl Claim {
     /// Returns whether the claim has the controller's finalizer.
     pub fn has_finalizer(&self) -> bool {
-        self.finalizers.iter().any(|it| it == CLAIM_FINALIZER)
+        self.finalizers.has_own
     }
 
     /// Returns the state that the status shows, as in the label `state` of the metric `cadastre_claims`: `in_use` if a

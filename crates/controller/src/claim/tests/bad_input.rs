@@ -138,7 +138,7 @@ fn a_claim_that_is_edited_in_use_keeps_its_addresses() {
             version: is.version + 1,
             generation: is.generation + 1,
             status: is.status.clone(),
-            finalizers: Vec::new(),
+            finalizers: Vec::new().into(),
             ..edited
         };
         fixture
