@@ -271,6 +271,12 @@ impl Checks {
         histories.any(|(key, history)| history.edited && key.0.contains_addr(addr))
     }
 
+    /// Whether the address is in a podCIDR of a deleted node that no NodeSubnet contained when the node was deleted.
+    fn is_unrecorded(&self, addr: Addr) -> bool {
+        let mut unrecorded = self.dead_nodes.iter().filter(|it| !it.recorded);
+        unrecorded.any(|it| it.ranges.iter().any(|range| range.contains_addr(addr)))
+    }
+
     fn is_listed_to(&self, block: Option<&Block>, spec: &BlockSpec) -> bool {
         let uid = block.map(|block| block.uid.clone()).unwrap_or_default();
         let history = self.blocks.histories.get(&key_of_owner(spec, &uid));
@@ -556,6 +562,7 @@ impl Sim {
                 let is_nested = |used: &Cidr| {
                     is_handed_over(subnet_of(other), used, &cidr)
                         || is_handed_over(after, &cidr, used)
+                        || self.machines.hosts[other].has_withdrawn(&cidr)
                 };
                 let mut used = self.used_by(other).into_iter();
                 let own = (cidr, listed_as.clone());
@@ -582,8 +589,10 @@ impl Sim {
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
             let subnet_of = |host: &NodeName| self.api.subnets.get(host).map(AsRef::as_ref);
             for held in self.used_by(other) {
+                // The store counts, too, because a user may have deleted the NodeSubnet after the withdrawal.
                 let is_nested = is_handed_over(subnet_of(&theirs.name), &held.0, &block.0)
-                    || is_handed_over(subnet_of(&agent.name), &block.0, &held.0);
+                    || is_handed_over(subnet_of(&agent.name), &block.0, &held.0)
+                    || theirs.has_withdrawn(&block.0);
                 let is_same = other == id && held.0 == block.0;
                 let is_shared = self.checks.blocks.are_shared(held, block);
                 if held.0.overlaps(&block.0) && !is_same && !is_nested && !is_shared {
@@ -627,9 +636,10 @@ impl Sim {
             let from_agent = self.machines.of_pod.contains_key(&other.uid)
                 && !self.checks.ghosts.contains(&other.uid)
                 && !self.checks.given_too_late.contains(&other.uid);
-            // If a user edits the block of a dead node, that edit decides which node has the block. So nothing is
-            // checked in this case.
-            let edited = self.checks.was_edited(addr);
+            // If a user edits the block of a dead node, that edit decides which node has the block. If a user has
+            // deleted the record of a node's podCIDRs before the node's deletion, nothing records them any more. So
+            // nothing is checked in these cases.
+            let edited = self.checks.was_edited(addr) || self.checks.is_unrecorded(addr);
             // The quarantine of a dead node's addresses is measured by clocks. If a clock is fast, the quarantine ends
             // too early.
             let of_dead = || {

@@ -16,6 +16,7 @@
 //! - A node may get an address of a claim by a podCIDR of a foreign allocator. A node may also have an address of a
 //!   claim because the claim got the address by a late write of a deposed leader. In these cases, the controller gives
 //!   the claim another address if no pod has used the claim.
+//! - A machine whose Node is deleted may assign an address that a claim has got since, as long as no agent runs on it.
 //! - After a restore of the API server, a claim may have addresses that nodes got later.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -315,6 +316,8 @@ impl Sim {
     ) -> Verdict {
         let addr = given.address;
         let name = self.machines.hosts[id].name.clone();
+        // While no agent runs on a machine, nobody tells the machine that its Node is deleted.
+        let is_outlived = self.machines.live_node(id, &self.api).is_none() || self.is_outlived(id);
         if let Some(asked) = self.claims.asked.get(pod).copied() {
             if asked != addr && !self.serves_unknown(id, &given.pool) {
                 let text = format!("pod {pod} on {name} asks for {asked} and gets {addr}");
@@ -336,6 +339,9 @@ impl Sim {
                 .is_some_and(|it| it.contains(&addr));
             if has {
                 self.checks.tally.claimed += 1;
+                if is_outlived {
+                    return Ok(());
+                }
                 return self.check_same(&claim, pod, addr);
             }
             if self.serves_unknown(id, &given.pool) {
@@ -349,7 +355,7 @@ impl Sim {
         // node while the claim still waits for it. So the pod's own claim does not count.
         let others = claims.filter(|it| Some(&it.name) != own.as_ref());
         let mut claims = others.filter(|it| it.addresses().any(|it| it == addr));
-        let is_spared = self.was_restored() || self.claims.contested.contains(&addr);
+        let is_spared = is_outlived || self.was_restored() || self.claims.contested.contains(&addr);
         if let Some(claim) = claims.next().filter(|_| !is_spared) {
             let text = format!("pod {pod} on {name} gets {addr} of {}", text(claim));
             return wrong("claim", text, [&*name, &*claim.name]);

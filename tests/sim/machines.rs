@@ -84,6 +84,7 @@ impl Sim {
             self.machines.of_node.insert(node.uid.clone(), id);
             self.start_host(id);
         } else if self.machines.hosts[id].is_off {
+            self.machines.hosts[id].is_gone = false;
             self.after(MS, Due::Machine(id, Act::Start));
         }
         // Other hosts with the name of this Node are gone, so their addresses are no longer in use.
@@ -116,6 +117,8 @@ impl Sim {
     pub fn act(&mut self, id: usize, act: &Act) {
         match act {
             Act::Start if self.was_restored() && !self.host(id).is_off => {}
+            // Another machine has taken the host's name after this boot was scheduled.
+            Act::Start if self.host(id).is_gone => {}
             Act::Start => self.start_host(id),
             Act::PodEnded(uid) => self.host_ends(id, uid),
             Act::PodStarts(uid) => {

@@ -345,6 +345,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         CooldownIgnored => sim(Agents, 3_000),
         RebootEndsCooldown => sim(Reboots, 5_000),
         RangesRecordedLate => duplicate(Reboots, 10_000),
+        LostBlocksAssign => unit(
+            "agent::machine::tests::nothing_is_assigned_from_lost_blocks_while_new_ranges_wait_for_the_runtime",
+        ),
         LostStoreTakenForReboot => sim(Agents, 5_000),
         ProbeSkipped => sim(Probing, 1_000),
         ConflictAssigned => sim(Probing, 1_000),
@@ -375,6 +378,15 @@ pub fn proof(mutation: Mutation) -> Proof {
         ClaimMovedOnOneProof => sim(Claims, 2_000),
         ClaimsNotInLedger => sim(Claims, 2_000),
         ClaimDeletedInUse => sim(Claims, 2_000),
+        ReplacedAddressesFreedEarly => unit(
+            "controller::claim::tests::the_old_addresses_of_a_claim_are_not_free_before_its_status_has_the_new_ones",
+        ),
+        DeletedClaimPlaced => {
+            unit("controller::claim::tests::a_deleted_claim_that_no_node_has_gets_no_node_any_more")
+        }
+        OpenRoutesIgnored => unit(
+            "controller::routes::tests::a_range_is_routed_while_a_write_that_lists_it_has_no_known_outcome",
+        ),
         ClaimServesEveryPod => sim(AskingPods, 2_000),
         ClaimServesEveryVmi => duplicate(Migrations, 2_000),
         StandbyForEveryVmi => unit(

@@ -290,7 +290,7 @@ impl Carrier {
                     StoreAnswer::Looked(looked.map(|snapshot| with_netns(snapshot, &service)))
                 }
                 StoreQuestion::Transact(transaction) => {
-                    let done = ledger.with(move |it| transaction.run(it)).await;
+                    let done = ledger.transact(transaction).await;
                     done.unwrap_or_else(|error| StoreAnswer::Failed(error.into()))
                 }
                 StoreQuestion::Free(attachment) => {

@@ -12,7 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use cadastre_node::store_thread::{CallTimes, StoreHandle, StoreSettings, StoreThread};
+use crate::machine::{StoreAnswer, Transaction};
+use cadastre_node::store_thread::{
+    CallTimes, StoreHandle, StoreRequest, StoreSettings, StoreThread,
+};
 use cadastre_node::{
     AddressLedger as Tables, HoldingsFile, Op, OpError, OpErrorKind, OpOutcome, Snapshot,
     StorageFault, StoreError,
@@ -140,12 +143,25 @@ impl LedgerClient {
         &self,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T, StorageFault> + Send + 'static,
     ) -> Result<T, LedgerError> {
-        let handle = self.handle()?;
         let (reply, answer) = oneshot::channel();
-        handle.with(work, move |result| {
-            let _ = reply.send(result);
-        });
-        drop(handle);
+        let reply = move |result| _ = reply.send(result);
+        self.send(StoreRequest::work(None, work, reply), answer)
+            .await
+    }
+
+    /// Runs a transaction of the agent's cycle.
+    pub async fn transact(&self, transaction: Transaction) -> Result<StoreAnswer, LedgerError> {
+        let (reply, answer) = oneshot::channel();
+        let reply = move |result| _ = reply.send(result);
+        self.send(transaction.request(reply), answer).await
+    }
+
+    async fn send<T>(
+        &self,
+        request: StoreRequest,
+        answer: oneshot::Receiver<Result<T, Arc<StoreError>>>,
+    ) -> Result<T, LedgerError> {
+        self.handle()?.send(request);
         let stops = || LedgerError::Closed("the thread of the store has ended".to_owned());
         Ok(answer.await.map_err(|_| stops())??)
     }

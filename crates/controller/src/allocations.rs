@@ -16,6 +16,7 @@ pub mod claims;
 pub mod foreign;
 pub mod holders;
 pub mod lending;
+pub mod open_routes;
 mod quarantined;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +31,7 @@ use crate::allocations::claims::ClaimTable;
 use crate::allocations::foreign::AllTooWide;
 use crate::allocations::holders::{HolderIds, HolderUse};
 use crate::allocations::lending::LendingTable;
+use crate::allocations::open_routes::OpenRoutes;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, PodUid, Subnet};
@@ -83,6 +85,8 @@ pub struct AllocationState {
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
+    /// Ranges in writes of NodeRoutes and FRRConfigurations whose outcome is not known yet
+    pub(crate) open_routes: OpenRoutes,
     /// podCIDR writes that may be in flight. The Lease must name each write before the write is sent
     pub(super) intents: IntentBook,
     pub(super) holders: HolderIds,

@@ -100,6 +100,7 @@ impl BlockLoop {
 
     fn look(&mut self, cidr: Cidr, cx: &mut Context) -> KeyDecision {
         let now = cx.now.mono;
+        let open_routes = &cx.allocations.open_routes;
         let Some(entry) = cx.allocations.blocks.get_mut(&cidr) else {
             self.kept.remove(&cidr);
             return KeyDecision::Done;
@@ -145,7 +146,9 @@ impl BlockLoop {
                 ApiRequest::Replace(KnownObject::of(&**object), ObjectSpec::Block(entry.spec()))
             }
             // The event of the NodeRoutes queues the block again.
-            (Step::Delete, Some(_)) if is_routed(&entry.owner.name, &cidr, cx.cache) => {
+            (Step::Delete, Some(_))
+                if is_routed(&entry.owner.name, &cidr, open_routes, cx.cache) =>
+            {
                 return KeyDecision::Later(now + IN_USE_PAUSE);
             }
             (Step::Delete, Some(object)) => {

@@ -18,10 +18,13 @@
 //! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other
 //!   node gets a block of the claim, and the claim keeps its finalizer. The claim also keeps its finalizer during the
 //!   cooldown after that, so that no other pod gets its addresses before the cooldown is over.
-//! - The addresses of a claim change only if another node has got one of them. There are two possible causes: a foreign
-//!   allocator gave the node a podCIDR with the address, or a late write of an earlier leader gave the address to the
-//!   claim. In these cases the claim gets another address if its pool has one, unless a pod has used the claim or the
-//!   claim asks for that address.
+//! - The addresses of a claim change only if another node has got one of them. There are three possible causes: a
+//!   foreign allocator gave the node a podCIDR with the address, a late write of an earlier leader gave the address to
+//!   the claim, or the block of a deleted node was adopted again because an agent still uses it. In these cases the
+//!   claim gets other addresses if its pool has some, unless a pod has used the claim or the claim asks for that
+//!   address. The old addresses are allocated to nothing else before the claim's status has the new ones.
+//! - A deleted claim that no node has gets no node any more. So nothing uses the addresses of a claim whose finalizer is
+//!   being removed.
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
 
 mod addresses;
@@ -207,9 +210,8 @@ impl ClaimLoop {
         if has_none || is_to_choose_again(claim, cx) {
             match self.choose(claim, cx) {
                 Ok(chosen) => {
-                    cx.allocations.drop_claim(&claim.name);
                     cx.allocations
-                        .begin_claim(claim, &chosen.pool, chosen.addresses, false);
+                        .replace_claim(claim, &chosen.pool, chosen.addresses);
                 }
                 // The claim keeps the addresses that it has, because its status records them.
                 Err(_) if !has_none => {}
@@ -277,11 +279,10 @@ impl ClaimLoop {
             let now = cx.now.mono;
             let until = || now + cooldown_left(claim, cx);
             let until = *self.cooling.entry(name.clone()).or_insert_with(until);
-            if until > now {
-                self.writes.add_at(name.clone(), until);
-                return None;
+            if until <= now {
+                return set(claim.finalizers.foreign());
             }
-            return set(claim.finalizers.foreign());
+            self.writes.add_at(name.clone(), until);
         }
         let status = status(claim, self.problems.get(name), cx);
         if !claim.status.is(&status) {
@@ -338,6 +339,7 @@ fn joined(addresses: impl Iterator<Item = Addr>) -> String {
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
     let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
+    let is_unused = is_unused && !cx.allocations.has_block_of(&claim.name);
     let entry = cx.allocations.claims.get(&claim.name);
     let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())

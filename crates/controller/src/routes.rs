@@ -11,9 +11,9 @@
 //! the kind, the loop deletes those that exist.
 //!
 //! # Guarantees
-//! - While the NodeRoutes or the FRRConfiguration of a node lists a block, the IPAMBlock is not deleted
-//!   ([`is_routed`]). So the range is not allocated to another node, unless a write whose answer was lost lists the
-//!   block again.
+//! - While the NodeRoutes or the FRRConfiguration of a node lists a block, or a write whose outcome is not known may
+//!   list it, the IPAMBlock is not deleted ([`is_routed`]). So the range is not allocated to another node, unless a
+//!   late write of an earlier leader lists the block again.
 //! - Nothing is written while the routes of a node stay the same.
 //! - If the API server keeps rejecting the object of a node, only the blocks that it lists are affected: they cannot be
 //!   released. The event `WriteRejected` of the Node reports this.
@@ -33,6 +33,7 @@ use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
 use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
+use crate::allocations::open_routes::OpenRoutes;
 use crate::cluster::cache::{ClusterCache, spec_for};
 use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
@@ -40,6 +41,7 @@ use crate::cluster::objects::{FrrConfiguration, Node, Object, Routes, Text};
 use crate::cluster::request::{
     ApiRequest, KnownObject, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
 };
+use crate::purpose::Step;
 use crate::report::{EventRecord, FRR_CONFIGURATION};
 use cadastre_api::NodeSubnetSpec;
 use cadastre_core::Cidr;
@@ -66,6 +68,9 @@ pub(crate) trait RouteKind: Object<Name = NodeName> + Sized {
 
     /// Returns the ranges that the object lists.
     fn ranges(&self) -> BTreeSet<Cidr>;
+
+    /// Returns the ranges that a write of `spec` lists.
+    fn ranges_of(spec: &ObjectSpec) -> BTreeSet<Cidr>;
 
     /// Returns the object that the node should have. `ranges` is not empty.
     fn wanted(node: &Node, ranges: &[Cidr], settings: &Self::Settings, cx: &Context) -> Wanted;
@@ -137,6 +142,17 @@ impl<K: RouteKind> Loop for RouteLoop<K> {
             self.requests.answered(name, answer);
             self.note_foreign(name, answer.outcome, cx);
             self.queue.add(name.clone());
+            if !self.requests.is_open(name) {
+                let written = cx.allocations.open_routes.settled(K::KIND, name);
+                // These blocks have waited for the outcome. If the object lists them, they wait on.
+                let blocks = &cx.allocations.blocks;
+                let is_waiting =
+                    |it: &Cidr| blocks.get(it).is_some_and(|it| it.step == Step::Delete);
+                return AffectedLoops {
+                    blocks: written.into_iter().filter(is_waiting).collect(),
+                    ..AffectedLoops::default()
+                };
+            }
         }
         if *answer.purpose == Purpose::ListRoutes(K::KIND) {
             self.is_listing = false;
@@ -200,6 +216,13 @@ impl<K: RouteKind> RouteLoop<K> {
             ApiRequest::Create(_, spec) | ApiRequest::Replace(_, spec) => Some(spec.clone()),
             _ => None,
         };
+        if let Some(spec) = &written
+            && !K::FREED.is_on()
+            && !Mutation::OpenRoutesIgnored.is_on()
+        {
+            let open = &mut cx.allocations.open_routes;
+            open.sent(K::KIND, name, K::ranges_of(spec));
+        }
         self.requests.send(name.clone(), written);
         let (kind, name) = (K::KIND, name.clone());
         KeyDecision::Send(request, Purpose::Routes { kind, name })
@@ -296,11 +319,18 @@ fn parsed<'a>(texts: impl Iterator<Item = &'a str>) -> BTreeSet<Cidr> {
     texts.filter_map(|it| Cidr::parse_strict(it).ok()).collect()
 }
 
-/// Returns whether the NodeRoutes or the FRRConfiguration of the node lists the range. As long as one does, the range
-/// must not become free. Returns true for each range until the cache has all objects of earlier leaders.
-pub(crate) fn is_routed(node: &NodeName, range: &Cidr, cache: &ClusterCache) -> bool {
+/// Returns whether the NodeRoutes or the FRRConfiguration of the node lists the range, or may soon list it. As long as
+/// this is so, the range must not become free. Returns true for each range until the cache has all objects of earlier
+/// leaders.
+pub(crate) fn is_routed(
+    node: &NodeName,
+    range: &Cidr,
+    open: &OpenRoutes,
+    cache: &ClusterCache,
+) -> bool {
     lists::<Routes>(node, range, cache)
         || lists::<FrrConfiguration>(node, range, cache)
+        || open.may_list(node, range)
         || cache.awaits_routes
         || cache.awaits_frr_configurations
 }

@@ -286,6 +286,8 @@ mutations! {
     RebootEndsCooldown,
     /// A change of the node's ranges is reported before it is on the disk.
     RangesRecordedLate,
+    /// While the node's new ranges cannot be recorded, blocks that the node has lost still assign addresses.
+    LostBlocksAssign,
     /// A store that was lost while pods run is made anew as if the node had rebooted, which ends all pods.
     LostStoreTakenForReboot,
     /// An address is assigned without a probe, although its pool requires a probe.
@@ -328,6 +330,12 @@ mutations! {
     ClaimsNotInLedger,
     /// A deleted claim loses its finalizer while a node has its address.
     ClaimDeletedInUse,
+    /// If a claim gets other addresses, the old ones are free before its status has the new ones.
+    ReplacedAddressesFreedEarly,
+    /// A deleted claim gets a node although a write that removes its finalizer may be under way.
+    DeletedClaimPlaced,
+    /// Blocks are deleted although a write of routes that may list them has no known outcome.
+    OpenRoutesIgnored,
     /// The address of a claim is assigned to every pod that asks for it.
     ClaimServesEveryPod,
     /// The address of a claim that one virtual machine uses is assigned to the pods of every virtual machine.

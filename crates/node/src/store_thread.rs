@@ -195,7 +195,8 @@ impl StoreHandle {
         self.send(StoreRequest::work(None, work, reply));
     }
 
-    fn send(&self, request: StoreRequest) {
+    /// Sends a request to the store thread. Never blocks.
+    pub fn send(&self, request: StoreRequest) {
         let (request, what) = match self.sender.try_send(request) {
             Ok(()) => return,
             Err(TrySendError::Full(request)) => (request, "too many calls wait for it"),
@@ -230,7 +231,7 @@ impl StoreRequest {
     }
 
     /// Makes the work run with the operations, in a transaction that does not wait for the holdings file. The work must
-    /// not change or report the node's ranges.
+    /// not report the node's ranges, and change them at most by [`AddressLedger::restrict`].
     #[must_use]
     pub fn without_disk(self) -> Self {
         Self {

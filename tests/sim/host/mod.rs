@@ -139,6 +139,8 @@ pub struct Host {
     pub forgotten: BTreeSet<ObjectUid>,
     /// The blocks in the store.
     pub blocks: BTreeMap<Key, Held>,
+    /// The ranges that the store records as withdrawn.
+    pub withdrawn: Vec<Cidr>,
     /// How many addresses of each block are in cooldown, according to the store.
     pub cooling: BTreeMap<Key, u64>,
     /// The block of each assigned address, according to the store.
@@ -186,6 +188,7 @@ impl Host {
             clocks: Clocks::new(1_000_000),
             forgotten: BTreeSet::new(),
             blocks: BTreeMap::new(),
+            withdrawn: Vec::new(),
             cooling: BTreeMap::new(),
             clean: BTreeSet::new(),
             probing: BTreeSet::new(),
@@ -224,6 +227,11 @@ impl Host {
     /// address.
     fn is_in_use(&self) -> bool {
         self.kubelet.is_setting_up() || !self.calls.is_empty()
+    }
+
+    /// Whether the store records the whole range as withdrawn, so that no address of it is assigned.
+    pub fn has_withdrawn(&self, range: &Cidr) -> bool {
+        self.withdrawn.iter().any(|it| it.contains(range))
     }
 
     fn number(&mut self) -> u64 {

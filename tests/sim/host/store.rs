@@ -113,12 +113,9 @@ impl Sim {
                 };
                 StoreRequest::op(Op::Del(attachment), call, Box::new(reply))
             }
-            StoreQuestion::Transact(transaction) => {
-                let work = move |it: &mut AddressLedger<'_>| transaction.run(it);
-                StoreRequest::work(None, work, move |result: Result<_, Arc<StoreError>>| {
-                    put(result.unwrap_or_else(|error| StoreAnswer::Failed(trouble(&error))));
-                })
-            }
+            StoreQuestion::Transact(transaction) => transaction.request(move |result| {
+                put(result.unwrap_or_else(|error| StoreAnswer::Failed(trouble(&error))));
+            }),
         };
         self.queue_store(id, request);
     }
@@ -372,6 +369,7 @@ impl Sim {
         let node: ObjectUid = snapshot.node_uid.as_deref().unwrap_or_default().into();
         let before = std::mem::take(&mut agent.blocks);
         agent.cooling.clear();
+        agent.withdrawn.clone_from(&snapshot.withdrawn);
         for block in &snapshot.blocks {
             // Ranges that are not blocks are skipped. These are podCIDRs, whose UID is that of a present or earlier
             // Node, and adopted ranges without a UID, which are not listed yet.

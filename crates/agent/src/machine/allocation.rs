@@ -18,8 +18,9 @@ use crate::seen::SubnetSeen;
 use cadastre_api::node_allocation;
 use cadastre_api::{FirstBlock, NodePool};
 use cadastre_core::Family;
+use cadastre_core::mutation::Mutation;
 use cadastre_core::node_allocation::{Block, NodeAllocation, is_claim};
-use cadastre_node::RememberedAttachment;
+use cadastre_node::{BlockCount, BlockState, RememberedAttachment};
 
 /// The ranges that are being written to the store, with the API objects as they were when the write began.
 #[derive(Debug)]
@@ -76,6 +77,33 @@ impl AgentMachine {
             target: self.status_target(),
             wanted,
         });
+        // The write of the new ranges may wait: for the disk, the runtime, or the list of pods. Another node may have
+        // the blocks that this node has lost. So these blocks stop assigning before anything is waited for.
+        let is_lost = |it: &BlockCount| {
+            let listed = pending
+                .wanted
+                .blocks
+                .iter()
+                .find(|block| block.cidr == it.cidr);
+            it.state == BlockState::Active && listed.is_none_or(|block| block.draining)
+        };
+        if snapshot.blocks.iter().any(is_lost) && !Mutation::LostBlocksAssign.is_on() {
+            let restrict = Transaction::Restrict(pending.wanted.clone());
+            return Next::Ask(
+                InFlight::Restrict(pending),
+                StoreQuestion::Transact(restrict),
+            );
+        }
+        self.ask_about_new_ranges(pending, now)
+    }
+
+    /// Continues the write once nothing is assigned from blocks that the node has lost. If new ranges may be in use,
+    /// asks the runtime first.
+    pub(super) fn ask_about_new_ranges(
+        &mut self,
+        pending: Box<PendingAllocation>,
+        now: Duration,
+    ) -> Next {
         if pending.new.is_empty() {
             return self.store_allocation(pending, Vec::new());
         }

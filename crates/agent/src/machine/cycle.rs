@@ -60,6 +60,8 @@ pub(super) enum InFlight {
     Free(Attachment, LeakReason),
     /// List the sandboxes, to find which addresses of new ranges are in use
     SandboxesForRanges(Box<PendingAllocation>),
+    /// Stop assigning from blocks that are lost, then write the ranges
+    Restrict(Box<PendingAllocation>),
     Hold(Box<PendingAllocation>),
     /// Look at the store, then release blocks, then continue with this phase
     Look(Phase),
@@ -168,6 +170,9 @@ impl AgentMachine {
             (InFlight::SandboxesForRanges(pending), StoreAnswer::Sandboxes(all)) => {
                 self.sandboxes_listed(pending, all, at)
             }
+            (InFlight::Restrict(pending), StoreAnswer::Restricted) => {
+                self.ask_about_new_ranges(pending, at)
+            }
             (InFlight::Hold(pending), StoreAnswer::Held) => {
                 self.ranges_written(*pending, at, effects)
             }
@@ -204,7 +209,7 @@ impl AgentMachine {
             }
             (asked, StoreAnswer::Failed(trouble) | StoreAnswer::Looked(Err(trouble))) => {
                 let then = match asked {
-                    InFlight::Hold(pending) => {
+                    InFlight::Restrict(pending) | InFlight::Hold(pending) => {
                         self.write_ranges_again(&pending.target);
                         Phase::Look
                     }

@@ -22,9 +22,10 @@ use cadastre_core::node_allocation::NodeAllocation;
 use cadastre_core::{Addr, Cidr};
 use cadastre_daemon::events::EventNote;
 use cadastre_daemon::watch::WatchStep;
+use cadastre_node::store_thread::StoreRequest;
 use cadastre_node::{
     AddressLedger, Attachment, PodNote, PodRef, ProbeTargets, RememberedAttachment, Snapshot,
-    StorageFault,
+    StorageFault, StoreError,
 };
 
 /// An input of the machine: a step of a watch, or the outcome of an effect.
@@ -124,6 +125,9 @@ pub enum Transaction {
         /// The attachments in use, with their addresses
         known: Vec<RememberedAttachment>,
     },
+    /// Stop assigning addresses from blocks that are not among these ranges, or are draining. This does not wait for
+    /// the disk. The answer is [`StoreAnswer::Restricted`]
+    Restrict(NodeAllocation),
     /// Release the block with this range and UID if it is empty. The answer is [`StoreAnswer::Released`]
     Release(Cidr, String),
     /// Withdraw those requested ranges that are empty. The answer is [`StoreAnswer::Withdrawn`]
@@ -137,12 +141,30 @@ pub enum Transaction {
 }
 
 impl Transaction {
+    /// Returns the request for the store thread. `reply` receives the answer and must not block.
+    pub fn request(
+        self,
+        reply: impl FnOnce(Result<StoreAnswer, Arc<StoreError>>) + Send + 'static,
+    ) -> StoreRequest {
+        let is_restriction = matches!(self, Self::Restrict(_));
+        let request = StoreRequest::work(None, move |ledger| self.run(ledger), reply);
+        if is_restriction {
+            request.without_disk()
+        } else {
+            request
+        }
+    }
+
     /// Runs the transaction. After an error the store is unchanged.
-    pub fn run(self, ledger: &mut AddressLedger<'_>) -> Result<StoreAnswer, StorageFault> {
+    fn run(self, ledger: &mut AddressLedger<'_>) -> Result<StoreAnswer, StorageFault> {
         Ok(match self {
             Self::Hold { holding, known } => {
                 ledger.take_over(&holding, &known)?;
                 StoreAnswer::Held
+            }
+            Self::Restrict(holding) => {
+                ledger.restrict(&holding)?;
+                StoreAnswer::Restricted
             }
             Self::Release(cidr, uid) => StoreAnswer::Released(ledger.release(cidr, &uid)?),
             Self::Withdraw => StoreAnswer::Withdrawn(ledger.withdraw_empty()?),
@@ -167,6 +189,7 @@ pub enum StoreAnswer {
     Made(Result<usize, String>),
     Looked(Result<LeakScan, StoreTrouble>),
     Held,
+    Restricted,
     /// Whether the block is released; false if the block is not empty, or if its UID is not the requested one
     Released(bool),
     /// Whether the transaction withdrew any range

@@ -143,6 +143,21 @@ fn o3_addresses_in_use_of_a_new_pod_cidr_are_adopted_with_it() {
 }
 
 #[test]
+fn nothing_is_assigned_from_lost_blocks_while_new_ranges_wait_for_the_runtime() {
+    let mut bench = Bench::idle(blocks(&[A]));
+    bench.sandboxes = Err("no answer".to_owned());
+    bench.subnet(2, pod_cidrs(&["10.9.0.0/24"]));
+    let effects = bench.run();
+    let order = asked(&effects);
+    let place = |kind| order.iter().position(|it| *it == kind);
+    assert!(place("restrict") < place("sandboxes"), "{order:?}");
+    assert!(
+        place("restrict").is_some() && place("hold").is_none(),
+        "{order:?}"
+    );
+}
+
+#[test]
 fn o4_the_ranges_that_the_runtime_was_asked_about_are_written() {
     let mut bench = Bench::seen(pod_cidrs(&["10.9.0.0/24"]));
     bench.run_to("sandboxes");

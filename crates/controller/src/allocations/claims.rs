@@ -37,6 +37,9 @@ pub(crate) struct ClaimEntry {
     pub addresses: Vec<(Cidr, HoldingId)>,
     /// Whether the API server has stored the addresses in the claim's status
     pub is_stored: bool,
+    /// Addresses that the claim's status still has, and that `addresses` replace. They stay allocated until the API
+    /// server has stored `addresses`
+    pub replaced: Vec<(Cidr, HoldingId)>,
 }
 
 impl ClaimEntry {
@@ -152,7 +155,7 @@ impl AllocationState {
             .claims
             .get(claim)
             .into_iter()
-            .flat_map(ClaimEntry::cidrs);
+            .flat_map(|it| it.cidrs().chain(it.replaced.iter().map(|it| it.0)));
         let blocks = cidrs.filter_map(|cidr| self.block_around(&cidr));
         blocks.map(|entry| entry.owner.name.clone()).collect()
     }
@@ -185,29 +188,52 @@ impl AllocationState {
                 pool: pool.clone(),
                 addresses,
                 is_stored,
+                replaced: Vec::new(),
             },
         );
     }
 
+    /// Records other addresses for a claim that has some. The caller has already recorded a holding for each of the
+    /// new addresses. The old ones stay allocated until the API server has stored the new ones, because the claim's
+    /// status has them until then.
+    pub(crate) fn replace_claim(
+        &mut self,
+        claim: &Claim,
+        pool: &PoolName,
+        addresses: Vec<(Cidr, HoldingId)>,
+    ) {
+        if Mutation::ReplacedAddressesFreedEarly.is_on() {
+            self.drop_claim(&claim.name);
+        }
+        let old = self.claims.entries.remove(&claim.name);
+        self.begin_claim(claim, pool, addresses, false);
+        if let (Some(old), Some(new)) = (old, self.claims.entries.get_mut(&claim.name)) {
+            new.replaced = [old.addresses, old.replaced].concat();
+        }
+    }
+
     /// Records the addresses that a claim's status contains. Does nothing if the ledger already has other addresses of
     /// the claim, or if another claim has one of these addresses. The addresses in the status replace addresses that
-    /// this leader chose but the API server has not stored yet, because an earlier leader wrote the status.
-    pub(crate) fn claim_seen(&mut self, claim: &Claim) {
+    /// this leader chose but the API server has not stored yet, because an earlier leader wrote the status. Returns
+    /// whether addresses have become free, because the status has the addresses that replace them.
+    pub(crate) fn claim_seen(&mut self, claim: &Claim) -> bool {
         let stored: Vec<Cidr> = claim.addresses().map(Cidr::host).collect();
         if let Some(entry) = self.claims.entries.get_mut(&claim.name) {
             let is_same = entry.uid == claim.uid;
             if is_same && entry.cidrs().eq(stored.iter().copied()) {
                 entry.is_stored = true;
-                return;
+                let replaced = std::mem::take(&mut entry.replaced);
+                return self.free_addresses(&replaced);
             }
-            if is_same && (entry.is_stored || stored.is_empty()) {
-                return;
+            let is_replaced = |cidr: &Cidr| entry.replaced.iter().any(|it| it.0 == *cidr);
+            if is_same && (entry.is_stored || stored.iter().all(is_replaced)) {
+                return false;
             }
             self.drop_claim(&claim.name);
         }
         let is_anothers = |cidr: &Cidr| self.claims.of(cidr).is_some();
         if stored.is_empty() || stored.iter().any(is_anothers) {
-            return;
+            return false;
         }
         let pool = claim
             .status
@@ -221,6 +247,7 @@ impl AllocationState {
         });
         let addresses = addresses.collect();
         self.begin_claim(claim, &pool.unwrap_or_default(), addresses, true);
+        false
     }
 
     /// Removes the addresses of a claim whose object is gone. Returns whether the claim had any addresses.
@@ -228,10 +255,15 @@ impl AllocationState {
         let Some(entry) = self.claims.entries.remove(name) else {
             return false;
         };
-        for (cidr, holding) in entry.addresses {
-            self.claims.by_address.remove(&cidr);
-            self.ledger.release(holding);
-        }
+        self.free_addresses(&[entry.addresses, entry.replaced].concat());
         true
+    }
+
+    fn free_addresses(&mut self, addresses: &[(Cidr, HoldingId)]) -> bool {
+        for (cidr, holding) in addresses {
+            self.claims.by_address.remove(cidr);
+            self.ledger.release(*holding);
+        }
+        !addresses.is_empty()
     }
 }

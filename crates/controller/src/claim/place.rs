@@ -99,6 +99,15 @@ fn node_to_place_on<'a>(
     let Some(first) = pods.iter().find(|pod| pod.node.is_some()) else {
         return Ok(None);
     };
+    // The write that removes the claim's finalizer may be under way, even that of an earlier leader. So as soon as no
+    // node has the addresses of a deleted claim, no node gets them any more.
+    if claim.deleting && blocks.is_empty() && !Mutation::DeletedClaimPlaced.is_on() {
+        let text = format!(
+            "the claim is being deleted: pod {} waits until it is gone, and then for another claim of this name",
+            first.pod
+        );
+        return Err(ClaimProblem::new("BeingDeleted", text));
+    }
     let pod = block.map_or(Some(*first), |it| {
         first_on(&it.owner.name, it.vmi.as_ref(), pods)
     });

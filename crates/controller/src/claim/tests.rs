@@ -773,6 +773,68 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
 }
 
 #[test]
+fn a_deleted_claim_that_no_node_has_gets_no_node_any_more() {
+    let mut deleted = claim(CLAIM, "p", &[]);
+    deleted.deleting = true;
+    deleted.status = ClaimStatus::from(&IPClaimStatus {
+        addresses: vec!["10.0.0.254".to_owned()],
+        released_at: Some(Time(Timestamp::from_second(0).unwrap())),
+        ..IPClaimStatus::default()
+    });
+    let mut fixture = Fixture::of(deleted);
+    let user = claiming_pod("web-0", CLAIM, Some("a"));
+    fixture.applied(user);
+    let (_, reason, text) = fixture.settle(CLAIM);
+    assert_eq!(
+        format!("{reason}: {text}"),
+        "BeingDeleted: the claim is being deleted: pod web-0 waits until it is gone, and then for another claim of this name"
+    );
+    fixture.now = at(30);
+    fixture.settle(CLAIM);
+    assert!(!fixture.cache.claims.get(CLAIM).unwrap().has_finalizer());
+    fixture.claims.queue.add(CLAIM.into());
+    fixture.settle(CLAIM);
+    assert!(fixture.node_of(ADDRESS).is_none());
+}
+
+#[test]
+fn the_old_addresses_of_a_claim_are_not_free_before_its_status_has_the_new_ones() {
+    let pools = vec![pool_with("p", "10.0.0.0/24", |spec| {
+        spec.ipv6 = Some(ipv6_ranges("fd00::/64", 128));
+    })];
+    let mut fixture = Fixture::new(pools, vec![claim("default/a", "p", &[])], Vec::new());
+    let (old, _, _) = fixture.settle("default/a");
+    let hosts: Vec<Cidr> = old.iter().map(|it| Cidr::host(addr(it))).collect();
+    let before = Claim::clone(fixture.cache.claims.get("default/a").unwrap());
+    // An agent reports a block that contains the IPv4 address, for example after a restore.
+    let object = block("10.0.0.240/28", Owner::node(&"b".into(), &"b".into()));
+    fixture.allocations.block_seen(&object, fixture.now);
+    fixture.claims.queue.add("default/a".into());
+    let requests = fixture.requests();
+    assert_eq!(requests.len(), 1);
+    let is_free = |it: &Fixture| {
+        it.allocations
+            .ledger
+            .overlapping(&hosts[1])
+            .next()
+            .is_none()
+    };
+    assert!(!is_free(&fixture), "the status still has {}", old[1]);
+    // The status is shown once more, as after a conflict.
+    let again = Claim {
+        version: before.version + 1,
+        ..before
+    };
+    assert!(!fixture.allocations.claim_seen(&again));
+    for request in requests {
+        fixture.write(request);
+    }
+    assert!(is_free(&fixture), "the status has other addresses");
+    let (new, _, _) = fixture.settle("default/a");
+    assert!(new.iter().all(|it| !old.contains(it)), "{old:?} {new:?}");
+}
+
+#[test]
 fn a_release_in_the_future_delays_the_end_of_a_claim_by_no_more_than_the_cooldown() {
     let mut deleted = claim(CLAIM, "p", &[]);
     deleted.deleting = true;

@@ -239,7 +239,14 @@ impl Leader {
             }
         }
         if let Some(claim) = after {
-            self.allocations.claim_seen(claim);
+            let around = self.allocations.nodes_around(&claim.name);
+            if self.allocations.claim_seen(claim) {
+                // These nodes no longer have to withdraw the addresses that were replaced.
+                for node in around {
+                    self.loops.subnets.queue.add(node);
+                }
+                self.requeue_waiting();
+            }
             self.loops.claims.queue.add(claim.name.clone());
             if claim.ipam_claim.is_some() {
                 self.loops.ipam_claims.queue.add(claim.name.clone());

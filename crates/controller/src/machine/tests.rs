@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::script::{Cluster, Script};
 use super::*;
+use crate::allocations::open_routes::OpenRoutes;
 use crate::cluster::intents::{SeenVersions, WriteIntent, WriteIntents};
 use crate::cluster::lease::{LeadershipTerm, Takeover};
 use crate::cluster::names::NodeName;
@@ -422,7 +423,8 @@ fn without_frr_k8s_no_block_waits_and_objects_are_forgotten() {
     let mut controller = Controller::new(settings);
     let now = NOW;
     let range = Cidr::parse_strict("10.0.0.0/26").unwrap();
-    let is_routed = |it: &Controller| is_routed(&"n1".into(), &range, &it.cache);
+    let is_routed =
+        |it: &Controller| is_routed(&"n1".into(), &range, &OpenRoutes::default(), &it.cache);
     assert!(is_routed(&controller), "it is not known yet");
     let asked = Duration::ZERO;
     let object = FrrConfiguration {

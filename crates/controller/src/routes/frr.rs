@@ -35,6 +35,13 @@ impl RouteKind for FrrConfiguration {
         parsed(frr::prefixes(&self.spec))
     }
 
+    fn ranges_of(spec: &ObjectSpec) -> BTreeSet<Cidr> {
+        match spec {
+            ObjectSpec::FrrConfiguration(spec) => parsed(frr::prefixes(spec)),
+            _ => BTreeSet::new(),
+        }
+    }
+
     fn wanted(
         node: &Node,
         ranges: &[Cidr],

@@ -32,6 +32,13 @@ impl RouteKind for Routes {
         parsed(self.spec.destinations.iter().map(String::as_str))
     }
 
+    fn ranges_of(spec: &ObjectSpec) -> BTreeSet<Cidr> {
+        match spec {
+            ObjectSpec::Routes(spec) => parsed(spec.destinations.iter().map(String::as_str)),
+            _ => BTreeSet::new(),
+        }
+    }
+
     fn wanted(node: &Node, ranges: &[Cidr], publishes: &bool, cx: &Context) -> Wanted {
         let spec = publishes.then(|| NodeRoutesSpec {
             via: via(node, cx.allocations),

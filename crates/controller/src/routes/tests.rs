@@ -136,11 +136,47 @@ fn a_range_is_routed_while_the_node_lists_exactly_this_range() {
         ("10.0.0.0/27", false),
         ("10.0.0.64/26", false),
     ] {
-        assert_eq!(is_routed(&"a".into(), &cidr(range), &fixture.cache), is);
+        assert_eq!(is_routed_in(&fixture, "a", range), is);
     }
-    assert!(!is_routed(
-        &"b".into(),
-        &cidr("10.0.0.0/26"),
-        &fixture.cache
+    assert!(!is_routed_in(&fixture, "b", "10.0.0.0/26"));
+}
+
+fn is_routed_in(fixture: &LoopFixture<RouteLoop<Routes>>, node: &str, range: &str) -> bool {
+    let open = &fixture.allocations.open_routes;
+    is_routed(&node.into(), &cidr(range), open, &fixture.cache)
+}
+
+#[test]
+fn a_range_is_routed_while_a_write_that_lists_it_has_no_known_outcome() {
+    let mut of_a = subnet("a", &["10.0.0.0/26"], 1);
+    of_a.spec.as_mut().unwrap().node_uid = Some("a".to_owned());
+    let mut fixture = fixture(true, of_a, vec![]);
+    let is = |fixture: &LoopFixture<_>| is_routed_in(fixture, "a", "10.0.0.0/26");
+    assert!(!is(&fixture));
+    let purpose = Purpose::Routes {
+        kind: ObjectKind::Routes,
+        name: "a".into(),
+    };
+    let mut is_after = |wrote: bool, outcome| {
+        let request = fixture.request().unwrap();
+        assert_eq!(request.is_write(), wrote, "{request:?}");
+        assert!(
+            is(&fixture) || !wrote,
+            "the answer to {request:?} is not known"
+        );
+        let answer = RequestAnswer {
+            wrote,
+            ..RequestAnswer::to_write(&purpose, &outcome)
+        };
+        fixture.step(|tested, cx| _ = tested.answered(&answer, cx));
+        is(&fixture)
+    };
+    let rejected = RequestOutcome::Rejected;
+    assert!(is_after(true, RequestOutcome::Indeterminate(String::new())));
+    assert!(is_after(false, rejected(Rejection::Busy(None))));
+    assert!(!is_after(false, rejected(Rejection::Missing)));
+    assert!(!is_after(
+        true,
+        rejected(Rejection::Rejected(String::new()))
     ));
 }

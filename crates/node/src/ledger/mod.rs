@@ -129,6 +129,13 @@ impl<'a> AddressLedger<'a> {
         set_allocation::set_allocation(self.kv, allocation, self.now)
     }
 
+    /// Stops assigning addresses from blocks that `allocation` does not list, or lists as draining. Changes nothing
+    /// else. Unlike [`Self::set_allocation`], this may take effect before it is on the disk: nobody is told of it, and
+    /// if a reboot undoes it, the ledger is as before.
+    pub fn restrict(&mut self, allocation: &NodeAllocation) -> Result<(), StorageFault> {
+        set_allocation::restrict(self.kv, allocation)
+    }
+
     /// Releases a block if none of its addresses is in use, cooling or withdrawn. Returns whether the block is
     /// released. The block is released only if its UID is `uid`, because a newer block can have the same CIDR. A
     /// released block assigns no address. The node can get the same range again as another block, with another UID.

@@ -72,6 +72,30 @@ pub(crate) fn set_allocation(
     Ok(())
 }
 
+/// Stops assigning addresses from blocks that are not listed, or that are listed as draining. Changes nothing else.
+pub(crate) fn restrict(
+    kv: &mut dyn KvMut,
+    allocation: &NodeAllocation,
+) -> Result<(), StorageFault> {
+    for (cidr, old) in kv.blocks()? {
+        let listed = allocation.blocks.iter().find(|it| it.cidr == cidr);
+        let state = match listed {
+            _ if old.state != BlockState::Active || Mutation::UnlistedBlocksAssign.is_on() => {
+                continue;
+            }
+            None => BlockState::Unlisted,
+            Some(listed) if listed.draining => BlockState::Draining,
+            Some(_) => continue,
+        };
+        let new = BlockRecord {
+            state,
+            ..old.clone()
+        };
+        put_block(kv, cidr, Some(&old), &new, None)?;
+    }
+    Ok(())
+}
+
 /// Returns the state of a listed block. A block that was released stays released, even if it was not listed for a
 /// while. If a released block is listed again, the API server was restored to an older state, and another node may have
 /// the range.

@@ -2,8 +2,9 @@
 //!
 //! A change of the node's ranges is written to this file before the store commits the change. So nobody sees a change
 //! that a loss of power could undo. If the commit then fails, the file is ahead of the store
-//! ([`HoldingsFile::is_ahead`]), and the next `Store::transact` writes the file again. Changed pod notes are written
-//! later, so that no operation waits for them.
+//! ([`HoldingsFile::is_ahead`]), and the next `Store::transact` writes the file again. Two changes are written later, so
+//! that nothing waits for the disk: changed pod notes, and that blocks stop assigning addresses
+//! (`AddressLedger::restrict`).
 
 use std::fmt::Debug;
 use std::io;

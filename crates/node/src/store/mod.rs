@@ -58,6 +58,17 @@ pub struct Store {
     holdings: Option<HoldingsFile>,
 }
 
+/// When the ranges in a store are written to its holdings file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recording {
+    /// Before the commit, even if they have not changed
+    Always,
+    /// Before the commit, if they have changed
+    OfChanges,
+    /// Some time after the commit, if they have changed
+    Later,
+}
+
 /// Device and inode number of a file.
 type FileId = (u64, u64);
 
@@ -261,23 +272,28 @@ impl Store {
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
         let is_ahead = self.holdings.as_ref().is_some_and(HoldingsFile::is_ahead);
-        self.transact_recorded(now, is_ahead, work)
+        let recording = if is_ahead {
+            Recording::Always
+        } else {
+            Recording::OfChanges
+        };
+        self.transact_recorded(now, recording, work)
     }
 
-    /// Like [`Self::transact`], for work that neither changes nor reports the node's ranges. Does not wait for the
-    /// holdings file, even if that file is ahead of the store.
+    /// Like [`Self::transact`], for work that does not report the node's ranges, and changes them at most by
+    /// [`AddressLedger::restrict`]. Does not wait for the holdings file, even if that file is ahead of the store.
     pub fn transact_ops<T>(
         &mut self,
         now: &Now,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
-        self.transact_recorded(now, false, work)
+        self.transact_recorded(now, Recording::Later, work)
     }
 
     fn transact_recorded<T>(
         &mut self,
         now: &Now,
-        records: bool,
+        recording: Recording,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault>,
     ) -> Result<T, StoreError> {
         let file = self.holdings.clone();
@@ -290,8 +306,8 @@ impl Store {
             if tables.has_new_notes {
                 file.set_stale();
             }
-            if records || tables.has_new_ranges {
-                if Mutation::RangesRecordedLate.is_on() {
+            if recording == Recording::Always || tables.has_new_ranges {
+                if recording == Recording::Later || Mutation::RangesRecordedLate.is_on() {
                     file.set_stale();
                     return Ok(result);
                 }

@@ -225,6 +225,33 @@ fn ranges_that_are_only_in_the_file_are_written_again_before_ranges_are_read() {
 }
 
 #[test]
+fn blocks_stop_assigning_even_if_the_disk_cannot_record_it() {
+    let file = MemoryFile::default();
+    let mut store = store(&file);
+    let now = at(1, 50_000);
+    let adds = |store: &mut Store, number| {
+        let add = Op::Add(add(number));
+        let done = store.transact_ops(&now, |ledger| ledger.run(&add)).unwrap();
+        done.is_ok()
+    };
+    store.set_allocation(&ranges(&[BLOCK]), &now).unwrap();
+    assert!(adds(&mut store, 1));
+    file.set_fate(FileFate::Fails);
+    let lost = ranges(&[]);
+    store.set_allocation(&lost, &now).unwrap_err();
+    assert!(adds(&mut store, 2), "nothing has changed");
+    store
+        .transact_ops(&now, |ledger| ledger.restrict(&lost))
+        .unwrap();
+    assert!(!adds(&mut store, 3));
+    // The block stays on record until the disk works, because its first two addresses are in use.
+    file.set_fate(FileFate::Lasts);
+    store.set_allocation(&ranges(&[OTHER]), &now).unwrap();
+    assert!(adds(&mut store, 4));
+    assert_eq!(blocks(&mut store, &now).len(), 2);
+}
+
+#[test]
 fn an_agent_that_starts_writes_the_ranges_if_the_file_has_others() {
     let file = MemoryFile::default();
     let disk = MemoryDisk::default();

@@ -222,6 +222,7 @@ impl Bench {
                 self.hold(&holding);
                 StoreAnswer::Held
             }
+            StoreQuestion::Transact(Transaction::Restrict(_)) => StoreAnswer::Restricted,
             StoreQuestion::Transact(Transaction::Release(cidr, _)) => {
                 self.snapshot.blocks.retain(|it| it.cidr != cidr);
                 StoreAnswer::Released(true)
@@ -321,6 +322,7 @@ pub(super) fn name(question: &StoreQuestion) -> &'static str {
         StoreQuestion::Make { .. } => "make",
         StoreQuestion::Look => "look",
         StoreQuestion::Transact(Transaction::Hold { .. }) => "hold",
+        StoreQuestion::Transact(Transaction::Restrict(_)) => "restrict",
         StoreQuestion::Transact(Transaction::Release(..)) => "release",
         StoreQuestion::Transact(Transaction::Withdraw) => "withdraw",
         StoreQuestion::Transact(Transaction::EndConflicts(_)) => "end conflicts",

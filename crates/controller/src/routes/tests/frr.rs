@@ -224,7 +224,10 @@ fn no_range_is_free_while_an_frr_configuration_lists_it_or_until_they_are_known(
     let stored = spec(64_513, &["10.0.0.0/26"]);
     assert_eq!(prefixes(&stored).count(), 1);
     let mut fixture = fixture(node_a(None, &[]), &[], vec![found(true, stored)]);
-    let is = |fixture: &Fixture, range| is_routed(&"a".into(), &cidr(range), &fixture.cache);
+    let is = |fixture: &Fixture, range| {
+        let open = &fixture.allocations.open_routes;
+        is_routed(&"a".into(), &cidr(range), open, &fixture.cache)
+    };
     assert!(is(&fixture, "10.0.0.0/26") && !is(&fixture, "10.0.0.64/26"));
     fixture.cache.awaits_frr_configurations = true;
     assert!(is(&fixture, "10.0.0.64/26"));
