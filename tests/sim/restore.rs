@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{Node, Pod};
+use cadastre_core::Cidr;
 
 use super::api::Api;
 use super::block_checks::BlockChecks;
@@ -145,7 +146,11 @@ impl Sim {
             self.after(late, Due::DeleteNode(node.name.clone(), node.uid.clone()));
         }
         for node in before {
-            if now.iter().any(|it| it.uid == node.uid) || node.deleting {
+            if let Some(restored) = now.iter().find(|it| it.uid == node.uid) {
+                self.lose_pod_cidrs(node, restored);
+                continue;
+            }
+            if node.deleting {
                 continue;
             }
             self.log(Some(&node.name), || {
@@ -167,6 +172,21 @@ impl Sim {
             self.after(late, Due::Register(Box::new(node)));
         }
         self.publish();
+    }
+
+    /// Notes the podCIDRs that the restore has taken from a Node. Nothing is guaranteed for their addresses until the Node
+    /// gets the same podCIDRs again.
+    fn lose_pod_cidrs(&mut self, before: &Node, restored: &Node) {
+        let lost = before.pod_cidrs.iter();
+        let lost: Vec<Cidr> = lost
+            .filter(|it| !restored.pod_cidrs.contains(it))
+            .copied()
+            .collect();
+        if let Some(id) = self.machines.of_node.get(&before.uid).copied() {
+            self.checks
+                .given_too_late
+                .extend(self.machines.hosts[id].lose(&lost));
+        }
     }
 
     /// Registers a new Node for the host of a lost Node, if the host still exists.

@@ -141,6 +141,22 @@ impl Kubelet {
         all.find(|(_, it)| has(it)).map(|(id, _)| id.as_str())
     }
 
+    /// Notes that nothing is guaranteed for addresses in these ranges. Returns the pods that have such addresses.
+    pub fn lose(&mut self, ranges: &[Cidr]) -> Vec<ObjectUid> {
+        let mut pods = Vec::new();
+        for sandbox in self.sandboxes.values_mut() {
+            let is_lost = |it: &&Addr| ranges.iter().any(|range| range.contains_addr(**it));
+            let before = sandbox.foreign.len();
+            sandbox
+                .foreign
+                .extend(sandbox.addresses.iter().filter(is_lost));
+            if sandbox.foreign.len() > before {
+                pods.push(sandbox.pod.uid.as_str().into());
+            }
+        }
+        pods
+    }
+
     /// Pods that should run and have no address yet.
     pub fn waiting(&self) -> impl Iterator<Item = &PodRef> {
         let pods = self.pods.values();
@@ -375,9 +391,14 @@ impl Sim {
         Ok(())
     }
 
-    /// Whether the range is a podCIDR of a foreign allocator.
+    /// Whether the range is a podCIDR of a foreign allocator, or one that a restore has taken from the Node.
     fn is_foreign(&self, id: usize, range: Cidr) -> bool {
         let agent = &self.machines.hosts[id];
+        let node = self.api.nodes.get(&agent.name);
+        let has = node.is_some_and(|it| it.pod_cidrs.contains(&range));
+        if agent.lost_pod_cidrs.contains(&range) && !has {
+            return true;
+        }
         let is_block = agent.blocks.keys().any(|(cidr, _)| *cidr == range);
         let node = agent.node.clone().unwrap_or_else(|| "".into());
         !is_block && !self.checks.ours.contains(&node)

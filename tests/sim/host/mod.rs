@@ -139,6 +139,8 @@ pub struct Host {
     pub forgotten: BTreeSet<ObjectUid>,
     /// The blocks in the store.
     pub blocks: BTreeMap<Key, Held>,
+    /// podCIDRs that a restore has taken from the host's Node.
+    lost_pod_cidrs: Vec<Cidr>,
     /// The ranges that the store records as withdrawn.
     pub withdrawn: Vec<Cidr>,
     /// How many addresses of each block are in cooldown, according to the store.
@@ -188,6 +190,7 @@ impl Host {
             clocks: Clocks::new(1_000_000),
             forgotten: BTreeSet::new(),
             blocks: BTreeMap::new(),
+            lost_pod_cidrs: Vec::new(),
             withdrawn: Vec::new(),
             cooling: BTreeMap::new(),
             clean: BTreeSet::new(),
@@ -227,6 +230,12 @@ impl Host {
     /// address.
     fn is_in_use(&self) -> bool {
         self.kubelet.is_setting_up() || !self.calls.is_empty()
+    }
+
+    /// Notes podCIDRs that a restore has taken from the host's Node. Returns the pods that have addresses in them.
+    pub fn lose(&mut self, lost: &[Cidr]) -> Vec<ObjectUid> {
+        self.lost_pod_cidrs.extend(lost);
+        self.kubelet.lose(lost)
     }
 
     /// Whether the store records the whole range as withdrawn, so that no address of it is assigned.
