@@ -1,12 +1,22 @@
 //! Allocates new blocks. A *full-size* block has the pool's `blockSize`. If no full-size block is free, a node gets a
 //! smaller block.
 
+use std::collections::BTreeSet;
+
 use super::Context;
 use crate::allocations::holders::HolderUse;
+use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
 use crate::pools::smallest_len;
 use cadastre_core::{Cidr, Dual, PoolExhausted};
+
+/// Returns the blocks that the node is asked to drain. The request stays until somebody takes it back, and until then
+/// the node does not get these ranges again, because it would have to drain them at once.
+pub(super) fn drained<'a>(node: &Node, cache: &'a ClusterCache) -> Option<&'a BTreeSet<Cidr>> {
+    let subnet = cache.subnets.get(&node.name)?;
+    Some(&subnet.requests.drain).filter(|it| !it.is_empty())
+}
 
 /// Allocates one block per family of the pool to a node, and returns the blocks. If no full-size block is left,
 /// allocates a smaller block.
@@ -24,9 +34,12 @@ pub(super) fn carve(
         return Ok(Vec::new());
     };
     let unadopted = &allocations.unadopted;
+    let drained = drained(node, cx.cache);
     let address_in_use = |range: &Cidr| {
         let of_pod = cache.pods.any_in_free(range);
-        of_pod.or_else(|| unadopted.any_in(range))
+        let of_pod = of_pod.or_else(|| unadopted.any_in(range));
+        let mut drained = drained.into_iter().flatten();
+        of_pod.or_else(|| drained.find(|it| it.overlaps(range)).map(Cidr::first))
     };
     let ledger = &mut allocations.ledger;
     let mut carved = ledger.carve(&mut state.space, holder, address_in_use);

@@ -22,7 +22,7 @@ use std::time::Duration;
 use self::lend::Lending;
 use super::Context;
 use super::allocations::AllocationState;
-use super::carve::carve;
+use super::carve::{carve, drained};
 use super::context::IN_USE_PAUSE;
 use super::node_balance::{NodeNeed, demand, node_balance};
 use super::queue::{Load, Queue};
@@ -374,12 +374,13 @@ impl Demand {
                         continue;
                     }
                     Err(full) => {
-                        let note = format!("pool \"{pool}\": {full}");
+                        let mut note = format!("pool \"{pool}\": {full}");
                         if full.avoided > 0 {
                             // No watch event announces that the addresses are no longer in use, so the node is handled
                             // again later.
                             let at = cx.now.mono + IN_USE_PAUSE;
                             self.more.add_at(node.name.clone(), at);
+                            note.push_str(&asked_to_drain(node, cx.cache));
                         } else {
                             self.full.insert(pool.clone(), note.clone());
                         }
@@ -454,6 +455,18 @@ impl Demand {
                 .push(EventRecord::info(about, BLOCK_ALLOCATED, note));
         }
     }
+}
+
+/// Returns the end of the text that says why a node waits, if the node is asked to drain ranges.
+fn asked_to_drain(node: &Node, cache: &ClusterCache) -> String {
+    let Some(all) = drained(node, cache) else {
+        return String::new();
+    };
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    let all = all.join(", ");
+    format!(
+        "; the node gets no part of what it is asked to drain: {all} (kubectl cadastre undrain)"
+    )
 }
 
 /// Returns how many blocks of a pool a node has, including blocks that are still being created.

@@ -154,6 +154,26 @@ fn a_smaller_block_that_was_avoided_is_allocated_once_no_pod_uses_it() {
     assert_eq!(carved, [vec![], vec![cidr("10.0.0.15/32")]]);
 }
 
+#[test]
+fn a_node_does_not_get_a_range_that_it_is_asked_to_drain() {
+    let mut asked = subnet("a", &[], 1);
+    asked.requests.drain.insert(cidr("10.0.0.0/28"));
+    let mut cache = cluster_of(vec![pool("p", "10.0.0.0/28")], vec![asked]);
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
+    demand.add_name(&"a".into(), &cache, &allocations);
+    let (blocks, reasons) = reported(&cache, &mut allocations, at(0), |cx| demand.work(cx).blocks);
+    assert!(blocks.is_empty(), "{blocks:?}");
+    assert_eq!(reasons, [WAITING_FOR_BLOCK]);
+    let undrained = Subnet {
+        version: 9,
+        ..subnet("a", &[], 1)
+    };
+    cache.subnets.change(ObjectEvent::Applied(undrained));
+    let work = |cx: &mut Context| demand.work(cx).blocks;
+    let blocks = in_step(&cache, &mut allocations, at(6), work);
+    assert_eq!(blocks, [cidr("10.0.0.0/28")]);
+}
+
 /// Returns the name of each node, with the number of its blocks that are recalled after `seconds`. `more` are fields of
 /// the pool's spec.
 fn recalled_after(
