@@ -119,6 +119,9 @@ impl Sim {
             }
         }
         for subnet in self.api.subnets.live.values() {
+            // Nobody gets a range that an agent uses, even if the controller cannot adopt it.
+            let used = subnet.report.iter().flat_map(|report| &report.blocks);
+            doubted.extend(used.filter(|it| it.busy() > 0).map(|it| it.cidr));
             let Ok(spec) = &subnet.spec else { continue };
             doubted.extend(records(spec).into_iter().map(|record| record.range));
         }

@@ -300,6 +300,23 @@ mod tests {
     }
 
     #[test]
+    fn an_adopted_block_is_listed_with_the_number_that_its_agent_reports() {
+        let mut cache = cache(vec![using("n1", &[], &[BLOCK])]);
+        let mut subnet = Subnet::clone(cache.subnets.get("n1").unwrap());
+        let report = subnet.report.as_mut().unwrap();
+        report.blocks[0].uid = "lost+1".into();
+        subnet.version += 1;
+        cache.subnets.change(ObjectEvent::Applied(subnet));
+        let mut allocations = rebuilt(&cache);
+        assert_eq!(adopted(&mut allocations, &cache, "n1"), [BLOCK]);
+        let listed = allocations.listed_blocks(&"n1".into(), None);
+        assert_eq!(
+            listed[0].uid, "lost+1",
+            "its release would not be recognised"
+        );
+    }
+
+    #[test]
     fn a_block_that_another_node_holds_waits_until_that_ends() {
         let cache = cache(vec![using("n1", &[BLOCK], &[]), using("n2", &[], &[BLOCK])]);
         let mut allocations = rebuilt(&cache);

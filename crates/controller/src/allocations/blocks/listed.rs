@@ -238,7 +238,7 @@ impl AllocationState {
         let on_request = pool.map_or(&[][..], |pool| &pool.on_request);
         Some(AllocatedBlock {
             cidr: entry.cidr.to_string(),
-            uid: entry.uid.as_ref()?.to_string(),
+            uid: entry.listed_uid()?,
             pool: entry.pool.to_string(),
             claim: None,
             vmi_uid: None,
