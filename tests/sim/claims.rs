@@ -316,8 +316,7 @@ impl Sim {
     ) -> Verdict {
         let addr = given.address;
         let name = self.machines.hosts[id].name.clone();
-        // While no agent runs on a machine, nobody tells the machine that its Node is deleted.
-        let is_outlived = self.machines.live_node(id, &self.api).is_none() || self.is_outlived(id);
+        let is_without_node = self.is_without_node(id);
         if let Some(asked) = self.claims.asked.get(pod).copied() {
             if asked != addr && !self.serves_unknown(id, &given.pool) {
                 let text = format!("pod {pod} on {name} asks for {asked} and gets {addr}");
@@ -339,7 +338,7 @@ impl Sim {
                 .is_some_and(|it| it.contains(&addr));
             if has {
                 self.checks.tally.claimed += 1;
-                if is_outlived {
+                if is_without_node {
                     return Ok(());
                 }
                 return self.check_same(&claim, pod, addr);
@@ -355,7 +354,8 @@ impl Sim {
         // node while the claim still waits for it. So the pod's own claim does not count.
         let others = claims.filter(|it| Some(&it.name) != own.as_ref());
         let mut claims = others.filter(|it| it.addresses().any(|it| it == addr));
-        let is_spared = is_outlived || self.was_restored() || self.claims.contested.contains(&addr);
+        let is_spared =
+            is_without_node || self.was_restored() || self.claims.contested.contains(&addr);
         if let Some(claim) = claims.next().filter(|_| !is_spared) {
             let text = format!("pod {pod} on {name} gets {addr} of {}", text(claim));
             return wrong("claim", text, [&*name, &*claim.name]);

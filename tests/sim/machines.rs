@@ -130,6 +130,12 @@ impl Sim {
         }
     }
 
+    /// Whether nothing is guaranteed for what the host assigns, because it has no Node or works for a deleted one. While
+    /// no agent runs on a machine, nobody tells the machine that its Node is deleted.
+    pub fn is_without_node(&self, id: usize) -> bool {
+        self.machines.live_node(id, &self.api).is_none() || self.is_outlived(id)
+    }
+
     /// Whether the Node that the agent works for has been deleted. If no agent runs, the plugin works on the store
     /// itself, so the Node in the store counts instead. A Node that a restore has lost does not count as deleted.
     pub fn is_outlived(&self, id: usize) -> bool {

@@ -185,17 +185,7 @@ impl StoreHandle {
         self.send(StoreRequest::op(op, call, reply));
     }
 
-    /// Runs `work` on the ledger, in one transaction with the other waiting requests. Never blocks. `reply` receives
-    /// the result and must not block, for the reasons given at [`OpReply`].
-    pub fn with<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,
-        reply: impl FnOnce(Result<T, Arc<StoreError>>) + Send + 'static,
-    ) {
-        self.send(StoreRequest::work(None, work, reply));
-    }
-
-    /// Sends a request to the store thread. Never blocks.
+    /// Sends a request, which runs in one transaction with the other waiting requests of its kind. Never blocks.
     pub fn send(&self, request: StoreRequest) {
         let (request, what) = match self.sender.try_send(request) {
             Ok(()) => return,
@@ -241,7 +231,7 @@ impl StoreRequest {
     }
 
     /// Returns a request for arbitrary work. If `call` is `None`, the work is done even if no caller waits for the
-    /// result.
+    /// result. `reply` receives the result and must not block, for the reasons given at [`OpReply`].
     pub fn work<T: Send + 'static>(
         call: Option<CallTimes>,
         work: impl FnOnce(&mut AddressLedger<'_>) -> Result<T, StorageFault> + Send + 'static,

@@ -406,10 +406,10 @@ impl Sim {
 
     /// Checks that no other live sandbox has the address, on any host whose Node exists.
     fn check_unshared(&self, id: usize, container: &str, addr: Addr) -> Verdict {
-        let node = |id: usize| self.machines.live_node(id, &self.api);
-        if node(id).is_none() || self.is_outlived(id) {
+        if self.is_without_node(id) {
             return Ok(());
         }
+        let node = |id: usize| self.machines.live_node(id, &self.api);
         for (other, host) in self.machines.hosts.iter().enumerate() {
             let node = node(other).filter(|_| !host.is_off);
             let Some(node) = node else { continue };
@@ -444,8 +444,7 @@ impl Sim {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
-        // A machine whose Node is deleted goes on assigning addresses while its agent is down, as nothing tells it to stop.
-        if self.machines.live_node(id, &self.api).is_none() || self.is_outlived(id) {
+        if self.is_without_node(id) {
             return Ok(());
         }
         // A pod gets the address of its claim at once. Unit tests cover the wait after the deletion of a claim.

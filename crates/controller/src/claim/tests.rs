@@ -772,16 +772,22 @@ fn a_deleted_claim_keeps_its_addresses_until_they_are_released_and_have_cooled()
     assert!(!has_finalizer(&mut fixture));
 }
 
+/// Returns a deleted claim, whose addresses a node released at this second.
+fn deleted_claim(released_at: i64) -> Claim {
+    Claim {
+        deleting: true,
+        status: ClaimStatus::from(&IPClaimStatus {
+            addresses: vec!["10.0.0.254".to_owned()],
+            released_at: Some(Time(Timestamp::from_second(released_at).unwrap())),
+            ..IPClaimStatus::default()
+        }),
+        ..claim(CLAIM, "p", &[])
+    }
+}
+
 #[test]
 fn a_deleted_claim_that_no_node_has_gets_no_node_any_more() {
-    let mut deleted = claim(CLAIM, "p", &[]);
-    deleted.deleting = true;
-    deleted.status = ClaimStatus::from(&IPClaimStatus {
-        addresses: vec!["10.0.0.254".to_owned()],
-        released_at: Some(Time(Timestamp::from_second(0).unwrap())),
-        ..IPClaimStatus::default()
-    });
-    let mut fixture = Fixture::of(deleted);
+    let mut fixture = Fixture::of(deleted_claim(0));
     let user = claiming_pod("web-0", CLAIM, Some("a"));
     fixture.applied(user);
     let (_, reason, text) = fixture.settle(CLAIM);
@@ -836,14 +842,7 @@ fn the_old_addresses_of_a_claim_are_not_free_before_its_status_has_the_new_ones(
 
 #[test]
 fn a_release_in_the_future_delays_the_end_of_a_claim_by_no_more_than_the_cooldown() {
-    let mut deleted = claim(CLAIM, "p", &[]);
-    deleted.deleting = true;
-    deleted.status = ClaimStatus::from(&IPClaimStatus {
-        addresses: vec!["10.0.0.254".to_owned()],
-        released_at: Some(Time(Timestamp::from_second(9_000).unwrap())),
-        ..IPClaimStatus::default()
-    });
-    let mut fixture = Fixture::of(deleted);
+    let mut fixture = Fixture::of(deleted_claim(9_000));
     for (second, is_there) in [(0, true), (29, true), (30, false)] {
         fixture.now = at(second);
         fixture.settle(CLAIM);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use cadastre_core::Addr;
-use cadastre_node::store_thread::{StoreSettings, StoreThread};
+use cadastre_node::store_thread::{StoreRequest, StoreSettings, StoreThread};
 use cadastre_node::{
     Add, Now, Op, OpErrorKind, OpOutcome, RememberedAttachment, Store, StoreError, clock, set_aside,
 };
@@ -249,10 +249,11 @@ fn an_idle_store_thread_closes_the_file_and_opens_it_again() {
     }
     fs::write(&path, b"garbage").unwrap();
     let (sender, receiver) = channel();
-    handle.with(
+    handle.send(StoreRequest::work(
+        None,
         |ledger| ledger.snapshot(),
         move |it| sender.send(it).unwrap(),
-    );
+    ));
     let error = receiver.recv().unwrap().unwrap_err();
     assert!(matches!(*error, StoreError::Damaged { .. }), "{error}");
     assert_eq!(ask(Op::Status).unwrap_err().why, OpErrorKind::Store);

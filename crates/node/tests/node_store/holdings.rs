@@ -372,10 +372,11 @@ fn the_store_thread_writes_changed_notes_when_it_is_idle_and_when_it_ends() {
     let noted = |name: &str| {
         let (sender, done) = channel();
         let note = note(name);
-        handle.with(
+        handle.send(StoreRequest::work(
+            None,
             move |ledger| ledger.note_pods(&[note], &[]),
             move |it| sender.send(it).unwrap(),
-        );
+        ));
         done.recv().unwrap().unwrap();
     };
     noted("a");
