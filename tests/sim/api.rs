@@ -277,9 +277,7 @@ impl Api {
             ApiRequest::Read(Of::Block, name) => RequestOutcome::Block(read(&self.blocks, name)?),
             ApiRequest::ReadKubeadm => RequestOutcome::Kubeadm(None),
             ApiRequest::ReadIpamClaim(name) => self.read_ipam_claim(name)?,
-            ApiRequest::FillIpamClaim { name, uid, ips } => {
-                self.fill_ipam_claim(name, uid, &ips.ips)?
-            }
+            ApiRequest::FillIpamClaim(as_read, ips) => self.fill_ipam_claim(as_read, &ips.ips)?,
             ApiRequest::Create(name, ObjectSpec::Pool(spec)) => {
                 let spec = IPPoolSpec::clone(spec);
                 let pool = |uid| new_pool((**name).into(), uid, spec, at);

@@ -50,6 +50,8 @@ pub struct BlockChecks {
 struct BlockHistory {
     /// UIDs of the nodes for which the block was listed.
     listed: BTreeSet<ObjectUid>,
+    /// When a NodeSubnet last began to list the block.
+    since: Time,
     /// UIDs of the nodes whose agents have released the block.
     released: BTreeSet<ObjectUid>,
     /// Whether another range held addresses of the block.
@@ -135,7 +137,13 @@ impl Checks {
         after: Option<&Subnet>,
         author: Author,
         api: &Api,
+        now: Time,
     ) -> Verdict {
+        for block in listed(after) {
+            if !listed(before).contains(&block) {
+                self.blocks.histories.entry(block).or_default().since = now;
+            }
+        }
         if let Some(report) = after.and_then(|after| after.report.as_ref()) {
             for entry in report.blocks.iter().filter(|entry| entry.released) {
                 let history = self
@@ -233,7 +241,7 @@ impl Checks {
         after: Option<&Block>,
         author: Author,
         api: &Api,
-        now: Time,
+        times: (Time, Time),
     ) -> Verdict {
         self.blocks.note_holders(after);
         if let (None, Some(Ok(spec))) = (before, after.map(|after| &after.spec)) {
@@ -260,7 +268,7 @@ impl Checks {
             return wrong("release", text, [after.owner.name]);
         }
         match (before, spec(before), after) {
-            (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, now),
+            (Some(block), Some(spec), None) => self.block_ended(block, &spec, api, times),
             _ => Ok(()),
         }
     }
@@ -312,7 +320,13 @@ impl Checks {
         }
     }
 
-    fn block_ended(&mut self, block: &Block, spec: &BlockSpec, api: &Api, now: Time) -> Verdict {
+    fn block_ended(
+        &mut self,
+        block: &Block,
+        spec: &BlockSpec,
+        api: &Api,
+        (now, decided): (Time, Time),
+    ) -> Verdict {
         self.tally.ended += 1;
         let owner = &spec.owner;
         let names = [owner.name.clone()];
@@ -335,14 +349,14 @@ impl Checks {
         history.contested |= is_claimed(&spec.cidr, api);
         if is_live(api, &owner.uid) {
             let subnet = api.subnets.get(&owner.name).map(AsRef::as_ref);
-            // When a late deletion takes effect, the NodeSubnet may list the block again. In that case, the agent must
-            // have reported the release once more.
+            // If the NodeSubnet had listed the block again before the deletion was decided, the agent must have reported
+            // the release once more. After a late deletion of an earlier leader, the next leader restores the block.
             let report = subnet.and_then(|subnet| subnet.report.as_ref());
             let report = report.filter(|report| report.node_uid == owner.uid);
             let entry = report.and_then(|report| report.of_block(&key.0, &key.1));
             let is_released = entry.is_some_and(|entry| entry.released);
-            let still =
-                owner_is(subnet, &owner.uid) && listed(subnet).contains(&key) && !is_released;
+            let is_listed = owner_is(subnet, &owner.uid) && listed(subnet).contains(&key);
+            let still = is_listed && history.since <= decided && !is_released;
             let released = history.released.contains(&owner.uid) && !still;
             let lost =
                 history.contested && (history.edited || !history.listed.contains(&owner.uid));

@@ -245,7 +245,7 @@ impl Checks {
                 }
             }
             Commit::Subnet(before, after) => {
-                self.blocks_listed(before.as_deref(), after.as_deref(), author, api)?;
+                self.blocks_listed(before.as_deref(), after.as_deref(), author, api, now)?;
                 if author == Author::World {
                     let name = before.as_ref().or(after.as_ref()).map(|it| &it.name);
                     for dead in &mut self.dead_nodes {
@@ -258,7 +258,8 @@ impl Checks {
                 }
             }
             Commit::Block(before, after) => {
-                return self.block_written(before.as_deref(), after.as_deref(), author, api, now);
+                let (before, after) = (before.as_deref(), after.as_deref());
+                return self.block_written(before, after, author, api, (now, decided));
             }
             Commit::Claim(..)
             | Commit::Routes(..)

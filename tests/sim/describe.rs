@@ -155,8 +155,11 @@ pub fn of_request(request: &ApiRequest) -> String {
             format!("{verb} v{} {ipv4:?} {ipv6:?} {conditions}", it.version)
         }
         ApiRequest::ReadIpamClaim(name) => format!("{verb} {name}"),
-        ApiRequest::FillIpamClaim { name, uid, ips } => {
-            format!("{verb} {name} {uid} {:?}", ips.ips)
+        ApiRequest::FillIpamClaim(it, ips) => {
+            format!(
+                "{verb} {} {} v{} {:?}",
+                it.name, it.uid, it.version, ips.ips
+            )
         }
         _ => verb,
     }

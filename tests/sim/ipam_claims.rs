@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
 use cadastre_controller::cluster::objects::{Claim, IpamClaim, Pod, PodClaim};
-use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
+use cadastre_controller::cluster::request::{KnownObject, Rejection, RequestOutcome};
 
 use super::api::Api;
 use super::checks::{Verdict, wrong};
@@ -24,6 +24,7 @@ pub const INTERFACE: &str = "net1";
 #[derive(Clone, Debug)]
 pub struct LiveIpamClaim {
     pub uid: ObjectUid,
+    version: u64,
     /// The addresses in the status, with prefix lengths.
     ips: Vec<String>,
 }
@@ -45,41 +46,41 @@ impl Api {
         let found = self.ipam_claims.live.get(name).ok_or(Rejection::Missing)?;
         Ok(RequestOutcome::IpamClaim(IpamClaim {
             uid: found.uid.clone(),
+            version: found.version,
             network: NETWORK.to_owned(),
+            ips: found.ips.clone(),
         }))
     }
 
-    /// Writes the addresses to the status. Notes an error if the status had other addresses, or if the IPClaim does not
-    /// have exactly the addresses that are written.
+    /// Writes the addresses to the status. Notes an error if no status of the IPClaim ever recorded exactly these
+    /// addresses.
     pub fn fill_ipam_claim(
         &mut self,
-        name: &ClaimName,
-        uid: &ObjectUid,
+        as_read: &KnownObject,
         ips: &[String],
     ) -> Result<RequestOutcome, Rejection> {
-        let claim = self.claims.get(&**name).cloned();
+        let name = ClaimName::from(&*as_read.name);
         let all = &mut self.ipam_claims;
-        let found = all.live.get_mut(name).ok_or(Rejection::Missing)?;
-        if found.uid != *uid {
-            return Err(Rejection::Guard("another UID".to_owned()));
+        let found = all.live.get_mut(&name).ok_or(Rejection::Missing)?;
+        if (&found.uid, found.version) != (&as_read.uid, as_read.version) {
+            return Err(Rejection::Guard("another UID or version".to_owned()));
         }
-        let is_its = |it: &Claim| it.ipam_claim.as_ref() == Some(uid);
-        let own: Vec<String> = match claim.filter(|it| is_its(it)) {
-            Some(claim) => claim.addresses().map(|it| it.to_string()).collect(),
-            // A user has deleted the IPClaim since the controller decided on the write.
-            None => ips.iter().map(|it| bare(it).to_owned()).collect(),
-        };
-        let is_same = ips
-            .iter()
-            .map(|it| bare(it))
-            .eq(own.iter().map(String::as_str));
-        if !is_same {
-            let text = format!("{name} is filled with {ips:?}, and its IPClaim has {own:?}");
+        let is_its = |it: &Claim| it.name == name && it.ipam_claim.as_ref() == Some(&as_read.uid);
+        let was_recorded = |it: &Claim| is_its(it) && has_addresses(ips, it);
+        if !self.claims.versions().any(was_recorded) {
+            let text = format!("{name} is filled with {ips:?}, which its IPClaim never had");
             all.wrong = Some((name.clone(), text));
         }
         found.ips = ips.to_vec();
-        self.read_ipam_claim(name)
+        found.version += 1;
+        self.read_ipam_claim(&name)
     }
+}
+
+/// Returns whether the status of the claim records these addresses, which have prefix lengths.
+fn has_addresses(ips: &[String], claim: &Claim) -> bool {
+    let own = claim.addresses().map(|it| it.to_string());
+    own.eq(ips.iter().map(|it| bare(it)))
 }
 
 fn bare(ip: &str) -> &str {
@@ -105,6 +106,7 @@ impl Sim {
         self.log(Some(name), || format!("IPAMClaim {uid} is created"));
         let claim = LiveIpamClaim {
             uid,
+            version: 1,
             ips: Vec::new(),
         };
         self.api.ipam_claims.live.insert(name.clone(), claim);
@@ -153,18 +155,11 @@ impl Sim {
             let Some(of) = of.filter(|it| it.uid == *uid && !claim.deleting) else {
                 continue;
             };
-            let own: Vec<String> = claim.addresses().map(|it| it.to_string()).collect();
-            // A user may have deleted the IPClaim. Then the IPAMClaim keeps the addresses of before until the next IPClaim
-            // has addresses.
-            if own.is_empty() {
-                continue;
-            }
-            if of
-                .ips
-                .iter()
-                .map(|it| bare(it))
-                .ne(own.iter().map(String::as_str))
-            {
+            // A user may have deleted the IPClaim. Then the IPAMClaim keeps the addresses of before until the next
+            // IPClaim has addresses.
+            let has_some = claim.addresses().next().is_some();
+            if has_some && !has_addresses(&of.ips, claim) {
+                let own: Vec<String> = claim.addresses().map(|it| it.to_string()).collect();
                 let text = format!("{} has {own:?}, and its IPAMClaim {:?}", claim.name, of.ips);
                 return wrong("claim", text, [&*claim.name]);
             }

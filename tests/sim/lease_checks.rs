@@ -65,7 +65,7 @@ impl Checks {
     pub fn named(
         &mut self,
         record: &LeaseRecord,
-        on_wire: &BTreeMap<(RunId, RequestId), OutgoingRequest>,
+        on_wire: &BTreeMap<(RunId, RequestId), (OutgoingRequest, Time)>,
         api: &Api,
         now: Time,
     ) -> Verdict {
@@ -85,7 +85,7 @@ impl Checks {
             };
             let node = api.nodes.get(&intent.name);
             let open = node.is_some_and(|node| node.uid == intent.uid && node.is_empty());
-            if open && on_wire.values().any(|out| same(&out)) {
+            if open && on_wire.values().any(|(out, _)| same(&out)) {
                 let text = format!("{intent:?} is on its way and not named any more");
                 return wrong("named", text, [intent.name.clone()]);
             }

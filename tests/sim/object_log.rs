@@ -72,6 +72,11 @@ impl<T: Stored> Kind<T> {
         self.live.get(name)
     }
 
+    /// Returns all versions that objects of this kind ever had.
+    pub fn versions(&self) -> impl Iterator<Item = &T> {
+        self.log.iter().map(|change| &*change.object)
+    }
+
     pub fn put(&mut self, object: T, version: u64) -> Arc<T> {
         let object = self.record(object, version, false);
         self.live.insert(object.name().clone(), object.clone());

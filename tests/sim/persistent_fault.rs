@@ -123,9 +123,8 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
         | ApiRequest::Delete(ObjectKind::Claim, claim)
         | ApiRequest::SetClaimStatus(claim, _) => (Subject::Claims, &claim.name),
         ApiRequest::Create(name, ObjectSpec::Claim(_)) => (Subject::Claims, name),
-        ApiRequest::ReadIpamClaim(name) | ApiRequest::FillIpamClaim { name, .. } => {
-            (Subject::Claims, name)
-        }
+        ApiRequest::ReadIpamClaim(name) => (Subject::Claims, name),
+        ApiRequest::FillIpamClaim(it, _) => (Subject::Claims, &it.name),
         ApiRequest::SetPoolStatus(pool, _) => (Subject::PoolStatus, &pool.name),
         ApiRequest::Create(name, ObjectSpec::Block(_)) => (Subject::BlockCreations, name),
         ApiRequest::Replace(it, ObjectSpec::Block(_))

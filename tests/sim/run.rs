@@ -249,8 +249,9 @@ pub struct Sim {
     pub budget: Budget,
     pub trace: Trace,
     pub trial: Option<Trial>,
-    /// Writes that were sent and are not executed yet. The key is the sender and the id of the request.
-    pub on_wire: BTreeMap<(RunId, RequestId), OutgoingRequest>,
+    /// Writes that were sent and are not executed yet, each with the time at which the sender decided on it. The key is
+    /// the sender and the id of the request.
+    pub on_wire: BTreeMap<(RunId, RequestId), (OutgoingRequest, Time)>,
     pub world: World,
     pub machines: Machines,
     pub served: Served,

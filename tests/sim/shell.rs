@@ -267,7 +267,8 @@ impl Sim {
         };
         if let Some(delay) = arrives {
             if write {
-                self.on_wire.insert((run_id, id), outgoing.clone());
+                let sent = (outgoing.clone(), decided);
+                self.on_wire.insert((run_id, id), sent);
             }
             self.after(delay, Due::Arrive(run_id, Box::new(outgoing), reply));
         }
@@ -312,7 +313,7 @@ impl Sim {
     /// Executes the request at the API server, even if its sender has ended.
     pub fn arrive(&mut self, run_id: RunId, outgoing: &OutgoingRequest, reply: Reply) -> Verdict {
         let request = &outgoing.request;
-        self.on_wire.remove(&(run_id, outgoing.id));
+        let sent = self.on_wire.remove(&(run_id, outgoing.id));
         let outcome = self.api.execute(request, self.now);
         self.log(name_of(request), || {
             let outcome = of_outcome(&outcome);
@@ -328,7 +329,7 @@ impl Sim {
                 (ApiRequest::AssignPodCidrs(a), Some(run)) => {
                     run.received.decided.get(&(a.uid.clone(), a.cidrs.clone()))
                 }
-                _ => None,
+                _ => sent.as_ref().map(|(_, decided)| decided),
             };
             let decided = decided.copied().unwrap_or(self.now);
             self.settle_commits(Author::Controller(run_id), decided)?;
@@ -390,7 +391,7 @@ impl Sim {
 
     /// Checks at a clean hand-over that no podCIDR allocation that the process has in flight can still take effect.
     fn check_hand_over(&self, run_id: RunId) -> Verdict {
-        for ((sender, _), outgoing) in &self.on_wire {
+        for ((sender, _), (outgoing, _)) in &self.on_wire {
             let ApiRequest::AssignPodCidrs(a) = &outgoing.request else {
                 continue;
             };

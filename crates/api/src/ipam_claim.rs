@@ -40,6 +40,9 @@ pub struct IPAMClaimLite {
     /// The spec, of which only the network is read
     #[serde(default)]
     pub spec: IPAMClaimLiteSpec,
+    /// The status, of which only the addresses are read
+    #[serde(default)]
+    pub status: IPAMClaimIps,
 }
 
 /// The part of an IPAMClaim's spec that is read.
@@ -50,10 +53,11 @@ pub struct IPAMClaimLiteSpec {
     pub network: String,
 }
 
-/// The part of an IPAMClaim's status that Cadastre writes.
-#[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
+/// The part of an IPAMClaim's status that Cadastre reads and writes.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct IPAMClaimIps {
     /// The addresses of the interface, each with its prefix length: `10.0.0.7/24`
+    #[serde(default)]
     pub ips: Vec<String>,
 }
 

@@ -8,16 +8,17 @@
 //!   ends the IPClaim.
 //! - An IPClaim that exists is left as it is, whoever created it. So users can create it in advance, for example with
 //!   certain addresses. Then its owner is not the IPAMClaim, and the status of the IPAMClaim stays as it is.
-//! - The status of an IPAMClaim gets only addresses that the status of its IPClaim has, and these never change.
+//! - The status of an IPAMClaim gets only addresses that the status of its IPClaim records. If the IPClaim gets other
+//!   addresses, which happens only before a pod has used it, the status of the IPAMClaim gets these, too.
 //! - If the IPClaim for a pod cannot be created, an event reports this to the pod, and no other pod is delayed.
 //!
 //! IPAMClaims are not watched, because only those that a pod names matter, and a cluster may lack the kind. So a new
-//! leader does not know which IPAMClaims have their addresses already, and writes all addresses once more.
+//! leader does not know which IPAMClaims have their addresses already, and reads each of them once.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::failing_calls::ObjectCall;
@@ -28,10 +29,11 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::allocations::claims::ClaimEntry;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::names::{ClaimName, PoolName};
+use crate::cluster::names::{ClaimName, ObjectUid, PoolName};
 use crate::cluster::objects::{Claim, ClaimSource, IpamClaim, PodClaim};
 use crate::cluster::request::{
-    ApiRequest, ClaimOwner, ClaimOwnerKind, NewClaim, ObjectSpec, Rejection, RequestOutcome,
+    ApiRequest, ClaimOwner, ClaimOwnerKind, KnownObject, NewClaim, ObjectSpec, Rejection,
+    RequestOutcome,
 };
 use crate::pod_claims::{PodReport, serves_claims};
 use crate::pools::PoolState;
@@ -50,12 +52,20 @@ pub struct IpamClaimLoop {
     /// Names of IPAMClaims that pods have named, and of IPClaims that IPAMClaims own
     pub queue: Queue<ClaimName>,
     requests: InFlight<ClaimName>,
-    /// IPAMClaims as they were read. Each is kept until its IPClaim exists
+    /// IPAMClaims as they were read or written. Each is kept until its status has the addresses of its IPClaim
     read: BTreeMap<ClaimName, IpamClaim>,
-    /// IPAMClaims that still have an IPClaim, and to whose status this leader has written the addresses
-    filled: BTreeSet<ClaimName>,
+    /// IPClaims whose addresses the status of their IPAMClaim has
+    filled: BTreeMap<ClaimName, Filled>,
     /// Pods whose IPClaims cannot be created yet, by the name of the IPAMClaim
     waits: BTreeMap<ClaimName, Wait>,
+}
+
+/// What the status of an IPAMClaim has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Filled {
+    /// UID of the IPAMClaim
+    ipam_claim: ObjectUid,
+    addresses: Box<[Addr]>,
 }
 
 /// A pod that waits for an IPAMClaim or a pool.
@@ -85,25 +95,16 @@ impl Loop for IpamClaimLoop {
         self.requests.forget(name);
         self.queue.add(name.clone());
         match (step, answer.outcome) {
-            (IpamClaimStep::Read, RequestOutcome::IpamClaim(claim)) => {
+            (IpamClaimStep::Read | IpamClaimStep::Fill, RequestOutcome::IpamClaim(claim)) => {
                 self.read.insert(name.clone(), claim.clone());
             }
-            (IpamClaimStep::Read, RequestOutcome::Rejected(Rejection::Missing)) => {
-                let what = format!(
-                    "IPAMClaim {name} does not exist, so the interface of the pod that names it (ipam-claim-reference) gets no address. Create it, or remove the reference"
-                );
-                self.wait(name, what, cx);
-            }
-            // An IPAMClaim that is gone needs no addresses. The garbage collector deletes its IPClaim.
             (
-                IpamClaimStep::Fill,
-                RequestOutcome::IpamClaim(_) | RequestOutcome::Rejected(Rejection::Missing),
-            ) => {
-                self.filled.insert(name.clone());
-            }
-            // The IPAMClaim that was read may have been replaced by another one, so it is forgotten. If the creation
-            // took effect, the watch delivers the IPClaim.
-            (IpamClaimStep::Create, _) => {
+                IpamClaimStep::Read | IpamClaimStep::Fill,
+                RequestOutcome::Rejected(Rejection::Missing),
+            ) => self.missing(name, cx),
+            // The IPAMClaim that was read may have been changed or replaced, so it is forgotten and read again. If the
+            // creation took effect, the watch delivers the IPClaim.
+            (IpamClaimStep::Create | IpamClaimStep::Fill, _) => {
                 self.read.remove(name);
             }
             _ => {}
@@ -119,6 +120,21 @@ impl IpamClaimLoop {
             (wait.until, wait.looks) = (Duration::ZERO, 0);
             self.queue.add(name.clone());
         }
+    }
+
+    /// Records that there is no IPAMClaim of this name.
+    fn missing(&mut self, name: &ClaimName, cx: &mut Context) {
+        self.read.remove(name);
+        let Some(claim) = cx.cache.claims.get(name) else {
+            let what = format!(
+                "IPAMClaim {name} does not exist, so the interface of the pod that names it (ipam-claim-reference) gets no address. Create it, or remove the reference"
+            );
+            self.wait(name, what, cx);
+            return;
+        };
+        // An IPAMClaim that is gone needs no addresses. The garbage collector deletes its IPClaim.
+        let filled = wanted(claim, cx);
+        self.filled.extend(filled.map(|it| (name.clone(), it)));
     }
 
     fn look(&mut self, name: &ClaimName, cx: &mut Context) -> KeyDecision {
@@ -143,29 +159,37 @@ impl IpamClaimLoop {
         KeyDecision::Send(request, Purpose::IpamClaim { name, step })
     }
 
-    /// Returns the write of the IPClaim's addresses to the status of its IPAMClaim. Returns `None` if the IPClaim has
-    /// no addresses, or if this leader has made the write already.
+    /// Returns the write of the IPClaim's addresses to the status of its IPAMClaim, or the read of the IPAMClaim before
+    /// that. Returns `None` if the IPClaim has no addresses, or if the IPAMClaim has the same ones.
     fn fill(&mut self, claim: &Claim, cx: &Context) -> Option<(ApiRequest, IpamClaimStep)> {
         let name = &claim.name;
-        self.read.remove(name);
         self.waits.remove(name);
-        let uid = claim.ipam_claim.clone()?;
-        if claim.deleting || self.filled.contains(name) {
+        let wanted = wanted(claim, cx).filter(|it| self.filled.get(name) != Some(it));
+        let pool = claim.spec.as_ref().ok().and_then(|it| it.pool.as_ref());
+        let pool = pool.and_then(|pool| cx.allocations.pools.get(pool));
+        let (Some(wanted), Some(pool)) = (wanted, pool) else {
+            self.read.remove(name);
+            return None;
+        };
+        let Some(read) = self.read.get(name) else {
+            let read = ApiRequest::ReadIpamClaim(name.clone());
+            return Some((read, IpamClaimStep::Read));
+        };
+        // Another IPAMClaim of this name gets its own IPClaim, after the garbage collector has deleted this one.
+        if read.uid != wanted.ipam_claim || has_addresses(read, &wanted.addresses) {
+            self.read.remove(name);
+            self.filled.insert(name.clone(), wanted);
             return None;
         }
-        let pool = claim.spec.as_ref().ok()?.pool.as_ref()?;
-        let pool = cx.allocations.pools.get(pool)?;
-        let ips = addresses(claim, cx).into_iter();
-        let ips = ips.map(|addr| with_prefix(addr, pool));
-        let ips = IPAMClaimIps { ips: ips.collect() };
-        if ips.ips.is_empty() {
-            return None;
-        }
-        let name = name.clone();
-        Some((
-            ApiRequest::FillIpamClaim { name, uid, ips },
-            IpamClaimStep::Fill,
-        ))
+        let known = KnownObject {
+            name: name.clone().into(),
+            uid: read.uid.clone(),
+            version: read.version,
+        };
+        let ips = wanted.addresses.iter();
+        let ips = ips.map(|addr| with_prefix(*addr, pool)).collect();
+        let request = ApiRequest::FillIpamClaim(known, IPAMClaimIps { ips });
+        Some((request, IpamClaimStep::Fill))
     }
 
     /// If a pod that is bound to a node needs the IPAMClaim, returns the read of the IPAMClaim or the creation of its
@@ -261,14 +285,28 @@ fn pool_of(network: &str, cx: &Context) -> Option<PoolName> {
     best.map(|it| it.name.clone())
 }
 
-/// Returns the addresses that the status of the claim records.
-fn addresses(claim: &Claim, cx: &Context) -> Vec<Addr> {
+/// Returns what the status of the IPAMClaim that owns the IPClaim has to have. Returns `None` if no IPAMClaim owns it,
+/// if its status records no addresses yet, or if it is being deleted.
+fn wanted(claim: &Claim, cx: &Context) -> Option<Filled> {
+    let ipam_claim = claim.ipam_claim.clone().filter(|_| !claim.deleting)?;
+    let mut addresses: Box<[Addr]> = claim.addresses().collect();
     if Mutation::IpamClaimFilledBeforeStored.is_on() {
         let entry = cx.allocations.claims.get(&claim.name);
         let cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
-        return cidrs.map(|it| it.first()).collect();
+        addresses = cidrs.map(|it| it.first()).collect();
     }
-    claim.addresses().collect()
+    (!addresses.is_empty()).then_some(Filled {
+        ipam_claim,
+        addresses,
+    })
+}
+
+/// Returns whether the status of the IPAMClaim has exactly these addresses, with whatever prefix lengths.
+fn has_addresses(ipam_claim: &IpamClaim, addresses: &[Addr]) -> bool {
+    let ips = ipam_claim.ips.iter();
+    let ips = ips.map(|ip| ip.split_once('/').map_or(&**ip, |(addr, _)| addr));
+    ips.map(Addr::parse_lenient)
+        .eq(addresses.iter().map(|addr| Some(*addr)))
 }
 
 /// Returns the address with the prefix length that the interface of the pod gets.

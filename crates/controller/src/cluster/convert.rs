@@ -237,11 +237,14 @@ fn tolerates_exhaustion(spec: &PodLiteSpec) -> bool {
     all.any(|it| is_of_key(&it.key) && is_of_effect(&it.effect))
 }
 
-/// Converts an IPAMClaim to its UID and its network.
+/// Converts an IPAMClaim to the fields that decisions need.
 pub fn ipam_claim(claim: IPAMClaimLite) -> IpamClaim {
+    let meta = claim.metadata;
     IpamClaim {
-        uid: claim.metadata.uid.unwrap_or_default().into(),
+        version: version(meta.resource_version.as_deref()),
+        uid: meta.uid.unwrap_or_default().into(),
         network: claim.spec.network,
+        ips: claim.status.ips,
     }
 }
 

@@ -714,8 +714,12 @@ pub struct Evictable {
 pub struct IpamClaim {
     /// `metadata.uid`
     pub uid: ObjectUid,
+    /// `metadata.resourceVersion`
+    pub version: u64,
     /// `spec.network`
     pub network: String,
+    /// `status.ips`: addresses with prefix lengths. The entries are not checked
+    pub ips: Vec<String>,
 }
 
 /// The claim that a pod uses, and the node to which the pod is bound.

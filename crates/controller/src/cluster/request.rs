@@ -127,12 +127,8 @@ pub enum ApiRequest {
     SetClaimStatus(KnownObject, IPClaimStatus),
     /// Reads an IPAMClaim of that name. The API server may not have this kind.
     ReadIpamClaim(ClaimName),
-    /// Writes the addresses of an IPAMClaim to its status if the IPAMClaim still has this UID.
-    FillIpamClaim {
-        name: ClaimName,
-        uid: ObjectUid,
-        ips: IPAMClaimIps,
-    },
+    /// Writes the addresses of an IPAMClaim to its status if the IPAMClaim still has this UID and version.
+    FillIpamClaim(KnownObject, IPAMClaimIps),
 }
 
 /// The spec of an object to create or replace. A request always writes all fields of the spec.
@@ -306,7 +302,7 @@ impl ApiRequest {
             ApiRequest::ListPodsOf { .. }
             | ApiRequest::ReadKubeadm
             | ApiRequest::ReadIpamClaim(_)
-            | ApiRequest::FillIpamClaim { .. } => return None,
+            | ApiRequest::FillIpamClaim(..) => return None,
             ApiRequest::Read(kind, name) => (*kind, name),
             ApiRequest::Delete(kind, known) | ApiRequest::SetFinalizers(kind, known, _) => {
                 (*kind, &known.name)
@@ -331,7 +327,7 @@ impl ApiRequest {
     /// - touches of Nodes, because touches are a part of the fence
     /// - writes of a pool's status or a NodeSubnet's conditions, because no decision is based on these
     /// - taints and conditions of Nodes, because no decision about addresses is based on these
-    /// - writes of addresses to an IPAMClaim's status, because the addresses of an IPAMClaim never change
+    /// - writes of addresses to an IPAMClaim's status, because no decision is based on these
     pub fn is_numbered(&self) -> bool {
         self.is_write()
             && !matches!(
@@ -342,7 +338,7 @@ impl ApiRequest {
                     | ApiRequest::SetExhausted(_)
                     | ApiRequest::SetPoolStatus(..)
                     | ApiRequest::SetSubnetConditions(..)
-                    | ApiRequest::FillIpamClaim { .. }
+                    | ApiRequest::FillIpamClaim(..)
             )
     }
 }

@@ -121,11 +121,13 @@ impl Writer {
                 let claim = self.client.request(request).await?;
                 Ok(RequestOutcome::IpamClaim(convert::ipam_claim(claim)))
             }
-            ApiRequest::FillIpamClaim { name, uid, ips } => {
+            ApiRequest::FillIpamClaim(known, ips) => {
                 // Other programs may write other fields of the status.
-                let patch = json!({"metadata": {"uid": &*uid}, "status": ips});
+                let (uid, version) = (&*known.uid, known.version.to_string());
+                let expected = json!({"uid": uid, "resourceVersion": version});
+                let patch = json!({"metadata": expected, "status": ips});
                 let patch = RequestMethod::MergePatch(patch);
-                let request = patch.request(&(ipam_claim_path(&name) + "/status"))?;
+                let request = patch.request(&(ipam_claim_path(&known.name) + "/status"))?;
                 let claim = self.client.request(request).await?;
                 Ok(RequestOutcome::IpamClaim(convert::ipam_claim(claim)))
             }

@@ -25,7 +25,8 @@ impl Fixture {
     /// Makes the watch deliver the IPClaim that the IPAMClaim of this UID owns.
     fn shown(&mut self, uid: Option<&str>, addresses: &[&str]) {
         let mut claim = claim(CLAIM, "p", &[]);
-        claim.version += u64::from(!addresses.is_empty());
+        let before = self.cache.claims.get(CLAIM);
+        claim.version += before.map_or(0, |it| it.version);
         claim.ipam_claim = uid.map(Into::into);
         claim.status.addresses = addresses.iter().map(|it| addr(it)).collect();
         claim.status.pool = (!addresses.is_empty()).then(|| "p".into());
@@ -44,13 +45,18 @@ impl Fixture {
     }
 
     fn read(&mut self, network: &str) {
-        let found = IpamClaim {
-            uid: "of-vm".into(),
+        self.read_as(&IpamClaim {
             network: network.to_owned(),
-        };
+            ..ipam_claim(1, &[])
+        });
+    }
+
+    /// Lets the loop read the IPAMClaim, and answers with this one.
+    fn read_as(&mut self, found: &IpamClaim) {
         let read = self.request();
         assert_eq!(read, Some(ApiRequest::ReadIpamClaim(CLAIM.into())));
-        self.answered(IpamClaimStep::Read, &RequestOutcome::IpamClaim(found));
+        let found = RequestOutcome::IpamClaim(found.clone());
+        self.answered(IpamClaimStep::Read, &found);
     }
 
     /// Returns the pool of the IPClaim that the loop creates now.
@@ -73,6 +79,26 @@ fn serving(name: &str, priority: i32) -> Pool {
         spec.networks = vec!["vlan7".to_owned()];
         spec.priority = priority;
     })
+}
+
+fn ipam_claim(version: u64, ips: &[&str]) -> IpamClaim {
+    IpamClaim {
+        uid: "of-vm".into(),
+        version,
+        network: "vlan7".to_owned(),
+        ips: ips.iter().map(|it| (*it).to_owned()).collect(),
+    }
+}
+
+/// Returns the write of one address to the IPAMClaim that was read in this version.
+fn fill(version: u64, address: &str) -> ApiRequest {
+    let known = KnownObject {
+        name: CLAIM.into(),
+        uid: "of-vm".into(),
+        version,
+    };
+    let ips = vec![address.to_owned()];
+    ApiRequest::FillIpamClaim(known, IPAMClaimIps { ips })
 }
 
 fn missing() -> RequestOutcome {
@@ -141,22 +167,57 @@ fn the_ipam_claim_gets_the_addresses_that_the_status_records_once() {
     fixture.shown(Some("of-vm"), &[]);
     assert_eq!(fixture.request(), None, "the IPClaim has no addresses yet");
     fixture.shown(Some("of-vm"), &["10.0.1.7"]);
-    let fill = ApiRequest::FillIpamClaim {
-        name: CLAIM.into(),
-        uid: "of-vm".into(),
-        ips: IPAMClaimIps {
-            ips: vec!["10.0.1.7/24".to_owned()],
-        },
-    };
-    assert_eq!(fixture.request(), Some(fill.clone()));
+    fixture.read("vlan7");
+    assert_eq!(fixture.request(), Some(fill(1, "10.0.1.7/24")));
     let unclear = RequestOutcome::Indeterminate("no answer".to_owned());
     fixture.answered(IpamClaimStep::Fill, &unclear);
-    assert_eq!(fixture.request(), Some(fill), "it is written again");
-    fixture.answered(
-        IpamClaimStep::Fill,
-        &RequestOutcome::IpamClaim(IpamClaim::default()),
-    );
+    fixture.read_as(&ipam_claim(2, &[]));
+    assert_eq!(fixture.request(), Some(fill(2, "10.0.1.7/24")), "again");
+    let stored = RequestOutcome::IpamClaim(ipam_claim(3, &["10.0.1.7/24"]));
+    fixture.answered(IpamClaimStep::Fill, &stored);
     assert_eq!(fixture.request(), None);
+}
+
+#[test]
+fn an_ipam_claim_that_has_the_addresses_is_read_once_and_not_written() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.shown(Some("of-vm"), &["10.0.1.7"]);
+    fixture.read_as(&ipam_claim(1, &["10.0.1.7/32"]));
+    for _ in 0..2 {
+        fixture.tested.queue.add(CLAIM.into());
+        assert_eq!(fixture.request(), None);
+    }
+}
+
+#[test]
+fn other_addresses_of_the_ip_claim_replace_those_of_the_ipam_claim() {
+    let mut fixture = Fixture::new(vec![serving("p", 1)]);
+    fixture.shown(Some("of-vm"), &["10.0.1.7"]);
+    fixture.read_as(&ipam_claim(1, &["10.0.1.7/24"]));
+    assert_eq!(fixture.request(), None);
+    fixture.shown(Some("of-vm"), &["10.0.1.8"]);
+    fixture.read_as(&ipam_claim(1, &["10.0.1.7/24"]));
+    assert_eq!(fixture.request(), Some(fill(1, "10.0.1.8/24")));
+}
+
+#[test]
+fn an_ipam_claim_that_is_gone_or_replaced_is_read_once_and_not_written() {
+    for is_gone in [true, false] {
+        let mut fixture = Fixture::new(vec![serving("p", 1)]);
+        fixture.shown(Some("of-vm"), &["10.0.1.7"]);
+        fixture.applied("u1", Some("a"));
+        if is_gone {
+            fixture.request();
+            fixture.answered(IpamClaimStep::Read, &missing());
+        } else {
+            let mut another = ipam_claim(7, &[]);
+            another.uid = "of-another".into();
+            fixture.read_as(&another);
+        }
+        fixture.tested.queue.add(CLAIM.into());
+        assert_eq!(fixture.request(), None, "gone: {is_gone}");
+        assert_eq!(fixture.reports.len(), 0, "the pod has its addresses");
+    }
 }
 
 #[test]
