@@ -13,9 +13,9 @@
 //! # Left out
 //! - A pool may serve pods that the node does not know yet (`unknownPods: Serve`). Such a pool may serve a pod that
 //!   names a claim. The same holds for podCIDRs outside every pool.
-//! - A node may get an address of a claim by a podCIDR of a foreign allocator. A node may also have an address of a
-//!   claim because the claim got the address by a late write of a deposed leader. In these cases, the controller gives
-//!   the claim another address if no pod has used the claim.
+//! - A node may get an address of a claim by a podCIDR of a foreign allocator. A node or another claim may also have an
+//!   address of a claim because the claim got the address by a late write of a deposed leader. In these cases, the
+//!   controller gives the claim another address if no pod has used the claim.
 //! - A machine whose Node is deleted may assign an address that a claim has got since, as long as no agent runs on it.
 //! - After a restore of the API server, a claim may have addresses that nodes got later.
 
@@ -35,6 +35,7 @@ use cadastre_node::AssignedAddress;
 
 use super::api::Author;
 use super::checks::{Verdict, wrong};
+use super::clock::Time;
 use super::pool_model::counted;
 use super::run::Sim;
 
@@ -52,10 +53,14 @@ pub struct ClaimRecords {
     of_pod: BTreeMap<ObjectUid, ClaimName>,
     /// The address that each pod asks for
     asked: BTreeMap<ObjectUid, Addr>,
+    /// The pod that last got each address
+    last: BTreeMap<Addr, ObjectUid>,
     /// The pods for which the runtime asks for an address in the ADD
     by_cni: BTreeSet<ObjectUid>,
-    /// Addresses that a claim got although a node had them
+    /// Addresses that a claim got although a node or another claim had them
     contested: BTreeSet<Addr>,
+    /// For each claim, by UID, who wrote its addresses, and when
+    got: BTreeMap<ObjectUid, (Author, Time)>,
     /// For each claim, by UID, the addresses that pods got while the claim existed
     given: BTreeMap<ObjectUid, BTreeSet<Addr>>,
 }
@@ -68,6 +73,16 @@ impl ClaimRecords {
     /// Records that the pod asks for the address.
     pub fn note_asked(&mut self, uid: &ObjectUid, addr: Addr) {
         self.asked.insert(uid.clone(), addr);
+    }
+
+    /// Records that the pod got the address.
+    pub fn note_given(&mut self, uid: &ObjectUid, addr: Addr) {
+        self.last.insert(addr, uid.clone());
+    }
+
+    /// Returns whether the pod asks for this address, and was the last one that got it.
+    pub fn asks_again(&self, uid: &ObjectUid, addr: Addr) -> bool {
+        self.asked.get(uid) == Some(&addr) && self.last.get(&addr) == Some(uid)
     }
 
     /// Records that the runtime, and no annotation, asks for the pod's address.
@@ -261,7 +276,7 @@ impl Sim {
     /// controller deletes no claim whose addresses a node has.
     pub fn check_claim(
         &mut self,
-        author: Author,
+        (author, decided): (Author, Time),
         before: Option<&Claim>,
         after: Option<&Claim>,
     ) -> Verdict {
@@ -297,13 +312,33 @@ impl Sim {
             let text = format!("{} had {had:?} and has {has:?}", text(after));
             return wrong("claim", text, [&*after.name]);
         }
-        let others = self.api.claims.live.values();
-        let mut others = others.filter(|it| it.uid != after.uid);
-        if let Some(other) = others.find(|it| it.addresses().any(|addr| has.contains(&addr))) {
-            let text = format!("{} gets {has:?}, which {} has", text(after), text(other));
-            return wrong("claim", text, [&*after.name, &*other.name]);
+        let got = (author, self.now);
+        self.claims.got.insert(after.uid.clone(), got);
+        let Some(other) = self.other_claim_of(after) else {
+            return Ok(());
+        };
+        // An earlier leader may have decided on the write before another leader gave the addresses to the other claim.
+        let before = self.claims.got.get(&other.uid);
+        if before.is_some_and(|(writer, at)| *writer != author && decided < *at) {
+            self.claims.contested.extend(has);
+            return Ok(());
         }
-        Ok(())
+        let text = format!("{} gets {has:?}, which {} has", text(after), text(other));
+        wrong("claim", text, [&*after.name, &*other.name])
+    }
+
+    /// Returns another claim whose status records an address of this claim. Addresses that a late write has recorded do
+    /// not count.
+    fn other_claim_of(&self, claim: &Claim) -> Option<&Arc<Claim>> {
+        let others = self.api.claims.live.values();
+        let mut others = others.filter(|it| it.uid != claim.uid);
+        let contested = &self.claims.contested;
+        let counts = |addr: &Addr| {
+            claim
+                .addresses()
+                .any(|it| it == *addr && !contested.contains(addr))
+        };
+        others.find(|it| it.addresses().any(|addr| counts(&addr)))
     }
 
     /// Checks that the pod may have the address. The pod may have it if the pod's claim has or had it, or if no claim
@@ -445,6 +480,19 @@ impl Sim {
             if claim.deleting && claim.status.node.is_none() {
                 let text = format!("{} is still there", text(claim));
                 return wrong("claim", text, [&*claim.name]);
+            }
+            let others = self.api.claims.live.values();
+            let mut others = others.filter(|it| it.uid != claim.uid && it.is_unused());
+            let is_shared = |it: &Claim| {
+                it.addresses()
+                    .any(|it| claim.addresses().any(|own| own == it))
+            };
+            if let Some(other) = others
+                .find(|it| is_shared(it))
+                .filter(|_| claim.is_unused())
+            {
+                let text = format!("{} and {} have one address", text(claim), text(other));
+                return wrong("claim", text, [&*claim.name, &*other.name]);
             }
         }
         Ok(())

@@ -669,7 +669,8 @@ impl Sim {
                 self.judge(verdict)?;
             }
             if let Commit::Claim(before, after) = &commit {
-                let verdict = self.check_claim(author, before.as_deref(), after.as_deref());
+                let writer = (author, decided);
+                let verdict = self.check_claim(writer, before.as_deref(), after.as_deref());
                 self.judge(verdict)?;
             }
             let received = match author {

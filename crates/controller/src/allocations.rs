@@ -121,9 +121,13 @@ impl AllocationState {
             allocations.end_superseded_quarantine(node);
         }
         allocations.rebuild_blocks(cache, now);
-        // If the statuses of two claims contain the same address, the older claim keeps it.
+        // If the statuses of two claims contain the same address, the one that a node has keeps it, then one that may be
+        // about to be used, then the older one.
         let mut claims: Vec<_> = cache.claims.iter().collect();
-        claims.sort_by_key(|claim| (claim.created, claim.uid.clone()));
+        claims.sort_by_key(|claim| {
+            let uses = (claim.status.node.is_none(), !claim.has_finalizer());
+            (uses, claim.created, claim.uid.clone())
+        });
         for claim in claims {
             allocations.claim_seen(claim);
         }

@@ -18,11 +18,12 @@
 //! - No address becomes a block before the claim has its finalizer. While a node has a block of the claim, no other
 //!   node gets a block of the claim, and the claim keeps its finalizer. The claim also keeps its finalizer during the
 //!   cooldown after that, so that no other pod gets its addresses before the cooldown is over.
-//! - The addresses of a claim change only if another node has got one of them. There are three possible causes: a
-//!   foreign allocator gave the node a podCIDR with the address, a late write of an earlier leader gave the address to
-//!   the claim, or the block of a deleted node was adopted again because an agent still uses it. In these cases the
-//!   claim gets other addresses if its pool has some, unless a pod has used the claim or the claim asks for that
-//!   address. The old addresses are allocated to nothing else before the claim's status has the new ones.
+//! - The addresses of a claim change only if a node or another claim has got one of them. There are three possible
+//!   causes: a foreign allocator gave a node a podCIDR with the address, a late write of an earlier leader gave the
+//!   address to the claim, or the block of a deleted node was adopted again because an agent still uses it. In these
+//!   cases the claim gets other addresses if its pool has some, unless a node has ever had the claim's addresses or the
+//!   claim asks for that address. If a node has got the address, the old addresses are allocated to nothing else before
+//!   the claim's status has the new ones.
 //! - A deleted claim that no node has gets no node any more. So nothing uses the addresses of a claim whose finalizer is
 //!   being removed.
 //! - A claim gets an address of each family of its pool or none. A pod gets all addresses of its claim or none.
@@ -338,8 +339,7 @@ fn joined(addresses: impl Iterator<Item = Addr>) -> String {
 /// of the claim. But a claim that a pod has used, or that asked for certain addresses, always keeps its addresses.
 fn is_to_choose_again(claim: &Claim, cx: &Context) -> bool {
     let is_any = claim.spec.as_ref().is_ok_and(|it| it.addresses.is_empty());
-    let is_unused = claim.status.node.is_none() && claim.status.released_at.is_none();
-    let is_unused = is_unused && !cx.allocations.has_block_of(&claim.name);
+    let is_unused = claim.is_unused() && !cx.allocations.has_block_of(&claim.name);
     let entry = cx.allocations.claims.get(&claim.name);
     let mut cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);
     is_any && is_unused && cidrs.any(|cidr| cx.allocations.conflict_with_claim(&cidr).is_some())

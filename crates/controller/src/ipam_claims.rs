@@ -286,10 +286,12 @@ fn pool_of(network: &str, cx: &Context) -> Option<PoolName> {
 }
 
 /// Returns what the status of the IPAMClaim that owns the IPClaim has to have. Returns `None` if no IPAMClaim owns it,
-/// if its status records no addresses yet, or if it is being deleted.
+/// if its status does not record its addresses yet, or if it is being deleted.
 fn wanted(claim: &Claim, cx: &Context) -> Option<Filled> {
     let ipam_claim = claim.ipam_claim.clone().filter(|_| !claim.deleting)?;
-    let mut addresses: Box<[Addr]> = claim.addresses().collect();
+    // An earlier leader may have recorded addresses that another claim has.
+    let is_its = cx.allocations.claims.is_stored(&claim.name);
+    let mut addresses: Box<[Addr]> = claim.addresses().filter(|_| is_its).collect();
     if Mutation::IpamClaimFilledBeforeStored.is_on() {
         let entry = cx.allocations.claims.get(&claim.name);
         let cidrs = entry.into_iter().flat_map(ClaimEntry::cidrs);

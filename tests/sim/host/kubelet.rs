@@ -370,13 +370,14 @@ impl Sim {
                 self.judge(self.check_given(id, &uid, it.address, &key))?;
                 let verdict = self.check_unshared(id, container, it.address);
                 self.judge(verdict)?;
-                let verdict = self.check_cooled(id, it.address);
+                let verdict = self.check_cooled(id, &uid, it.address);
                 self.judge(verdict)?;
                 let verdict = self.check_givable(id, it.block);
                 self.judge(verdict)?;
                 self.judge(self.check_not_withdrawn(id, it.address, it.block))?;
                 let verdict = self.check_claimed(id, &uid, it);
                 self.judge(verdict)?;
+                self.claims.note_given(&uid, it.address);
             }
             let kubelet = &mut self.host_mut(id).kubelet;
             if let Some(sandbox) = kubelet.sandboxes.get_mut(container) {
@@ -440,15 +441,16 @@ impl Sim {
     }
 
     /// Checks that the address is not cooling any more, whichever node released the address.
-    fn check_cooled(&self, id: usize, addr: Addr) -> Verdict {
+    fn check_cooled(&self, id: usize, pod: &ObjectUid, addr: Addr) -> Verdict {
         let Some((of, node, until)) = self.checks.cooling.get(&addr) else {
             return Ok(());
         };
         if self.is_without_node(id) {
             return Ok(());
         }
-        // A pod gets the address of its claim at once. Unit tests cover the wait after the deletion of a claim.
-        if self.claims.ever_had(addr) {
+        // A pod gets the address of its claim at once, and so does a pod that asks for the address of its earlier
+        // sandbox. Unit tests cover the wait after the deletion of a claim.
+        if self.claims.ever_had(addr) || self.claims.asks_again(pod, addr) {
             return Ok(());
         }
         let (of, until) = (*of, *until);

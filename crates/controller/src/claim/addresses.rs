@@ -36,7 +36,8 @@ impl ClaimLoop {
             let of = cx.allocations.claims.of(&Cidr::host(addr));
             of.is_some_and(|name| *name != claim.name)
         };
-        if claim.addresses().any(is_anothers) {
+        // A late write of an earlier leader may have given these addresses to the claim.
+        if !claim.is_unused() && claim.addresses().any(is_anothers) {
             let text = format!(
                 "the status has {}, which another claim has, too: delete one of the two claims",
                 joined(claim.addresses())

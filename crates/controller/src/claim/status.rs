@@ -30,10 +30,11 @@ pub(super) fn status(claim: &Claim, problem: Option<&ClaimProblem>, cx: &Context
     let released_at = claim.status.released_at.map(Time);
     let released_at = is_released.then_some(now).or(released_at);
     let mut status = IPClaimStatus {
-        addresses: entry.map_or_else(
-            || claim.addresses().map(|it| it.to_string()).collect(),
-            |it| it.cidrs().map(|cidr| cidr.first().to_string()).collect(),
-        ),
+        addresses: match entry {
+            Some(entry) => entry.cidrs().map(|it| it.first().to_string()).collect(),
+            None if claim.is_unused() => Vec::new(),
+            None => claim.addresses().map(|it| it.to_string()).collect(),
+        },
         pool: entry.map(|it| it.pool.to_string()),
         pod: pod.map(|pod| pod.pod.to_string()),
         node,

@@ -697,12 +697,79 @@ fn of_two_claims_that_record_one_address_the_older_has_it() {
     let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
     let of = fixture.allocations.claims.of(&cidr("10.0.0.4/32"));
     assert_eq!(of.map(|it| &**it), Some("default/b"));
-    let (_, reason, text) = fixture.settle("default/a");
-    assert_eq!(reason, "AddressInUse", "{text}");
-    // No node gets the address through a claim that does not have the address.
-    fixture.applied(claiming_pod("x", "default/a", Some("a")));
-    fixture.settle("default/a");
-    assert!(fixture.node_of("10.0.0.4/32").is_none());
+    // No node has had the address, so the other claim gets another one.
+    let (addresses, reason, text) = fixture.settle("default/a");
+    assert_eq!(reason, "Available", "{text}");
+    assert_ne!(addresses, ["10.0.0.4"]);
+    assert_eq!(addresses.len(), 1);
+}
+
+#[test]
+fn of_two_claims_that_record_one_address_the_one_in_use_has_it() {
+    let recorded = |name: &str, created: i64, node: Option<&str>, asked: &[&str]| Claim {
+        created,
+        status: ClaimStatus::from(&IPClaimStatus {
+            addresses: vec!["10.0.0.4".to_owned()],
+            node: node.map(str::to_owned),
+            ..IPClaimStatus::default()
+        }),
+        ..claim(name, "p", asked)
+    };
+    let released = |mut claim: Claim| {
+        claim.status.released_at = Some(Timestamp::UNIX_EPOCH);
+        claim
+    };
+    let older = [
+        (recorded("default/a", 1, None, &[]), "Available"),
+        (
+            recorded("default/a", 1, None, &["10.0.0.4"]),
+            "AddressInUse",
+        ),
+        (
+            released(recorded("default/a", 1, None, &[])),
+            "AddressInUse",
+        ),
+    ];
+    for (older, expected) in older {
+        let is_kept = !older.is_unused();
+        let claims = vec![older, recorded("default/b", 2, Some("a"), &[])];
+        let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
+        let of = fixture.allocations.claims.of(&cidr("10.0.0.4/32"));
+        assert_eq!(of.map(|it| &**it), Some("default/b"));
+        let (addresses, reason, text) = fixture.settle("default/a");
+        assert_eq!(reason, expected, "{text}");
+        assert_eq!(addresses == ["10.0.0.4"], is_kept, "{addresses:?}");
+        // No node gets the address through a claim that does not have it.
+        fixture.applied(claiming_pod("x", "default/a", Some("a")));
+        fixture.settle("default/a");
+        assert!(fixture.node_of("10.0.0.4/32").is_none());
+    }
+}
+
+#[test]
+fn a_late_write_of_an_address_that_another_claim_has_got_is_undone() {
+    let claims = vec![claim("default/a", "p", &[]), claim("default/b", "p", &[])];
+    let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
+    let taken = fixture.settle("default/b").0;
+    let before = Claim::clone(fixture.cache.claims.get("default/a").unwrap());
+    let late = Claim {
+        version: before.version + 1,
+        status: ClaimStatus::from(&IPClaimStatus {
+            addresses: taken.clone(),
+            ..IPClaimStatus::default()
+        }),
+        ..before
+    };
+    fixture
+        .cache
+        .claims
+        .change(ObjectEvent::Applied(late.clone()));
+    fixture.allocations.claim_seen(&late);
+    fixture.claims.queue.add("default/a".into());
+    let (addresses, reason, text) = fixture.settle("default/a");
+    assert_eq!(reason, "Available", "{text}");
+    assert_eq!(addresses.len(), 1);
+    assert_ne!(addresses, taken);
 }
 
 #[test]

@@ -566,6 +566,11 @@ impl Claim {
         })
     }
 
+    /// Returns whether no node has ever had the addresses, according to the status.
+    pub fn is_unused(&self) -> bool {
+        self.status.node.is_none() && self.status.released_at.is_none()
+    }
+
     /// Returns the addresses that the status records.
     pub fn addresses(&self) -> impl Iterator<Item = Addr> + '_ {
         self.status.addresses.iter().copied()

@@ -30,6 +30,8 @@ impl Fixture {
         claim.ipam_claim = uid.map(Into::into);
         claim.status.addresses = addresses.iter().map(|it| addr(it)).collect();
         claim.status.pool = (!addresses.is_empty()).then(|| "p".into());
+        self.allocations.drop_claim(&claim.name);
+        self.allocations.claim_seen(&claim);
         list(&mut self.cache.claims, vec![claim]);
         self.tested.queue.add(CLAIM.into());
     }
