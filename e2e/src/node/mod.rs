@@ -54,5 +54,5 @@ pub use image::IMAGE;
 pub use machine::{Machine, MachineOptions};
 pub use machines::{Site, SiteOptions};
 pub use node_software::{Agent, NodeSide};
-pub use router::{Router, bird};
+pub use router::{Router, routing_daemons};
 pub use shipped::{SHIPPED, shipped};

@@ -41,10 +41,16 @@ impl Router {
     }
 }
 
-/// Returns an error if the routing daemon BIRD is missing.
-pub fn bird() -> Result<(), String> {
-    match find("bird") {
-        Some(_) => Ok(()),
-        None => Err("bird is missing: apt-get install bird2".to_owned()),
+/// The script that changes the configuration of a running FRR.
+const FRR_RELOAD: &str = "/usr/lib/frr/frr-reload.py";
+
+/// Returns an error if one of the routing daemons BIRD and FRR is missing.
+pub fn routing_daemons() -> Result<(), String> {
+    if find("bird").is_none() {
+        return Err("bird is missing: apt-get install bird2".to_owned());
     }
+    if find("vtysh").is_none() || !Path::new(FRR_RELOAD).is_file() {
+        return Err("FRR is missing: apt-get install frr frr-pythontools".to_owned());
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
-//! Tests of announcements by BGP: real BIRDs on the nodes read the ranges from files that the agents write. Each node
-//! is in a rack of its own, and only the racks' routers connect the racks.
+//! Tests of announcements by BGP: a real BIRD on one node and a real FRR on the other read the ranges from files that
+//! the agents write. Each node is in a rack of its own, and only the racks' routers connect the racks. The recipe of FRR
+//! is read from docs/bgp.md.
 
 use std::fs;
 
@@ -15,16 +16,27 @@ use crate::masquerade::{SERVER, assert_sees};
 use crate::pods::{self, Running};
 use crate::{AGENT, Stage, eventually};
 
-const FLAGS: &[&str] = &[
+const BIRD: &[&str] = &[
     "--masquerade=true",
     "--announce-file=/run/cadastre-routes/bird.conf",
     "--announce-reload=bird=/run/bird.ctl",
 ];
 
-/// A node and the router of its rack. Both run BIRD.
+const FRR: &[&str] = &[
+    "--masquerade=true",
+    "--announce-file=/run/cadastre-routes/frr.conf",
+    "--announce-template=/etc/cni/announce",
+    "--announce-reload=none",
+];
+
+/// The page with the recipe of FRR.
+const PAGE: &str = include_str!("../../../docs/bgp.md");
+
+/// A node, whose routing daemon is BIRD or FRR, and the router of its rack, which runs BIRD.
 struct Rack {
     node: Machine,
-    daemon: Option<Guest>,
+    /// The processes of the node's routing daemon
+    daemon: Vec<Guest>,
     router: Router,
     _router_daemon: Guest,
 }
@@ -78,24 +90,62 @@ protocol bgp spine6 {
 }
 ";
 
+/// Returns the text of the first code block of the page that contains `part`.
+fn of_page(part: &str) -> String {
+    let mut blocks = PAGE.split("```").skip(1).step_by(2);
+    let block = blocks.find(|it| it.contains(part)).unwrap();
+    let (_, text) = block.split_once('\n').unwrap();
+    text.to_owned()
+}
+
+/// Returns the template of the recipe of FRR.
+fn frr_template() -> String {
+    let values = of_page("custom: |");
+    let (_, template) = values.split_once("custom: |\n").unwrap();
+    let lines = template.lines().map(|it| it.trim_start_matches("      "));
+    let lines: Vec<&str> = lines.collect();
+    lines.join("\n")
+}
+
+/// Returns FRR's configuration of the recipe for a node with this router.
+fn frr_config(router: u8) -> String {
+    let [v4, v6] = Fabric::addresses(router);
+    let text = of_page("frr defaults");
+    let text = text.replace("remote-as 64512", &format!("remote-as {}", system(router)));
+    text.replace("192.0.2.1", &v4).replace("2001:db8::1", &v6)
+}
+
+/// Returns the AS number of a router.
+fn system(router: u8) -> u32 {
+    64_900 + u32::from(router)
+}
+
+/// Returns the AS number of the node of the rack with this router. The recipe of FRR has the number of the second rack.
+fn node_system(router: u8) -> u32 {
+    64_715 - u32::from(router)
+}
+
 fn config(template: &str, node: u8, router: u8, other: u8) -> String {
-    let mut text = template.to_owned();
+    let text = template.replace("NODE_AS", &node_system(router).to_string());
+    let text = text.replace("ROUTER_AS", &system(router).to_string());
+    let mut text = text.replace("OTHER_AS", &system(other).to_string());
     for (name, number) in [("NODE", node), ("ROUTER", router), ("OTHER", other)] {
         let [v4, v6] = Fabric::addresses(number);
-        let system = (64_512 + u32::from(number)).to_string();
         text = text.replace(&format!("{name}4"), &v4);
         text = text.replace(&format!("{name}6"), &v6);
-        text = text.replace(&format!("{name}_AS"), &system);
     }
     text
 }
 
 impl Rack {
-    async fn start(stage: &Stage, group: &str, router: u8, other: u8) -> Self {
-        let side = NodeSide::shipped("ptp", FLAGS, AGENT).unwrap();
+    async fn start(stage: &Stage, group: &str, flags: &[&str], router: u8, other: u8) -> Self {
+        let mut side = NodeSide::shipped("ptp", flags, AGENT).unwrap();
+        side.configs.push(("announce".to_owned(), frr_template()));
         let node = stage.machine(group, side).await;
         let of_node = config(NODE, node.number(), router, other);
         fs::write(node.var().join("lib/bird.conf"), of_node).unwrap();
+        fs::write(node.var().join("lib/frr.conf"), frr_config(router)).unwrap();
+        fs::write(node.var().join("lib/cadastre-frr"), of_page("#!/bin/sh")).unwrap();
         let number = router;
         let router = stage.site.router(number).await.unwrap();
         let folder = stage.site.cluster().folder().join(format!("r{number}"));
@@ -111,20 +161,47 @@ impl Rack {
         node.run(&folder).await.unwrap();
         let mut rack = Self {
             node,
-            daemon: None,
+            daemon: Vec::new(),
             _router_daemon: daemon,
             router,
         };
-        rack.start_daemon().await;
+        if flags == FRR {
+            rack.start_frr().await;
+        } else {
+            rack.start_bird().await;
+        }
         rack
     }
 
     /// Starts BIRD as the user of Debian's package, who cannot read the agent's own folders.
-    async fn start_daemon(&mut self) {
+    async fn start_bird(&mut self) {
         let files = ["-c", "/var/lib/bird.conf", "-s", "/run/bird.ctl"];
         let user = ["-u", "bird", "-g", "bird"];
         let args = [&["bird", "-f"], &files[..], &user[..]].concat();
-        self.daemon = Some(self.node.spawn("bird", &args).await.unwrap());
+        self.daemon = vec![self.node.spawn("bird", &args).await.unwrap()];
+    }
+
+    /// Starts FRR, and a loop that runs the script of the recipe whenever the agent has written its file.
+    async fn start_frr(&mut self) {
+        let script = "set -eu
+            mkdir -p /etc/frr /run/frr
+            [ -e /var/run ] || ln -s /run /var/run
+            chown frr:frr /run/frr
+            cp /var/lib/frr.conf /etc/frr/frr.conf
+            touch /etc/frr/vtysh.conf";
+        self.node.run(&["sh", "-c", script]).await.unwrap();
+        let watch = "
+            while sleep 0.2; do
+                cmp -s /run/cadastre-routes/frr.conf /run/frr/seen && continue
+                cp /run/cadastre-routes/frr.conf /run/frr/seen && sh -e /var/lib/cadastre-frr
+            done";
+        for (name, args) in [
+            ("zebra", &["/usr/lib/frr/zebra"][..]),
+            ("bgpd", &["/usr/lib/frr/bgpd"]),
+            ("cadastre-frr", &["sh", "-c", watch]),
+        ] {
+            self.daemon.push(self.node.spawn(name, args).await.unwrap());
+        }
     }
 
     /// Waits until the rack's router has a route to the node for exactly the blocks in the NodeSubnet, and `wanted`
@@ -164,8 +241,8 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
         pool(api, group, net).await;
     }
     let (mut east, west) = tokio::join!(
-        Rack::start(stage, "beast", 201, 202),
-        Rack::start(stage, "bwest", 202, 201)
+        Rack::start(stage, "beast", BIRD, 201, 202),
+        Rack::start(stage, "bwest", FRR, 202, 201)
     );
     for rack in [&east, &west] {
         pods::ready(api, rack.node.name(), true).await;
@@ -210,7 +287,7 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
     assert!(all.len() > 2, "{all:?}");
     let what = "all blocks are announced";
     east.routes(api, what, |it| it.len() == all.len()).await;
-    east.daemon.take().unwrap().kill().await.unwrap();
+    east.daemon.remove(0).kill().await.unwrap();
     pods::delete_many(api, "bmore", 0..4).await;
     api.change_pool("beast", json!({"idleSeconds": 0}))
         .await
@@ -230,7 +307,7 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
         status.blocks
     );
     assert_eq!(api.blocks_of("beast").await.unwrap(), all);
-    east.start_daemon().await;
+    east.start_bird().await;
     condition(api, east.node.name(), "True", "Announced").await;
     let left = eventually("empty blocks are released", async || {
         let left = api.blocks_of("beast").await?;

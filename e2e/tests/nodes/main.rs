@@ -110,7 +110,7 @@ fn main() -> ExitCode {
             tests.len()
         );
     }
-    let lacking = [(MACVLAN, node::macvlan()), (BGP, node::bird())];
+    let lacking = [(MACVLAN, node::macvlan()), (BGP, node::routing_daemons())];
     let lacking = lacking.map(|(name, there)| (name, there.err().filter(|_| reason.is_none())));
     for (name, lack) in &lacking {
         if let Some(lack) = lack {
