@@ -37,9 +37,13 @@ use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
 const MOST_BYTES_OF_POOLS: usize = 256 << 10;
 
 /// When a node gets podCIDRs, its NodeSubnet has to record them. The write of this record waits while other nodes get
-/// podCIDRs, but at most for this time. The wait is a risk: if the Node is deleted before the record is written, only
-/// processes that saw the deletion know that the node's podCIDRs must be quarantined.
+/// podCIDRs. After this time it is overdue, and takes its turn among them. The wait is a risk: if the Node is deleted
+/// before the record is written, only processes that saw the deletion know that the node's podCIDRs must be quarantined.
 const RECORD_WAITS: Duration = Duration::from_secs(5);
+
+/// An overdue record is sent after at most this many requests for nodes that wait for podCIDRs. If overdue records came
+/// first, many nodes that join at once would wait twice as long for their podCIDRs.
+const PODCIDRS_PER_RECORD: u32 = 3;
 
 /// The queues of the NodeSubnet loop, its requests in flight, and what it has to record or report.
 #[derive(Clone, Debug, Default)]
@@ -50,6 +54,8 @@ pub struct Subnets {
     pub queue: Queue<NodeName>,
     /// Names of nodes that got podCIDRs, each with the monotonic time at which it got them, oldest first
     unrecorded: VecDeque<(Duration, NodeName)>,
+    /// Number of requests for nodes that wait for podCIDRs since an overdue record was last sent
+    since_record: u32,
     /// Conditions whose write is in flight, by the name of the NodeSubnet
     conditions_in_flight: BTreeMap<NodeName, Vec<SubnetCondition>>,
     /// The requests in flight that read or write a spec, by the name of the NodeSubnet. The value is the spec that the
@@ -132,11 +138,20 @@ impl Subnets {
         }
     }
 
-    /// Queues the NodeSubnet of a node that got podCIDRs. Ensures that the NodeSubnet records the podCIDRs within
-    /// [`RECORD_WAITS`].
+    /// Queues the NodeSubnet of a node that got podCIDRs. After [`RECORD_WAITS`] its record is overdue.
     pub(crate) fn has_podcidrs(&mut self, name: &NodeName, now: Duration) {
         self.unrecorded.push_back((now, name.clone()));
         self.queue.add(name.clone());
+    }
+
+    /// Returns whether the next overdue record comes before nodes that wait for podCIDRs.
+    pub(crate) fn is_turn_of_records(&self) -> bool {
+        self.since_record >= PODCIDRS_PER_RECORD
+    }
+
+    /// Notes that a request for a node that waits for podCIDRs is sent.
+    pub(crate) fn podcidrs_sent(&mut self) {
+        self.since_record += 1;
     }
 
     /// Returns the next overdue request. A request is overdue if a NodeSubnet has to record podCIDRs, and the record
@@ -149,7 +164,10 @@ impl Subnets {
             match self.look(&name, true, cx) {
                 KeyDecision::Done => {}
                 KeyDecision::Later(at) => self.urgent.add_at(name, at),
-                KeyDecision::Send(request, purpose) => return Some((request, purpose)),
+                KeyDecision::Send(request, purpose) => {
+                    self.since_record = 0;
+                    return Some((request, purpose));
+                }
             }
         }
         None

@@ -96,10 +96,10 @@ impl Loops {
     /// 1. the list of NodeSubnets that ends the agent grace
     /// 2. the write of a new pool's finalizer
     /// 3. requests about the default pool
-    /// 4. writes that record podCIDRs in NodeSubnets, if they are overdue
-    /// 5. writes of podCIDRs; until the fence is done, requests of the fence instead
-    /// 6. requests about blocks that nodes wait for
-    /// 7. requests about NodeSubnets that nodes wait for
+    /// 4. writes of podCIDRs and, in turn with them, writes that record podCIDRs in NodeSubnets, if they are overdue;
+    ///    until the fence is done, requests of the fence instead of podCIDRs
+    /// 5. requests about blocks that nodes wait for
+    /// 6. requests about NodeSubnets that nodes wait for
     ///
     /// While the process stops, only the loops of podCIDRs and blocks may send requests.
     pub(super) fn next_awaited(
@@ -119,14 +119,19 @@ impl Loops {
             .next_urgent(cx.now)
             .or_else(|| self.pools.next_finalizer(cx))
             .or_else(|| self.default_pool.next_urgent(settings, cx))
-            .or_else(|| self.subnets.next_overdue(cx))
+            .or_else(|| {
+                let is_turn = !is_known || self.subnets.is_turn_of_records();
+                is_turn.then(|| self.subnets.next_overdue(cx)).flatten()
+            })
             .or_else(|| {
                 if is_known {
-                    self.podcidrs.next_urgent(cx, false)
+                    let found = self.podcidrs.next_urgent(cx, false);
+                    found.inspect(|_| self.subnets.podcidrs_sent())
                 } else {
                     self.fence.next_urgent(cx.cache, cx.now)
                 }
             })
+            .or_else(|| self.subnets.next_overdue(cx))
             .or_else(|| self.blocks.next_urgent(cx, false))
             .or_else(|| self.subnets.next_urgent(cx))
     }

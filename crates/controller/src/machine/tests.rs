@@ -276,6 +276,65 @@ fn a_leader_that_stops_repeats_an_indeterminate_assignment_and_starts_none() {
     assert!(script.controller.is_quiet() && script.controller.is_settled());
 }
 
+#[test]
+fn overdue_records_of_podcidrs_take_turns_with_nodes_that_wait() {
+    let mut script = Script::new(LeadershipTerm::of("1-a", Takeover::First));
+    script.controller = Controller::new(ControllerSettings {
+        critical_in_flight: 8,
+        ..ControllerSettings::default()
+    });
+    script.list_all(Cluster {
+        nodes: (0..40).map(|i| node(&format!("n{i}"))).collect(),
+        pools: vec![pod_cidr_pool("10.0.0.0/16")],
+        ..Cluster::new("10.0.0.0/16", Vec::new())
+    });
+    script.leads();
+    let serve = |script: &mut Script, requests: &[OutgoingRequest]| {
+        for out in requests {
+            match &out.request {
+                ApiRequest::AssignPodCidrs(it) => {
+                    let served = Node {
+                        pod_cidrs: it.cidrs.clone().into(),
+                        version: 9,
+                        ..node(&it.name)
+                    };
+                    script.answer(out.id, RequestOutcome::Node(served));
+                }
+                _ => script.reject(out.id),
+            }
+        }
+    };
+    let (others, first) = script.poll_around_lease_write();
+    serve(&mut script, &others);
+    serve(&mut script, &first);
+    assert_eq!(assigned(&first).len(), 8);
+    let counts = |out: &[OutgoingRequest]| {
+        let is_record = |it: &&OutgoingRequest| {
+            matches!(it.request, ApiRequest::Create(_, ObjectSpec::Subnet(_)))
+        };
+        (assigned(out).len(), out.iter().filter(is_record).count())
+    };
+    // While no record is overdue, nodes that wait come first.
+    let second = script.poll();
+    assert_eq!(counts(&second), (8, 0));
+    serve(&mut script, &second);
+    script.pass(Duration::from_secs(6));
+    script.leads();
+    let third = script.poll();
+    assert_eq!(counts(&third), (6, 2));
+    serve(&mut script, &third);
+    // As soon as no node waits, all records are sent.
+    let mut all = counts(&third);
+    for _ in 0..8 {
+        let next = script.poll();
+        let (podcidrs, records) = counts(&next);
+        all = (all.0 + podcidrs, all.1 + records);
+        serve(&mut script, &next);
+    }
+    assert_eq!(all.0, 24, "each node gets podCIDRs");
+    assert!(all.1 >= 16, "{all:?}");
+}
+
 /// Returns whether any of the requests lists a block in a NodeSubnet.
 fn lists(requests: &[OutgoingRequest]) -> bool {
     requests.iter().any(|it| match &it.request {
