@@ -42,7 +42,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// Maximum number of Kubernetes events that wait to be emitted. Further events are dropped.
 const REPORT_BACKLOG: usize = 1024;
 
-/// Interval at which metrics and readiness are updated.
+/// Interval at which metrics and readiness are updated. They are also updated when this process begins or stops to lead
+/// or to allocate. A Lease write is no reason to update them: there can be fifty in a second, and the figures are
+/// computed from the whole cluster.
 const FIGURES_PAUSE: Duration = Duration::from_secs(2);
 
 /// The parts of the process that [`run`] uses.
@@ -91,7 +93,8 @@ pub async fn run(
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        allocating: false,
+        leads: false,
+        shown: (false, false),
         trouble: None,
     };
     // The watches begin only after the first result of the election. This has two reasons. First, if this process leads
@@ -214,7 +217,9 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    allocating: bool,
+    leads: bool,
+    /// Whether this process leads and whether it allocates, as the metrics last showed
+    shown: (bool, bool),
     /// Why there is no default pool, as last logged
     trouble: Option<String>,
 }
@@ -228,9 +233,8 @@ impl Shell {
                 error!("{PUT_BACK}");
                 return false;
             }
-            if Instant::now() >= self.figures_at
-                || self.allocating != self.controller.is_allocating()
-            {
+            let state = (self.leads, self.controller.is_allocating());
+            if Instant::now() >= self.figures_at || self.shown != state {
                 self.figures();
             }
             if let Some(by) = self.stop_by
@@ -283,8 +287,8 @@ impl Shell {
 
     fn leadership(&mut self) {
         let leadership = self.parts.leadership.borrow_and_update().clone();
+        self.leads = matches!(leadership, Leadership::Leading(_));
         self.on(ControllerEvent::Leadership(leadership));
-        self.figures();
     }
 
     fn send_all(&mut self) {
@@ -364,8 +368,8 @@ impl Shell {
     fn figures(&mut self) {
         self.figures_at = Instant::now() + FIGURES_PAUSE;
         let view = self.controller.view(self.now());
-        if self.allocating != view.allocating {
-            self.allocating = view.allocating;
+        let (_, was_allocating) = std::mem::replace(&mut self.shown, (self.leads, view.allocating));
+        if was_allocating != view.allocating {
             let text = if view.allocating {
                 "allocating"
             } else {
