@@ -117,7 +117,11 @@ fn the_template_of_the_page_about_bgp_works() {
 router bgp 64513
  address-family ipv4 unicast
   network 10.0.0.0/26
- exit-address-family";
+ exit-address-family
+ address-family ipv6 unicast
+  network fd00::/122
+ exit-address-family
+exit";
     assert_eq!(text.unwrap().trim_end(), wanted);
 }
 
