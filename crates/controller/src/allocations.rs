@@ -125,8 +125,13 @@ impl AllocationState {
         // about to be used, then the older one.
         let mut claims: Vec<_> = cache.claims.iter().collect();
         claims.sort_by_key(|claim| {
-            let uses = (claim.status.node.is_none(), !claim.has_finalizer());
-            (uses, claim.created, claim.uid.clone())
+            let is_at_no_node = claim.status.node.is_none();
+            (
+                is_at_no_node,
+                !claim.has_finalizer(),
+                claim.created,
+                claim.uid.clone(),
+            )
         });
         for claim in claims {
             allocations.claim_seen(claim);

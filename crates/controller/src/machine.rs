@@ -273,6 +273,11 @@ impl Controller {
                 .is_none_or(|leader| !leader.has_unclear())
     }
 
+    /// Returns whether this process leads.
+    pub fn is_leading(&self) -> bool {
+        self.leader.is_some()
+    }
+
     /// Returns whether this process leads and its loops run. podCIDRs may still have to wait for the fence.
     pub fn is_allocating(&self) -> bool {
         self.leader.as_ref().is_some_and(|leader| leader.allocating)

@@ -93,7 +93,6 @@ pub async fn run(
         stop,
         stop_by: None,
         figures_at: Instant::now(),
-        leads: false,
         shown: (false, false),
         trouble: None,
     };
@@ -217,7 +216,6 @@ struct Shell {
     stop: watch::Receiver<bool>,
     stop_by: Option<Instant>,
     figures_at: Instant,
-    leads: bool,
     /// Whether this process leads and whether it allocates, as the metrics last showed
     shown: (bool, bool),
     /// Why there is no default pool, as last logged
@@ -233,8 +231,7 @@ impl Shell {
                 error!("{PUT_BACK}");
                 return false;
             }
-            let state = (self.leads, self.controller.is_allocating());
-            if Instant::now() >= self.figures_at || self.shown != state {
+            if Instant::now() >= self.figures_at || self.shown != self.state() {
                 self.figures();
             }
             if let Some(by) = self.stop_by
@@ -287,7 +284,6 @@ impl Shell {
 
     fn leadership(&mut self) {
         let leadership = self.parts.leadership.borrow_and_update().clone();
-        self.leads = matches!(leadership, Leadership::Leading(_));
         self.on(ControllerEvent::Leadership(leadership));
     }
 
@@ -365,10 +361,19 @@ impl Shell {
         self.stop_by.map_or(wake, |by| wake.min(by))
     }
 
+    /// Returns whether this process leads, and whether it allocates.
+    fn state(&self) -> (bool, bool) {
+        (
+            self.controller.is_leading(),
+            self.controller.is_allocating(),
+        )
+    }
+
     fn figures(&mut self) {
         self.figures_at = Instant::now() + FIGURES_PAUSE;
         let view = self.controller.view(self.now());
-        let (_, was_allocating) = std::mem::replace(&mut self.shown, (self.leads, view.allocating));
+        let state = self.state();
+        let (_, was_allocating) = std::mem::replace(&mut self.shown, state);
         if was_allocating != view.allocating {
             let text = if view.allocating {
                 "allocating"

@@ -151,7 +151,7 @@ impl Subnets {
 
     /// Notes that a request for a node that waits for podCIDRs is sent.
     pub(crate) fn podcidrs_sent(&mut self) {
-        self.since_record += 1;
+        self.since_record = self.since_record.saturating_add(1);
     }
 
     /// Returns the next overdue request. A request is overdue if a NodeSubnet has to record podCIDRs, and the record

@@ -36,7 +36,8 @@ impl ClaimLoop {
             let of = cx.allocations.claims.of(&Cidr::host(addr));
             of.is_some_and(|name| *name != claim.name)
         };
-        // A late write of an earlier leader may have given these addresses to the claim.
+        // A claim that no node has ever had got another claim's addresses by a late write of an earlier leader, or it
+        // has them since a restore. Such a claim gets other addresses.
         if !claim.is_unused() && claim.addresses().any(is_anothers) {
             let text = format!(
                 "the status has {}, which another claim has, too: delete one of the two claims",

@@ -141,16 +141,21 @@ impl Fixture {
             _ => {}
         }
         claim.version += 1;
-        self.cache
-            .claims
-            .change(ObjectEvent::Applied(claim.clone()));
-        self.allocations.claim_seen(&claim);
+        self.shown(&claim);
         let purpose = Purpose::Claim {
             name: claim.name.clone(),
         };
         let outcome = RequestOutcome::Claim(claim);
         let answer = RequestAnswer::to_write(&purpose, &outcome);
         self.step(|claims, cx| _ = claims.answered(&answer, cx));
+    }
+
+    /// Makes the watch deliver the claim.
+    pub(super) fn shown(&mut self, claim: &Claim) {
+        let claims = &mut self.cache.claims;
+        claims.change(ObjectEvent::Applied(claim.clone()));
+        self.allocations.claim_seen(claim);
+        self.claims.queue.add(claim.name.clone());
     }
 
     /// Returns the node that has this address as a block.
@@ -683,17 +688,26 @@ fn of_many_waiting_claims_few_are_tried_until_one_gets_an_address() {
     );
 }
 
+/// Returns a claim whose status records 10.0.0.4. `asked` are the addresses that its spec asks for.
+fn recorded(name: &str, created: i64, asked: &[&str]) -> Claim {
+    Claim {
+        created,
+        status: status_with(&["10.0.0.4".to_owned()]),
+        ..claim(name, "p", asked)
+    }
+}
+
+/// Returns a status that records these addresses, and nothing else.
+fn status_with(addresses: &[String]) -> ClaimStatus {
+    ClaimStatus::from(&IPClaimStatus {
+        addresses: addresses.to_vec(),
+        ..IPClaimStatus::default()
+    })
+}
+
 #[test]
 fn of_two_claims_that_record_one_address_the_older_has_it() {
-    let recorded = |name: &str, created: i64| Claim {
-        created,
-        status: ClaimStatus::from(&IPClaimStatus {
-            addresses: vec!["10.0.0.4".to_owned()],
-            ..IPClaimStatus::default()
-        }),
-        ..claim(name, "p", &[])
-    };
-    let claims = vec![recorded("default/a", 2), recorded("default/b", 1)];
+    let claims = vec![recorded("default/a", 2, &[]), recorded("default/b", 1, &[])];
     let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
     let of = fixture.allocations.claims.of(&cidr("10.0.0.4/32"));
     assert_eq!(of.map(|it| &**it), Some("default/b"));
@@ -706,33 +720,23 @@ fn of_two_claims_that_record_one_address_the_older_has_it() {
 
 #[test]
 fn of_two_claims_that_record_one_address_the_one_in_use_has_it() {
-    let recorded = |name: &str, created: i64, node: Option<&str>, asked: &[&str]| Claim {
-        created,
-        status: ClaimStatus::from(&IPClaimStatus {
-            addresses: vec!["10.0.0.4".to_owned()],
-            node: node.map(str::to_owned),
-            ..IPClaimStatus::default()
-        }),
-        ..claim(name, "p", asked)
-    };
-    let released = |mut claim: Claim| {
-        claim.status.released_at = Some(Timestamp::UNIX_EPOCH);
-        claim
-    };
-    let older = [
-        (recorded("default/a", 1, None, &[]), "Available"),
-        (
-            recorded("default/a", 1, None, &["10.0.0.4"]),
-            "AddressInUse",
-        ),
-        (
-            released(recorded("default/a", 1, None, &[])),
-            "AddressInUse",
-        ),
-    ];
-    for (older, expected) in older {
+    let mut at_node = recorded("default/b", 2, &[]);
+    at_node.status.node = Some("a".into());
+    // Without the finalizer, no node can be about to get the claim's addresses.
+    let mut unused = recorded("default/a", 1, &[]);
+    unused.finalizers = Vec::new().into();
+    let with_finalizer = recorded("default/b", 2, &[]);
+    let mut released = unused.clone();
+    released.status.released_at = Some(Timestamp::UNIX_EPOCH);
+    let asking = recorded("default/a", 1, &["10.0.0.4"]);
+    for (older, younger, expected) in [
+        (unused.clone(), &at_node, "Available"),
+        (unused, &with_finalizer, "Available"),
+        (asking, &at_node, "AddressInUse"),
+        (released, &at_node, "AddressInUse"),
+    ] {
         let is_kept = !older.is_unused();
-        let claims = vec![older, recorded("default/b", 2, Some("a"), &[])];
+        let claims = vec![older, younger.clone()];
         let mut fixture = Fixture::new(vec![pool("p", "10.0.0.0/24")], claims, Vec::new());
         let of = fixture.allocations.claims.of(&cidr("10.0.0.4/32"));
         assert_eq!(of.map(|it| &**it), Some("default/b"));
@@ -754,18 +758,10 @@ fn a_late_write_of_an_address_that_another_claim_has_got_is_undone() {
     let before = Claim::clone(fixture.cache.claims.get("default/a").unwrap());
     let late = Claim {
         version: before.version + 1,
-        status: ClaimStatus::from(&IPClaimStatus {
-            addresses: taken.clone(),
-            ..IPClaimStatus::default()
-        }),
+        status: status_with(&taken),
         ..before
     };
-    fixture
-        .cache
-        .claims
-        .change(ObjectEvent::Applied(late.clone()));
-    fixture.allocations.claim_seen(&late);
-    fixture.claims.queue.add("default/a".into());
+    fixture.shown(&late);
     let (addresses, reason, text) = fixture.settle("default/a");
     assert_eq!(reason, "Available", "{text}");
     assert_eq!(addresses.len(), 1);

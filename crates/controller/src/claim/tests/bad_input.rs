@@ -141,12 +141,7 @@ fn a_claim_that_is_edited_in_use_keeps_its_addresses() {
             finalizers: Vec::new().into(),
             ..edited
         };
-        fixture
-            .cache
-            .claims
-            .change(ObjectEvent::Applied(edited.clone()));
-        fixture.allocations.claim_seen(&edited);
-        fixture.claims.queue.add(CLAIM.into());
+        fixture.shown(&edited);
         let (addresses, reason, _) = fixture.settle(CLAIM);
         assert_eq!((&*addresses[0], &*reason), ("10.0.0.254", "InUse"));
         assert!(fixture.cache.claims.get(CLAIM).unwrap().has_finalizer());
