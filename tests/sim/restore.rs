@@ -16,7 +16,8 @@
 //! docs/backup.md says what is not repaired, and the simulation leaves it out:
 //! - podCIDRs that are lost, because no component here remembers them;
 //! - hosts that register again after their Node was deleted since the backup;
-//! - agents that cannot reach the server during the agent grace, or whose Node is deleted before they have published;
+//! - agents that do not run or cannot reach the server during the agent grace, or whose Node is deleted before they have
+//!   published;
 //! - pools and labels of nodes that had other values after the backup.
 
 use std::collections::BTreeSet;
@@ -36,7 +37,8 @@ use super::run::{Due, Sim};
 /// The time within which agents notice that the server answers again.
 const NOTICE: Time = 30 * SECOND;
 
-/// For this long after the restore, no fault hits an agent, so that all agents can publish.
+/// For this long after the restore, agents are spared, so that all agents can publish within the agent grace: no random
+/// fault hits an agent, and an agent that fails by itself is away for a short time only.
 const SPARED: Time = 120 * SECOND;
 
 /// The API server and the records of the checks, as they were when the backup was made.
@@ -61,6 +63,13 @@ impl Sim {
     /// Whether agents are still publishing after a restore. No live host's Node is deleted in this time.
     pub fn agents_are_publishing(&self) -> bool {
         self.was_restored() && self.now < self.down_until + SPARED
+    }
+
+    /// Draws how long an agent that was killed is away. While agents are publishing, this is far shorter than the agent
+    /// grace.
+    pub fn absence(&mut self) -> Time {
+        let most = if self.agents_are_publishing() { 10 } else { 60 };
+        self.rng.stretch(SECOND, most * SECOND)
     }
 
     pub fn back_up(&mut self) {

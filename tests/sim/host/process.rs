@@ -459,7 +459,7 @@ impl Sim {
             self.after(lag, Due::Process(id, incarnation, act));
         }
         if has_released && self.has_faults && self.plan.reboots > 0 && self.rng.chance(3_000) {
-            let length = self.rng.stretch(SECOND, 60 * SECOND);
+            let length = self.absence();
             self.reboot_host(id, length);
         }
         if has_withdrawn
@@ -467,7 +467,7 @@ impl Sim {
             && self.plan.fatal_reports > 0
             && self.rng.chance(self.plan.fatal_reports)
         {
-            let length = self.rng.stretch(SECOND, 60 * SECOND);
+            let length = self.absence();
             self.kill_process(id);
             // Some processes stay down until the API server is restored. The restore starts all agents.
             let is_long = self.is_backed_up() && !self.was_restored() && self.rng.chance(5_000);

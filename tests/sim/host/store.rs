@@ -171,7 +171,7 @@ impl Sim {
                     self.answered(id, call, Ok(answer))?;
                 }
             }
-            let back = self.rng.stretch(SECOND, 60 * SECOND);
+            let back = self.absence();
             self.start_process_later(id, back);
             return self.mirror(id);
         }
