@@ -18,7 +18,9 @@ use super::pods;
 use super::routes::{self, RoutesReport};
 use super::seen;
 use super::service::{PODS, SUBNETS};
+use cadastre_api::watched::protobuf;
 use cadastre_api::{NodeAddressesLite, NodeLite, NodeRoutesLite, NodeSubnetLite, PodLite};
+use cadastre_daemon::encoding::Encoding;
 use cadastre_daemon::watch::{Pauses, SilenceTimeouts, WatchSource, follow};
 use cadastre_node::clock;
 
@@ -106,12 +108,17 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
     let by_name = format!("metadata.name={node}");
     let of_node = format!("spec.nodeName={node}");
     let mut watches = JoinSet::new();
-    watches.spawn(follow(
-        source::<NodeLite>("nodes", &by_name, parts),
-        out.clone(),
-        seen::node_uid,
-        |step| Some(AgentEvent::Node(step)),
-    ));
+    let nodes = WatchSource {
+        encoding: Encoding::Protobuf(protobuf::node),
+        ..source::<NodeLite>("nodes", &by_name, parts)
+    };
+    let pods = WatchSource {
+        encoding: Encoding::Protobuf(protobuf::pod),
+        ..source::<PodLite>(PODS, &of_node, parts)
+    };
+    watches.spawn(follow(nodes, out.clone(), seen::node_uid, |step| {
+        Some(AgentEvent::Node(step))
+    }));
     watches.spawn(follow(
         source::<NodeSubnetLite>(SUBNETS, &by_name, parts),
         out.clone(),
@@ -124,12 +131,9 @@ fn follow_all(node: &str, parts: &AgentParts, out: mpsc::Sender<AgentEvent>) -> 
         seen::addresses,
         |step| Some(AgentEvent::Addresses(step)),
     ));
-    watches.spawn(follow(
-        source::<PodLite>(PODS, &of_node, parts),
-        out,
-        pods::read,
-        |step| Some(AgentEvent::Pod(step)),
-    ));
+    watches.spawn(follow(pods, out, pods::read, |step| {
+        Some(AgentEvent::Pod(step))
+    }));
     watches
 }
 
@@ -165,6 +169,7 @@ where
     WatchSource {
         kind,
         api: Api::all(parts.client.clone()),
+        encoding: Encoding::Json,
         fields: Some(fields.to_owned()),
         labels: None,
         page: Some(PAGE),

@@ -9,6 +9,8 @@
 //! - `metadata` has only the fields that Cadastre reads. For example, it lacks `generateName`, and `managedFields` is
 //!   empty even if the object has any.
 
+pub mod protobuf;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -23,8 +23,10 @@ use crate::cluster::request::{OutgoingRequest, Rejection, RequestId, RequestOutc
 use crate::cluster::writer::Writer;
 use crate::telemetry::ControllerMetrics;
 use cadastre_api::frr::MANAGED_BY;
+use cadastre_api::watched::protobuf;
 use cadastre_api::{FIELD_MANAGER, FRRConfigurationLite};
 use cadastre_daemon::clock::Clock;
+use cadastre_daemon::encoding::Encoding;
 use cadastre_daemon::events::{self, EventNote};
 use cadastre_daemon::watch::{
     FRR_CONFIGURATIONS, ObjectEvent, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
@@ -120,8 +122,20 @@ fn watch_all(
 ) -> JoinSet<()> {
     let tasks = JoinSet::new();
     let mut watches = Watches { parts, out, tasks };
-    watches.start("nodes", convert::node, ControllerEvent::Nodes);
-    watches.start("pods", convert::pod, ControllerEvent::Pods);
+    let nodes = ControllerEvent::Nodes;
+    watches.start_in(
+        Encoding::Protobuf(protobuf::node),
+        "nodes",
+        convert::node,
+        nodes,
+    );
+    let pods = ControllerEvent::Pods;
+    watches.start_in(
+        Encoding::Protobuf(protobuf::pod),
+        "pods",
+        convert::pod,
+        pods,
+    );
     let service_ranges = ControllerEvent::ServiceRanges;
     watches.start("servicecidrs", convert::service_range, service_ranges);
     watches.start("ippools", convert::pool, ControllerEvent::Pools);
@@ -158,7 +172,29 @@ impl Watches<'_> {
             + Sync
             + 'static,
     {
-        let source = self.source(kind, Api::<K>::all(self.parts.client.clone()));
+        self.start_in(Encoding::Json, kind, read, event);
+    }
+
+    /// Does the same as [`start`](Self::start) for a kind whose objects the API server is to encode in this way.
+    fn start_in<K, T: Send + 'static>(
+        &mut self,
+        encoding: Encoding<K>,
+        kind: &'static str,
+        read: fn(K) -> T,
+        event: fn(ObjectEvent<T>) -> ControllerEvent,
+    ) where
+        K: kube::Resource<DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let source = WatchSource {
+            encoding,
+            ..self.source(kind, Api::<K>::all(self.parts.client.clone()))
+        };
         let wrap = move |step| match step {
             WatchStep::Change(change) => Some(event(change)),
             WatchStep::Trouble | WatchStep::Recovered | WatchStep::Absent => None,
@@ -197,6 +233,7 @@ impl Watches<'_> {
         WatchSource {
             kind,
             api,
+            encoding: Encoding::Json,
             fields: None,
             labels: None,
             page: self.parts.page,

@@ -12,6 +12,7 @@
 
 pub mod client;
 pub mod clock;
+pub mod encoding;
 pub mod events;
 pub mod lists;
 pub mod retry_after;

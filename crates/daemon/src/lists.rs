@@ -8,13 +8,15 @@
 //!   ([`ListError::is_expired`]) and has to be started again.
 //! - An API server that stops responding ends the list ([`ListError::Silent`]).
 
-mod scanner;
+mod json;
+mod protobuf;
 
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures::{AsyncBufRead, AsyncBufReadExt as _};
+use futures::{AsyncBufRead, AsyncBufReadExt as _, TryStreamExt as _};
+use http_body_util::BodyExt as _;
 use kube::Api;
 use kube::api::ListParams;
 use kube::core::Request;
@@ -23,7 +25,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::time::timeout;
 
-use scanner::{Part, Scanner};
+use crate::encoding::{self, Decode, Encoding};
 
 /// Why a list is incomplete.
 #[derive(Debug, Error)]
@@ -34,7 +36,7 @@ pub enum ListError {
     /// The API server has sent nothing for this long.
     #[error("the API server said nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
-    /// The response is not a list in JSON.
+    /// The response is not a list.
     #[error("the API server's answer cannot be read: {0}")]
     Unreadable(String),
     /// The pages of the list show different states.
@@ -61,6 +63,7 @@ const TRIES: u32 = 3;
 /// API server sends nothing for the time `patience`.
 pub async fn all<K, T>(
     api: &Api<K>,
+    encoding: Encoding<K>,
     page: u32,
     patience: Duration,
     read: impl Fn(K) -> T,
@@ -70,7 +73,7 @@ where
 {
     let mut tries = 1;
     loop {
-        match once(api, page, patience, &read).await {
+        match once(api, encoding, page, patience, &read).await {
             Err(error) if error.is_expired() && tries < TRIES => tries += 1,
             other => return other,
         }
@@ -79,6 +82,7 @@ where
 
 async fn once<K, T>(
     api: &Api<K>,
+    encoding: Encoding<K>,
     page: u32,
     patience: Duration,
     read: &impl Fn(K) -> T,
@@ -86,7 +90,8 @@ async fn once<K, T>(
 where
     K: kube::Resource + DeserializeOwned + Clone + Debug,
 {
-    let mut list = PagedList::new(api.clone(), ListParams::default().limit(page), patience);
+    let params = ListParams::default().limit(page);
+    let mut list = PagedList::new(api.clone(), encoding, params, patience);
     let mut objects = Vec::new();
     while let Some(object) = list.next().await? {
         objects.push(read(object));
@@ -97,19 +102,34 @@ where
 /// A list that is being read page by page.
 pub struct PagedList<K> {
     api: Api<K>,
+    /// How the answers are to be encoded; once a page has arrived, how it was encoded
+    encoding: Encoding<K>,
     params: ListParams,
     patience: Duration,
-    page: Option<Page>,
+    page: Option<Page<K>>,
     version: Option<String>,
     is_over: bool,
 }
 
-struct Page {
+struct Page<K> {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
-    scanner: Scanner,
+    scanner: Scanner<K>,
     metadata: Metadata,
     /// Whether the end of `body` has been reached
     is_read: bool,
+}
+
+/// Splits the body of a page into its parts.
+enum Scanner<K> {
+    Json(json::Scanner),
+    Protobuf(protobuf::Scanner, Decode<K>),
+}
+
+/// A part of a list that has arrived completely.
+#[derive(Debug)]
+enum Part<K, M> {
+    Item(K),
+    Metadata(M),
 }
 
 #[derive(Default, Deserialize)]
@@ -123,9 +143,10 @@ struct Metadata {
 impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     /// Lists the objects that `params` selects, in pages of the size that `params` sets. The list fails if the API
     /// server sends nothing for the time `patience`.
-    pub fn new(api: Api<K>, params: ListParams, patience: Duration) -> Self {
+    pub fn new(api: Api<K>, encoding: Encoding<K>, params: ListParams, patience: Duration) -> Self {
         PagedList {
             api,
+            encoding,
             params,
             patience,
             page: None,
@@ -140,7 +161,10 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
             let page = match &mut self.page {
                 Some(page) => page,
                 None if self.is_over => return Ok(None),
-                none => none.insert(request(&self.api, &self.params, self.patience).await?),
+                None => {
+                    let page = self.request().await?;
+                    self.page.insert(page)
+                }
             };
             match page.scanner.next()? {
                 Some(Part::Item(object)) => return Ok(Some(object)),
@@ -159,9 +183,33 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         }
     }
 
+    /// Requests a page. [`PagedList::next`] reads its body.
+    async fn request(&mut self) -> Result<Page<K>, ListError> {
+        let request = Request::new(self.api.resource_url()).list(&self.params);
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        request.extensions_mut().insert("list");
+        let client = self.api.clone().into_client();
+        let answer = encoding::list(&client, request, self.encoding);
+        let answer = timeout(self.patience, answer).await;
+        let answer = answer.map_err(|_| ListError::Silent(self.patience))??;
+        self.encoding = encoding::of_response(answer.headers(), self.encoding);
+        let body = answer.into_body().into_data_stream();
+        Ok(Page {
+            body: Box::pin(body.map_err(std::io::Error::other).into_async_read()),
+            scanner: Scanner::of(self.encoding),
+            metadata: Metadata::default(),
+            is_read: false,
+        })
+    }
+
     /// Returns the resource version of the listed state; `None` before the end of the last page.
-    pub fn version(self) -> Option<String> {
-        self.version.filter(|_| self.is_over)
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref().filter(|_| self.is_over)
+    }
+
+    /// Returns how the API server encodes the objects.
+    pub fn encoding(&self) -> Encoding<K> {
+        self.encoding
     }
 
     /// Checks a complete page, and prepares the request for the next one.
@@ -188,22 +236,38 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
     }
 }
 
-/// Requests a page. [`PagedList::next`] reads the page's text.
-async fn request<K: kube::Resource + Clone>(
-    api: &Api<K>,
-    params: &ListParams,
-    patience: Duration,
-) -> Result<Page, ListError> {
-    let request = Request::new(api.resource_url()).list(params);
-    let mut request = request.map_err(kube::Error::BuildRequest)?;
-    request.extensions_mut().insert("list");
-    let client = api.clone().into_client();
-    let answer = timeout(patience, client.request_stream(request)).await;
-    let body = answer.map_err(|_| ListError::Silent(patience))??;
-    Ok(Page {
-        body: Box::pin(body),
-        scanner: Scanner::default(),
-        metadata: Metadata::default(),
-        is_read: false,
-    })
+impl<K: DeserializeOwned> Scanner<K> {
+    fn of(encoding: Encoding<K>) -> Self {
+        match encoding {
+            Encoding::Json => Scanner::Json(json::Scanner::default()),
+            Encoding::Protobuf(decode) => Scanner::Protobuf(protobuf::Scanner::default(), decode),
+        }
+    }
+
+    /// Adds bytes that have arrived. No bytes mean that the end of the input is reached.
+    fn push(&mut self, bytes: &[u8]) -> Result<(), ListError> {
+        match self {
+            Scanner::Json(scanner) => scanner.push(bytes),
+            Scanner::Protobuf(scanner, _) => {
+                scanner.push(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the next part; `None` if more bytes are needed.
+    fn next(&mut self) -> Result<Option<Part<K, Metadata>>, ListError> {
+        match self {
+            Scanner::Json(scanner) => scanner.next(),
+            Scanner::Protobuf(scanner, decode) => scanner.next(*decode),
+        }
+    }
+
+    /// Whether the list is complete.
+    fn is_over(&self) -> bool {
+        match self {
+            Scanner::Json(scanner) => scanner.is_over(),
+            Scanner::Protobuf(scanner, _) => scanner.is_over(),
+        }
+    }
 }

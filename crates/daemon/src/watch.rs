@@ -25,15 +25,16 @@ use std::fmt::Debug;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::core::Status;
+use kube::core::{Request, Status};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
+use super::encoding::{self, Encoding};
 use super::lists::{ListError, PagedList};
 use cadastre_clock::since_boot;
 
@@ -61,6 +62,8 @@ pub struct WatchSource<K> {
     pub kind: &'static str,
     /// The client for the kind, in one namespace or in all
     pub api: Api<K>,
+    /// How the API server is to encode the objects
+    pub encoding: Encoding<K>,
     /// Field selector; if absent, objects with any fields are watched
     pub fields: Option<String>,
     /// Label selector; if absent, objects with any labels are watched
@@ -133,6 +136,7 @@ pub async fn follow<K, T, E>(
         trouble: None,
         was_silent: false,
         listed: None,
+        encoding: Encoding::Json,
     };
     let mut next = Next::List;
     loop {
@@ -202,6 +206,8 @@ struct Follower<K, E, R, W> {
     was_silent: bool,
     /// The version of the last complete list
     listed: Option<String>,
+    /// How the objects of the last complete list were encoded
+    encoding: Encoding<K>,
 }
 
 impl<K, T, E, R, W> Follower<K, E, R, W>
@@ -221,7 +227,7 @@ where
             ..ListParams::default()
         };
         let (api, patience) = (self.source.api.clone(), self.source.patience.answer);
-        let mut list = PagedList::new(api, params, patience);
+        let mut list = PagedList::new(api, self.source.encoding, params, patience);
         loop {
             match list.next().await {
                 Ok(Some(object)) => {
@@ -242,7 +248,8 @@ where
         }
         self.came().await?;
         self.change(ObjectEvent::Listed).await?;
-        let version = list.version().unwrap_or_default();
+        let version = list.version().unwrap_or_default().to_owned();
+        self.encoding = list.encoding();
         self.reached(&version).await?;
         self.listed = Some(version.clone());
         Ok(Ended {
@@ -276,9 +283,13 @@ where
             bookmarks: true,
             ..WatchParams::default()
         };
-        let api = self.source.api.clone();
-        let stream = match timeout(answer, api.watch(&params, &version)).await {
-            Ok(Ok(stream)) => stream,
+        let stream = match timeout(answer, self.begin_watch(&params, &version)).await {
+            Ok(Ok(Some(stream))) => stream,
+            Ok(Ok(None)) => {
+                let failure =
+                    format!("watch of {kind} failed: it is not in protobuf; listing again");
+                return Ok(Ended::failed(Next::List, failure));
+            }
             Ok(Err(error)) => {
                 let is_unreachable = !matches!(error, kube::Error::Api(_));
                 if is_unreachable && self.source.doubtful {
@@ -374,6 +385,26 @@ where
             .await?;
             version = now;
         }
+    }
+
+    /// Starts a watch. The API server is to encode its objects as it encoded those of the last list; returns `None` if
+    /// it does not.
+    async fn begin_watch(
+        &self,
+        params: &WatchParams,
+        version: &str,
+    ) -> kube::Result<Option<impl Stream<Item = kube::Result<WatchEvent<K>>> + use<K, T, E, R, W>>>
+    {
+        let api = &self.source.api;
+        let Encoding::Protobuf(decode) = self.encoding else {
+            return Ok(Some(api.watch(params, version).await?.left_stream()));
+        };
+        let request = Request::new(api.resource_url()).watch(params, version);
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        request.extensions_mut().insert("watch");
+        let client = api.clone().into_client();
+        let events = encoding::watch(&client, request, decode).await?;
+        Ok(events.map(|it| it.right_stream()))
     }
 
     /// Returns how a watch ended that an error has interrupted at `version`. If the API server no longer has this

@@ -30,10 +30,12 @@ use super::request::{
 use crate::bootstrap::KUBEADM;
 use cadastre_api::frr::{FRR_API_VERSION, FRR_PREFIX};
 use cadastre_api::ipam_claim::IPAM_CLAIM_API_VERSION;
+use cadastre_api::watched::protobuf;
 use cadastre_api::{
     FIELD_MANAGER, GROUP, IPClaimLite, IPPool, NodeRoutes, NodeSubnet, PodLite, VERSION,
 };
 use cadastre_core::mutation::Mutation;
+use cadastre_daemon::encoding::Encoding;
 use cadastre_daemon::lists;
 use cadastre_daemon::retry_after::heard;
 use cadastre_daemon::watch::FRR_CONFIGURATIONS;
@@ -232,7 +234,11 @@ impl Writer {
 
     async fn list(&self, kind: ObjectKind) -> Result<RequestOutcome, Error> {
         match kind {
-            ObjectKind::Node => listed(self.all(convert::node).await, RequestOutcome::Nodes),
+            ObjectKind::Node => {
+                let encoding = Encoding::Protobuf(protobuf::node);
+                let all = self.all_in(encoding, convert::node).await;
+                listed(all, RequestOutcome::Nodes)
+            }
             ObjectKind::Subnet => listed(self.all(convert::subnet).await, RequestOutcome::Subnets),
             ObjectKind::Block => listed(self.all(convert::block).await, RequestOutcome::Blocks),
             ObjectKind::Pool => listed(self.all(convert::pool).await, RequestOutcome::Pools),
@@ -247,7 +253,11 @@ impl Writer {
                     RequestOutcome::FrrConfigurations(all)
                 })
             }
-            ObjectKind::Pod => listed(self.all(convert::pod).await, RequestOutcome::Pods),
+            ObjectKind::Pod => {
+                let encoding = Encoding::Protobuf(protobuf::pod);
+                let all = self.all_in(encoding, convert::pod).await;
+                listed(all, RequestOutcome::Pods)
+            }
         }
     }
 
@@ -255,7 +265,19 @@ impl Writer {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
     {
-        lists::all(&Api::all(self.client.clone()), PAGE, SILENCE, read).await
+        self.all_in(Encoding::Json, read).await
+    }
+
+    async fn all_in<K, T>(
+        &self,
+        encoding: Encoding<K>,
+        read: impl Fn(K) -> T,
+    ) -> Result<Vec<T>, lists::ListError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::all(self.client.clone());
+        lists::all(&api, encoding, PAGE, SILENCE, read).await
     }
 
     /// Returns the path of the collection in which an object is created. The name of a claim contains its namespace.

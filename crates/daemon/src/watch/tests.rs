@@ -11,7 +11,9 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::encoding::tests::{framed, framed_error, framed_event, sealed_list, sealed_status};
 use cadastre_api::NodeLite;
+use cadastre_api::watched::protobuf;
 
 /// Limits that are longer than the test server takes to answer. So these limits are reached only if the server stays
 /// silent.
@@ -33,6 +35,12 @@ enum Answer {
     Begins(String),
     /// An error with this status code
     Code(u16),
+    /// A complete response in protobuf
+    Protobuf(Vec<u8>),
+    /// The beginning of a response in protobuf, but never the rest
+    ProtobufBegins(Vec<u8>),
+    /// An error in protobuf
+    ProtobufCode(u16),
 }
 
 fn node(name: &str, version: u32) -> Value {
@@ -73,8 +81,22 @@ fn answer(answer: Answer) -> Response<Body> {
             *response.status_mut() = code.try_into().unwrap();
             response
         }
+        Answer::Protobuf(bytes) => in_protobuf(Body::from(bytes), 200),
+        Answer::ProtobufBegins(bytes) => {
+            let begin = stream::iter([Ok::<_, Infallible>(bytes)]);
+            in_protobuf(Body::from_stream(begin.chain(stream::pending())), 200)
+        }
+        Answer::ProtobufCode(code) => in_protobuf(Body::from(sealed_status(code)), code),
         Answer::Nothing => unreachable!("never answered"),
     }
+}
+
+fn in_protobuf(body: Body, code: u16) -> Response<Body> {
+    let answer = Response::builder().status(code).header(
+        "content-type",
+        "application/vnd.kubernetes.protobuf;stream=watch",
+    );
+    answer.body(body).unwrap()
 }
 
 /// A watch of Nodes. Its server gives prepared answers, one after the other, and then stays silent.
@@ -82,6 +104,8 @@ struct TestWatch {
     steps: mpsc::Receiver<String>,
     requests: Arc<Mutex<Vec<String>>>,
     heard: LastHeard,
+    /// The encodings that the requests asked for
+    wanted: Arc<Mutex<Vec<String>>>,
 }
 
 fn expired() -> Value {
@@ -113,12 +137,17 @@ fn start_by(
     pauses: Pauses,
 ) -> TestWatch {
     let requests = Arc::new(Mutex::new(Vec::new()));
+    let wanted = Arc::new(Mutex::new(Vec::new()));
     let script = Mutex::new(VecDeque::from(answers));
     let server = tower::service_fn({
         let requests = Arc::clone(&requests);
+        let wanted = Arc::clone(&wanted);
         move |request: Request<kube::client::Body>| {
             let uri = request.uri().to_string();
             requests.lock().unwrap().push(uri);
+            let accept = request.headers().get("accept");
+            let accept = accept.map_or("", |it| it.to_str().unwrap());
+            wanted.lock().unwrap().push(accept.to_owned());
             let next = script.lock().unwrap().pop_front();
             async move {
                 match next.unwrap_or(Answer::Nothing) {
@@ -132,6 +161,7 @@ fn start_by(
     let source = WatchSource::<NodeLite> {
         kind: "nodes",
         api: Api::all(Client::new(server, "default")),
+        encoding: Encoding::Protobuf(protobuf::node),
         fields: None,
         labels: None,
         page: Some(2),
@@ -163,6 +193,7 @@ fn start_by(
         steps,
         requests,
         heard,
+        wanted,
     }
 }
 
@@ -406,4 +437,91 @@ fn pauses_grow_to_their_limit_and_differ_by_seed() {
     assert!(one[0] <= Duration::from_millis(300));
     assert!(one.iter().all(|it| *it <= longest * 3 / 2));
     assert!(one[10] >= longest / 2 && one != other, "{one:?}");
+}
+
+#[tokio::test]
+async fn objects_come_in_protobuf() {
+    let patience = SilenceTimeouts {
+        bookmark: LIMIT,
+        ..SHORT_PATIENCE
+    };
+    let events = [
+        framed_event("ADDED", "c", 6),
+        framed("ADDED", b"unreadable".to_vec()),
+        framed_event("DELETED", "a", 7),
+        framed_event("BOOKMARK", "", 8),
+        framed_error(410),
+    ];
+    let answers = vec![
+        Answer::Protobuf(sealed_list(&["a"], 5, "more")),
+        Answer::Protobuf(sealed_list(&["b"], 5, "")),
+        Answer::ProtobufBegins(events.concat()),
+        Answer::ProtobufCode(410),
+        Answer::Protobuf(sealed_list(&["d"], 9, "")),
+    ];
+    let mut watched = start_with(answers, false, patience);
+    let steps = watched.steps_to("to 8").await;
+    let whole = [
+        "begins",
+        "a",
+        "b",
+        "listed",
+        "to 5",
+        "c",
+        "trouble",
+        "recovered",
+        "-a",
+        "to 8",
+    ];
+    assert_eq!(steps, whole);
+    let steps = watched.steps_to("to 9").await;
+    let whole = [
+        "trouble",
+        "begins",
+        "trouble",
+        "begins",
+        "recovered",
+        "d",
+        "listed",
+        "to 9",
+    ];
+    assert_eq!(steps, whole);
+    assert_eq!(
+        watched.requests()[..5],
+        ["list", "next page", "5", "list", "list"]
+    );
+    let wanted = watched.wanted.lock().unwrap();
+    assert!(
+        wanted
+            .iter()
+            .all(|it| it.starts_with("application/vnd.kubernetes.protobuf"))
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_protobuf_is_watched_in_json() {
+    let answers = vec![
+        Answer::Text(list(&["a"], 5, "")),
+        watch(&[("ADDED", node("b", 6))]),
+    ];
+    let mut watched = start(answers, false);
+    watched.steps_to("b").await;
+    let wanted = watched.wanted.lock().unwrap();
+    assert!(
+        wanted[0].contains("application/json") && !wanted[1].contains("protobuf"),
+        "{wanted:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_no_longer_has_protobuf_is_listed_again() {
+    let answers = vec![
+        Answer::Protobuf(sealed_list(&["a"], 5, "")),
+        watch(&[("ADDED", node("b", 6))]),
+        Answer::Text(list(&["c"], 7, "")),
+        watch(&[("ADDED", node("d", 8))]),
+    ];
+    let mut watched = start(answers, false);
+    watched.steps_to("d").await;
+    assert_eq!(watched.requests()[..4], ["list", "5", "list", "7"]);
 }

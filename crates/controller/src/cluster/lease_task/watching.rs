@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::lease::{Elector, Leadership, Mono};
 use crate::cluster::lease_object::record;
+use cadastre_daemon::encoding::Encoding;
 use cadastre_daemon::watch::ObjectEvent;
 use cadastre_daemon::watch::{
     LEASES, LastHeard, Pauses, SilenceTimeouts, WatchSource, WatchStep, follow,
@@ -35,6 +36,7 @@ impl Watching {
         let source = WatchSource {
             kind: LEASES,
             api: leases.clone(),
+            encoding: Encoding::Json,
             fields: Some(format!("metadata.name={name}")),
             labels: None,
             page: None,

@@ -3,17 +3,8 @@
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Deserializer;
 
-use super::ListError;
-
-/// The maximum size of an object in bytes. The limit is over ten times the size of any object that API servers store.
-const LONGEST: usize = 32 << 20;
-
-/// A part of a list that has arrived completely.
-#[derive(Debug)]
-pub(super) enum Part<K, M> {
-    Item(K),
-    Metadata(M),
-}
+use super::{ListError, Part};
+use crate::encoding::LONGEST;
 
 #[derive(Debug, Default)]
 enum State {
