@@ -76,8 +76,11 @@ impl AllocationState {
         let (object, number) = object_uid(&listed.uid);
         let entry = self.blocks.get(&cidr);
         // The object of a virtual machine's block names the right owner, because the object names each node before the
-        // node gets the block.
-        let is_shared = |it: &BlockEntry| it.lacks(uid, object) && !it.owner.quarantined;
+        // node gets the block. But if a new leader finds that the NodeSubnet of this owner does not list the block, a
+        // user has edited the object.
+        let is_right = |it: &BlockEntry| it.confirmed || is_listed(it, cache);
+        let is_shared =
+            |it: &BlockEntry| it.lacks(uid, object) && !it.owner.quarantined && is_right(it);
         if let Some(entry) = entry.filter(|it| it.standby_of(uid).is_some() || is_shared(it)) {
             if alive && entry.standby_of(uid).is_none() {
                 self.restore_standby(&cidr, Owner::node(name, uid), number);
@@ -134,6 +137,8 @@ impl AllocationState {
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.recall = listed.recall;
             if is_reassigned {
+                entry.number = number;
+                entry.last_number = entry.last_number.max(number);
                 (entry.until, entry.quarantined_until) = (None, None);
                 entry.step = Step::Replace;
             }

@@ -104,6 +104,25 @@ fn a_block_that_is_listed_for_a_live_node_is_its_own_whatever_the_object_says() 
 }
 
 #[test]
+fn a_virtual_machines_block_is_its_nodes_own_although_a_user_edited_the_owner_in_the_object() {
+    let mut object = object("b", "other", false);
+    let spec = object.spec.as_mut().unwrap();
+    (spec.vmi, spec.last_number) = (Some("vm".into()), 1);
+    let nodes = || vec![node("a", "alive"), node("b", "other")];
+    let of_a = || listing("a", "alive", "b1+1");
+    let edited = cache(nodes(), vec![object.clone()], vec![of_a()]);
+    let allocations = rebuilt(&edited);
+    assert_eq!(owner(&allocations), ("alive".to_owned(), false));
+    let lists = |uid: &str| allocations.listed_blocks(&uid.into(), None);
+    assert_eq!((&*lists("alive")[0].uid, lists("other").len()), ("b1+1", 0));
+    assert_eq!(step(&allocations), Step::Replace);
+    // The other node has the block, so the list of node a comes from a late write.
+    let lists = vec![of_a(), listing("b", "other", "b1")];
+    let allocations = rebuilt(&cache(nodes(), vec![object], lists));
+    assert_eq!(owner(&allocations), ("other".to_owned(), false));
+}
+
+#[test]
 fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_owner() {
     for (lives, quarantined) in [(false, false), (false, true), (true, false)] {
         let later = Block {
