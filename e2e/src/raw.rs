@@ -33,6 +33,8 @@ use tokio_rustls::TlsConnector;
 pub const MERGE_PATCH: &str = "application/merge-patch+json";
 /// `application/json`: for a POST.
 pub const JSON: &str = "application/json";
+/// The media type of protobuf, in which the API server can answer requests for its own kinds.
+pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// If the server answers a PATCH with status 500 or above, the PATCH is repeated at most this many times.
 const AGAIN: usize = 5;
@@ -68,6 +70,8 @@ pub struct Call {
     pub content_type: &'static str,
     /// The body, usually JSON text; empty for a call without a body.
     pub body: Bytes,
+    /// The header `Accept`: [`JSON`] or [`PROTOBUF`].
+    pub accept: &'static str,
 }
 
 impl Call {
@@ -78,6 +82,7 @@ impl Call {
             path,
             content_type,
             body: body.to_string().into(),
+            accept: JSON,
         }
     }
 
@@ -88,6 +93,7 @@ impl Call {
             path,
             content_type: JSON,
             body: Bytes::new(),
+            accept: JSON,
         }
     }
 }
@@ -188,7 +194,7 @@ impl Endpoint {
             .uri(&call.path)
             .header(HOST, "localhost")
             .header(AUTHORIZATION, &self.authorization)
-            .header(ACCEPT, JSON)
+            .header(ACCEPT, call.accept)
             .header(CONTENT_TYPE, call.content_type)
             .body(Full::new(call.body.clone()))?;
         sender.ready().await?;

@@ -45,12 +45,7 @@ fn is_resting(i: u32) -> bool {
 }
 
 fn call(method: Method, path: &str, kind: &'static str, body: &Value) -> Call {
-    Call {
-        method,
-        path: format!("{GROUP}{path}"),
-        content_type: kind,
-        body: body.to_string().into(),
-    }
+    Call::new(method, format!("{GROUP}{path}"), kind, body)
 }
 
 fn node_name(node: u32) -> String {

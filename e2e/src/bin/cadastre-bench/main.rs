@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::ControlPlane;
 use cadastre_e2e::metrics::{self, Sample};
-use cadastre_e2e::raw::Call;
+use cadastre_e2e::raw::{Call, JSON, PROTOBUF};
 use cadastre_e2e::wait::until;
 use http::Method;
 use kube::Api;
@@ -122,21 +122,24 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The paths of the LIST requests that a controller sends when it starts.
-const LISTS: [&str; 8] = [
-    "/api/v1/nodes",
-    "/api/v1/pods",
-    "/apis/cadastre.dev/v1alpha1/nodesubnets",
-    "/apis/cadastre.dev/v1alpha1/noderoutes",
-    "/apis/cadastre.dev/v1alpha1/ippools",
-    "/apis/cadastre.dev/v1alpha1/ipamblocks",
-    "/apis/cadastre.dev/v1alpha1/ipclaims",
-    "/apis/networking.k8s.io/v1/servicecidrs",
+/// The paths of the LIST requests that a controller sends when it starts, and how the answers are encoded.
+const LISTS: [(&str, &str); 8] = [
+    ("/api/v1/nodes", PROTOBUF),
+    ("/api/v1/pods", PROTOBUF),
+    ("/apis/cadastre.dev/v1alpha1/nodesubnets", JSON),
+    ("/apis/cadastre.dev/v1alpha1/noderoutes", JSON),
+    ("/apis/cadastre.dev/v1alpha1/ippools", JSON),
+    ("/apis/cadastre.dev/v1alpha1/ipamblocks", JSON),
+    ("/apis/cadastre.dev/v1alpha1/ipclaims", JSON),
+    ("/apis/networking.k8s.io/v1/servicecidrs", JSON),
 ];
 
 /// Measures how long the controller's LIST requests take if they are sent concurrently and the answers are not decoded.
 async fn lists(cluster: &ControlPlane) -> Result<Duration> {
-    let list = |path: &str| Call::without_body(Method::GET, path.to_owned());
+    let list = |(path, accept): (&str, &'static str)| Call {
+        accept,
+        ..Call::without_body(Method::GET, path.to_owned())
+    };
     let begun = Instant::now();
     let calls = LISTS.map(list).into();
     cluster.endpoint()?.send_all(LISTS.len(), calls).await?;
