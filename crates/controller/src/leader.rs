@@ -137,6 +137,10 @@ impl Leader {
             // The node needs a NodeSubnet, in which its agent reports use and demand.
             self.loops.subnets.queue.add(node.name.clone());
         }
+        if !self.allocations.in_agent_grace {
+            // An earlier leader may have heard all agents, and stopped before it deleted these blocks.
+            self.allocations.yield_to_unadopted();
+        }
         self.loops.exhaustion.requeue_all(cache);
         self.loops.requeue_routes(cache);
         self.return_blocks(cache, now);

@@ -292,6 +292,14 @@ fn after_a_gap_a_block_in_no_nodesubnet_belongs_to_the_node_whose_agent_uses_it(
 }
 
 #[test]
+fn the_leader_after_the_one_that_heard_the_agents_ends_blocks_that_others_use() {
+    let mut cluster = with_block_of_another_agent();
+    cluster.subnets[1] = using("b", &[ONE]);
+    let mut script = Script::leading(cluster, Duration::ZERO);
+    script.poll_for(|it| matches!(it, ApiRequest::Delete(ObjectKind::Block, _)));
+}
+
+#[test]
 fn no_block_is_deleted_before_the_noderoutes_of_earlier_leaders_are_listed() {
     let is_deletion = |it: &ApiRequest| matches!(it, ApiRequest::Delete(ObjectKind::Block, _));
     let mut script = Script::new(LeadershipTerm {

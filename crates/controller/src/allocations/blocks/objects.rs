@@ -223,8 +223,8 @@ impl AllocationState {
     }
 
     /// Marks for deletion each provisional block that overlaps a block that another node's agent uses. A restore of the
-    /// API server from a backup may have brought back such provisional blocks. Returns the marked blocks. The leader
-    /// calls this at the end of the agent grace.
+    /// API server from a backup may have brought back such provisional blocks. Returns the marked blocks. A leader calls
+    /// this at the end of the agent grace, or when its term begins if there is no agent grace.
     pub(crate) fn yield_to_unadopted(&mut self) -> Vec<Cidr> {
         let mut ended = Vec::new();
         for cidr in self.blocks.to_judge.clone() {
