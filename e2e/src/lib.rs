@@ -64,6 +64,7 @@ pub mod revisions;
 pub mod scheduler;
 pub mod scratch;
 pub mod small_disk;
+pub mod stand_in;
 pub mod wait;
 pub mod wire;
 

@@ -56,7 +56,8 @@ impl std::error::Error for Overloaded {}
 pub struct Endpoint {
     port: u16,
     authorization: HeaderValue,
-    tls: Arc<rustls::ClientConfig>,
+    /// `None` for HTTP without TLS
+    tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 /// One HTTP request to the API server.
@@ -137,8 +138,17 @@ impl Endpoint {
         Ok(Self {
             port,
             authorization,
-            tls: Arc::new(tls),
+            tls: Some(Arc::new(tls)),
         })
+    }
+
+    /// Returns the endpoint of a [`StandIn`](crate::stand_in::StandIn), which has neither TLS nor authentication.
+    pub fn without_tls(port: u16) -> Self {
+        Endpoint {
+            port,
+            authorization: HeaderValue::from_static("Bearer none"),
+            tls: None,
+        }
     }
 
     /// Sends all `calls` over `connections` connections, and returns when all have succeeded. A failed call or a broken
@@ -219,8 +229,13 @@ impl Endpoint {
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
         stream.set_nodelay(true)?;
+        let Some(tls) = &self.tls else {
+            let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+            tokio::spawn(connection);
+            return Ok(sender);
+        };
         let name = ServerName::try_from("localhost")?;
-        let tls = TlsConnector::from(Arc::clone(&self.tls))
+        let tls = TlsConnector::from(Arc::clone(tls))
             .connect(name, stream)
             .await?;
         let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;

@@ -404,7 +404,7 @@ where
         request.extensions_mut().insert("watch");
         let client = api.clone().into_client();
         let events = encoding::watch(&client, request, decode).await?;
-        Ok(events.map(|it| it.right_stream()))
+        Ok(events.map(futures::StreamExt::right_stream))
     }
 
     /// Returns how a watch ended that an error has interrupted at `version`. If the API server no longer has this

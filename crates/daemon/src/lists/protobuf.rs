@@ -2,7 +2,7 @@
 //!
 //! The envelope's field 2 is the list. Field 1 of the list is its metadata, and each field 2 is an object.
 
-use prost::Message as _;
+use prost::{DecodeError, Message as _};
 
 use super::{ListError, Metadata, Part};
 use crate::encoding::{Decode, LONGEST, MAGIC};
@@ -96,7 +96,9 @@ impl Scanner {
                     };
                     let part = match field.number {
                         1 => Some(Part::Metadata(metadata(value)?)),
-                        2 => Some(Part::Item(decode(value).map_err(unreadable)?)),
+                        2 => Some(Part::Item(
+                            decode(value).map_err(|error| undecodable(&error))?,
+                        )),
                         _ => None,
                     };
                     self.read += field.size;
@@ -154,20 +156,25 @@ fn number(bytes: &[u8]) -> Result<Option<(usize, usize)>, ListError> {
             Err(unreadable("a number is too long"))
         };
     };
-    let number = prost::decode_length_delimiter(&bytes[..=last]).map_err(unreadable)?;
+    let number =
+        prost::decode_length_delimiter(&bytes[..=last]).map_err(|error| undecodable(&error))?;
     Ok(Some((number, last + 1)))
 }
 
 fn metadata(value: &[u8]) -> Result<Metadata, ListError> {
-    let metadata = ListMetaMessage::decode(value).map_err(unreadable)?;
+    let metadata = ListMetaMessage::decode(value).map_err(|error| undecodable(&error))?;
     Ok(Metadata {
         resource_version: metadata.resource_version,
         next: metadata.next,
     })
 }
 
-fn unreadable(why: impl ToString) -> ListError {
-    ListError::Unreadable(why.to_string())
+fn unreadable(why: &str) -> ListError {
+    ListError::Unreadable(why.to_owned())
+}
+
+fn undecodable(error: &DecodeError) -> ListError {
+    ListError::Unreadable(error.to_string())
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! measures the bare requests that the same work needs, and other controllers. Prints tables in Markdown for
 //! docs/performance.md.
 //!
-//! Usage: `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|routes|takeover|status|all] [NODES]`, or
+//! Usage: `cadastre-bench [podcidrs|blocks|claims|claim-adds|pods|routes|takeover|status|stand-in|all] [NODES]`, or
 //! `cadastre-bench node`, which `make bench-node` runs.
 
 use std::io::Write as _;
@@ -26,6 +26,7 @@ mod podcidrs;
 mod pods;
 mod routes;
 mod seen;
+mod stand_in;
 mod status;
 mod takeover;
 
@@ -56,6 +57,7 @@ async fn main() -> Result<()> {
         "routes" => routes::run(count).await,
         "takeover" => takeover::run(count).await,
         "status" => status::run(count).await,
+        "stand-in" => stand_in::run(count).await,
         "node" => node::run().await,
         "all" => {
             podcidrs::run(count).await?;
@@ -76,7 +78,7 @@ async fn main() -> Result<()> {
         }
         other => {
             bail!(
-                "{other}: what to measure is one of podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status, all, node"
+                "{other}: what to measure is one of podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status, stand-in, all, node"
             )
         }
     }

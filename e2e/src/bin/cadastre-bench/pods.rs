@@ -83,11 +83,11 @@ pub async fn run(count: u32) -> Result<()> {
     ))
 }
 
-fn pod_name(i: u32) -> String {
+pub(super) fn pod_name(i: u32) -> String {
     format!("pod-{i:06}")
 }
 
-fn create(i: u32) -> Call {
+pub(super) fn create(i: u32) -> Call {
     let body = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": pod_name(i), "labels": {"app": format!("app-{}", i % 500)}},

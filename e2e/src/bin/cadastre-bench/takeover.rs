@@ -94,7 +94,7 @@ pub async fn run(count: u32) -> Result<()> {
 }
 
 /// Returns a Node as large as the Nodes that kubelets report.
-fn node(i: u32) -> Node {
+pub(super) fn node(i: u32) -> Node {
     let mut node = nodes::numbered(i);
     let image = |n: usize| ContainerImage {
         names: Some(vec![
