@@ -122,7 +122,7 @@ bench: setup ## micro-benchmarks of the core
 	$(CARGO) bench -p cadastre-core -p cadastre-node
 
 # GOGC=100 is Go's default. Tests start the control plane with a larger value, to save processor time.
-bench-scale: setup control-plane ## WHAT=podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status or all, for NODES=5000, compared with raw requests and kube-controller-manager
+bench-scale: setup control-plane ## WHAT=podcidrs, blocks, claims, claim-adds, pods, routes, takeover, status, stand-in or all, for NODES=5000, compared with raw requests and kube-controller-manager
 	$(call say,bench-scale: release build)
 	$(CARGO) build --release --workspace --bin cadastre --bin cadastre-bench
 	@GOGC=100 exec $(TARGET)/release/cadastre-bench $(WHAT) $(NODES)

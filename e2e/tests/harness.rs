@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cadastre_e2e::cluster::with_crds;
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::metrics::{self, Request};
-use cadastre_e2e::{History, KcmOptions, nodes};
+use cadastre_e2e::stand_in::{Recorded, Size, StandIn};
+use cadastre_e2e::{Daemon, History, KcmOptions, nodes};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
@@ -135,6 +138,42 @@ async fn kube_controller_manager_gives_podcidrs_and_the_requests_are_counted() {
     assert_eq!((count("POST"), count("PATCH")), (Some(20), Some(20)));
     let etcd = cluster.etcd_metrics().await.unwrap();
     assert!(metrics::sum(&etcd, "etcd_mvcc_put_total", &[]) >= 40.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stand_in_serves_a_controller_as_an_api_server_does() {
+    let (cluster, hand) = with_crds(Options::default()).await.unwrap();
+    hand.create_node(nodes::numbered(0)).await.unwrap();
+    hand.pod("one", "node-00000", &[]).await.unwrap();
+    let recorded = Recorded::read(&hand.client, "node-00000", "one").await;
+    let size = Size {
+        nodes: 3,
+        pods_a_node: 2,
+    };
+    let stand_in = StandIn::start(recorded.unwrap(), size).await.unwrap();
+    let group = "/apis/cadastre.dev/v1alpha1";
+    let spec =
+        json!({"allocationMode": "NodeCIDR", "ipv4": {"cidrs": ["10.0.0.0/24"], "blockSize": 26}});
+    let pool = json!({"apiVersion": "cadastre.dev/v1alpha1", "kind": "IPPool", "metadata": {"name": "p"}, "spec": spec});
+    stand_in.put(&format!("{group}/ippools"), pool);
+    let options = DaemonOptions {
+        name: "stand-in".to_owned(),
+        args: vec!["controller".to_owned()],
+        ..DaemonOptions::default()
+    };
+    let kubeconfig = stand_in.kubeconfig(cluster.folder()).unwrap();
+    let mut controller = Daemon::start(cluster.folder(), &kubeconfig, &options).unwrap();
+    controller.wait_ready(LIMIT).await.unwrap();
+    assert_eq!(stand_in.assigned(), 3);
+    // The fourth range is free, and the fifth node gets none.
+    stand_in.join(2);
+    wait_until("all have NodeSubnets", || {
+        stand_in.assigned() == 4 && stand_in.count(&format!("{group}/nodesubnets")) == 4
+    });
+    let metrics = controller.get("/metrics").await.unwrap();
+    let allocated = r#"cadastre_pool_blocks_allocated{family="IPv4",pool="p"} 4"#;
+    assert!(metrics.contains(allocated), "{metrics}");
+    controller.process().stop(LIMIT).await.unwrap();
 }
 
 #[tokio::test]

@@ -134,6 +134,7 @@ impl AllocationState {
             self.reassign_block(&cidr, owner);
         }
         self.confirm(&cidr);
+        self.correct_object(&cidr, cache);
         if let Some(entry) = self.blocks.get_mut(&cidr) {
             entry.recall = listed.recall;
             if is_reassigned {
@@ -291,7 +292,10 @@ impl AllocationState {
         let Share { number, recall, .. } = entry.share_of(node)?;
         let drains = recall == Some(Recall::Drain);
         let is_alone = !is_whole && !drains;
-        if is_alone && !entry.is_listed_alone(node, all) {
+        // While the NodeSubnet began to list all blocks of the claim, the agent released one that had been draining.
+        let report = report.filter(|it| it.node_uid == *node);
+        let has_it = report.is_some_and(|it| entry.reported(it, number).is_some());
+        if is_alone && !has_it && !entry.is_listed_alone(node, all) {
             return None;
         }
         let recall = if is_alone {

@@ -146,6 +146,10 @@ impl AllocationState {
         if Mutation::RecordedBlockQuarantineIgnored.is_on() {
             left = std::time::Duration::ZERO;
         }
+        // A user may have made a standby the owner. The node keeps the number under which its NodeSubnet lists the block.
+        let of_owner = |(it, _): &&(Owner, u32)| it.uid == owner.uid;
+        let number = spec.standby.iter().find(of_owner);
+        let number = number.map_or(spec.number, |(_, number)| *number);
         let entry = BlockEntry {
             since: spec.since,
             until: spec.until,
@@ -156,9 +160,9 @@ impl AllocationState {
             confirmed: owner.quarantined,
             step: Step::Settled,
             vmi: spec.vmi.clone(),
-            number: spec.number,
+            number,
             standby: {
-                let standby = spec.standby.iter().cloned();
+                let standby = spec.standby.iter().filter(|it| !of_owner(it)).cloned();
                 standby
                     .map(|(owner, number)| Standby::stored(owner, number))
                     .collect()
@@ -206,13 +210,7 @@ impl AllocationState {
             // used it.
             if entry.owner.quarantined || self.is_first(&cidr, cache) {
                 self.confirm(&cidr);
-                let object = cache.blocks.get(&*block_name(&cidr));
-                let spec = object.and_then(|block| block.spec.as_ref().ok());
-                if let Some(entry) = self.blocks.get_mut(&cidr)
-                    && spec.is_some_and(|spec| *spec != entry.spec())
-                {
-                    entry.step = Step::Replace;
-                }
+                self.correct_object(&cidr, cache);
             } else if let Some(entry) = self.blocks.get_mut(&cidr) {
                 entry.step = Step::Delete;
             }
@@ -220,6 +218,17 @@ impl AllocationState {
             affected.blocks.push(cidr);
         }
         affected
+    }
+
+    /// Schedules a write of the block's object if the object differs from the ledger.
+    pub(super) fn correct_object(&mut self, cidr: &Cidr, cache: &ClusterCache) {
+        let object = cache.blocks.get(&*block_name(cidr));
+        let spec = object.and_then(|block| block.spec.as_ref().ok());
+        if let Some(entry) = self.blocks.get_mut(cidr)
+            && spec.is_some_and(|spec| *spec != entry.spec())
+        {
+            entry.step = Step::Replace;
+        }
     }
 
     /// Marks for deletion each provisional block that overlaps a block that another node's agent uses. A restore of the

@@ -123,6 +123,30 @@ fn a_virtual_machines_block_is_its_nodes_own_although_a_user_edited_the_owner_in
 }
 
 #[test]
+fn a_standby_that_a_user_made_the_owner_keeps_its_number() {
+    for (a, b) in [("a", "b"), ("b", "a")] {
+        let other = Owner::node(&b.into(), &"other".into());
+        let mut object = object(b, "other", false);
+        let spec = object.spec.as_mut().unwrap();
+        spec.vmi = Some("vm".into());
+        (spec.number, spec.last_number, spec.standby) = (1, 1, vec![(other, 0)]);
+        let lists = vec![listing(a, "alive", "b1+1"), listing(b, "other", "b1")];
+        let nodes = vec![node(a, "alive"), node(b, "other")];
+        let allocations = rebuilt(&cache(nodes, vec![object], lists));
+        assert_eq!(owner(&allocations), ("other".to_owned(), false));
+        let lists = |uid: &str| -> Vec<String> {
+            let listed = allocations.listed_blocks(&uid.into(), None);
+            listed.into_iter().map(|it| it.uid).collect()
+        };
+        assert_eq!(
+            (lists("alive"), lists("other")),
+            (vec!["b1+1".to_owned()], vec!["b1".to_owned()])
+        );
+        assert_eq!(step(&allocations), Step::Replace);
+    }
+}
+
+#[test]
 fn a_list_that_names_an_earlier_object_does_not_take_the_block_from_its_present_owner() {
     for (lives, quarantined) in [(false, false), (false, true), (true, false)] {
         let later = Block {
