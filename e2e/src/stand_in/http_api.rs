@@ -16,6 +16,7 @@ use hyper::body::Bytes;
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::time::{Instant, timeout_at};
 
 use super::objects::{NODES, Objects, PODS, Page};
 use super::recorded::{Envelope, MAGIC};
@@ -171,20 +172,22 @@ fn list(
     headers: &HeaderMap,
     params: &Params,
 ) -> Response<Body> {
-    let number = |name: &str| params.get(name).and_then(|it| it.parse::<usize>().ok());
-    let (from, limit) = (
-        number("continue").unwrap_or(0),
-        number("limit").unwrap_or(usize::MAX),
-    );
+    let number = |text: &str| text.parse::<u64>().ok();
+    let size = |name: &str| usize::try_from(number(params.get(name)?)?).ok();
+    let limit = size("limit").unwrap_or(usize::MAX);
+    // A token is the version of the first page and the number of objects before the next page.
+    let token = params.get("continue").and_then(|it| it.split_once('-'));
+    let version = token.and_then(|(version, _)| number(version));
+    let from = token.and_then(|(_, from)| from.parse().ok()).unwrap_or(0);
     let wants = |it: &http::HeaderValue| it.as_bytes().starts_with(PROTOBUF.as_bytes());
     if !is_generated {
-        let page = objects.page_of_others(collection, from, limit);
+        let page = objects.page_of_others(collection, version, from, limit);
         return answer(StatusCode::OK, JSON, in_json(&page));
     }
     if !headers.get(ACCEPT).is_some_and(wants) {
         return refused(StatusCode::NOT_ACCEPTABLE);
     }
-    let page = objects.page(collection, from, limit);
+    let page = objects.page(collection, version, from, limit);
     let list = ListMessage {
         metadata: Some(ListMeta {
             resource_version: page.version.to_string(),
@@ -229,6 +232,7 @@ fn watch(objects: Arc<Objects>, collection: String, params: &Params) -> Response
         |(objects, collection, after)| async move {
             let waits = objects.changed.notified();
             let mut waits = std::pin::pin!(waits);
+            let silent_at = Instant::now() + BOOKMARK;
             loop {
                 waits.as_mut().enable();
                 let (last, frames) = objects.changes(&collection, after);
@@ -238,10 +242,7 @@ fn watch(objects: Arc<Objects>, collection: String, params: &Params) -> Response
                         (objects.clone(), collection, last),
                     ));
                 }
-                if tokio::time::timeout(BOOKMARK, waits.as_mut())
-                    .await
-                    .is_err()
-                {
+                if timeout_at(silent_at, waits.as_mut()).await.is_err() {
                     let (version, frame) = objects.bookmark(&collection);
                     return Some((Ok(frame.to_vec()), (objects.clone(), collection, version)));
                 }

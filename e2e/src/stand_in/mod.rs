@@ -6,10 +6,11 @@
 //!
 //! # What is left out
 //! - Authentication, admission, defaults, validation, schemas, managed fields and etcd. A write costs nearly nothing.
-//! - A list shows the state at the time of each page, not of the first page.
+//! - Each page of a list shows the present state, and names the version of the first page. A watch from this version
+//!   repeats changes that a page has shown already.
 //! - Watches of Pods, which never change, deliver only bookmarks.
 //! - Of the writes of Nodes there is only the JSON Patch that assigns podCIDRs. The tests in a patch of a Node are not
-//!   evaluated.
+//!   evaluated. Other patches change only the version, so no Node may be without a range.
 
 mod http_api;
 mod objects;

@@ -125,6 +125,15 @@ fn uid(kind: u16, i: usize) -> String {
     format!("00000000-0000-4000-{kind:04x}-{i:012x}")
 }
 
+/// Returns a UID for the `i`-th Pod. UIDs of real Pods have no order either.
+fn random_uid(i: usize) -> String {
+    let mut random = fastrand::Rng::with_seed(i as u64);
+    let (high, low) = (random.u64(..), random.u64(..));
+    let (first, second, third) = (high >> 32, high >> 16 & 0xffff, high & 0x0fff);
+    let (fourth, last) = (low >> 48 & 0x3fff | 0x8000, low & 0xffff_ffff_ffff);
+    format!("{first:08x}-{second:04x}-4{third:03x}-{fourth:04x}-{last:012x}")
+}
+
 impl Objects {
     pub(super) fn new(recorded: Recorded, size: Size) -> Self {
         let nodes = (0..size.nodes).map(|i| NodeState {
@@ -270,7 +279,7 @@ impl Objects {
         let number = usize::try_from(i).unwrap_or_default();
         let metadata = Meta {
             name: format!("pod-{i:08}"),
-            uid: uid(2, number),
+            uid: random_uid(number),
             resource_version: "1".to_owned(),
             annotations: Vec::new(),
         };
@@ -291,7 +300,14 @@ impl Objects {
     }
 
     /// Returns a page of Nodes or Pods in protobuf, from the `from`-th on.
-    pub(super) fn page(&self, collection: &str, from: usize, limit: usize) -> Page {
+    /// `version` is that of the first page, or `None` if this is the first page.
+    pub(super) fn page(
+        &self,
+        collection: &str,
+        version: Option<u64>,
+        from: usize,
+        limit: usize,
+    ) -> Page {
         let inner = self.inner();
         let pods = self.size.nodes * self.size.pods_a_node;
         let is_of_nodes = collection == NODES;
@@ -302,7 +318,7 @@ impl Objects {
         };
         let end = count.min(from.saturating_add(limit));
         let nodes = inner.nodes.get(from..end).unwrap_or_default().to_vec();
-        let version = inner.version;
+        let version = version.unwrap_or(inner.version);
         drop(inner);
         let items = if is_of_nodes {
             let nodes = nodes.iter().enumerate();
@@ -317,7 +333,14 @@ impl Objects {
     }
 
     /// Returns a page of objects of another kind in JSON, from the `from`-th on.
-    pub(super) fn page_of_others(&self, collection: &str, from: usize, limit: usize) -> Page {
+    /// `version` is that of the first page, or `None` if this is the first page.
+    pub(super) fn page_of_others(
+        &self,
+        collection: &str,
+        version: Option<u64>,
+        from: usize,
+        limit: usize,
+    ) -> Page {
         let inner = self.inner();
         let all = inner.others.get(collection);
         let count = all.map_or(0, BTreeMap::len);
@@ -328,7 +351,7 @@ impl Objects {
             .skip(from)
             .take(limit);
         let items = items.map(|it| it.to_string().into()).collect();
-        page(inner.version, end, count, items)
+        page(version.unwrap_or(inner.version), end, count, items)
     }
 
     pub(super) fn get(&self, collection: &str, name: &str) -> Option<Value> {
@@ -422,13 +445,10 @@ impl Inner {
 }
 
 fn page(version: u64, end: usize, count: usize, items: Vec<Bytes>) -> Page {
+    let next = (end < count).then(|| format!("{version}-{end}"));
     Page {
         version,
-        next: if end < count {
-            end.to_string()
-        } else {
-            String::new()
-        },
+        next: next.unwrap_or_default(),
         items,
     }
 }

@@ -10,12 +10,14 @@ use super::*;
 use crate::Now;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::{Block, ClaimFinalizers, ClaimStatus, Node, Owner, Pod, Pool};
+use crate::cluster::objects::{
+    AgentReport, Block, BlockReport, ClaimFinalizers, ClaimStatus, Node, Owner, Pod, Pool,
+};
 use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
-    addr, at, block, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list, node, objects,
-    pod, pool, pool_with, rebuilt, subnet,
+    addr, at, block, block_report, cidr, claim, claiming_pod, cluster, in_step, ipv6_ranges, list,
+    node, objects, pod, pool, pool_with, rebuilt, subnet,
 };
 use crate::purpose::Step;
 use cadastre_api::{ClaimedAddress, IPClaimStatus, Recall};
@@ -323,6 +325,47 @@ fn a_block_that_drains_without_the_other_one_drains_until_that_is_back() {
     fixture.settle(CLAIM);
     let assigned = [ADDRESS, of_v6].map(|it| (it.to_owned(), None));
     assert_eq!(recalls(&fixture), assigned);
+}
+
+#[test]
+fn a_block_that_an_agent_has_drains_if_the_agent_released_the_claims_other_block() {
+    let both = pool_with("p", "10.0.0.0/24", |spec| {
+        spec.ipv6 = Some(ipv6_ranges("fd00::/64", 122));
+    });
+    let mut fixture = Fixture::new(vec![both], vec![claim(CLAIM, "p", &[])], Vec::new());
+    fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
+    fixture.settle(CLAIM);
+    let of_v6 = "fd00::ffff:ffff:ffff:ffff/128";
+    for address in [ADDRESS, of_v6] {
+        fixture.allocations.confirm(&cidr(address));
+        let entry = fixture.allocations.blocks.get_mut(&cidr(address));
+        entry.unwrap().uid = Some(address.into());
+    }
+    let released = |address: &str, released| BlockReport {
+        uid: address.into(),
+        released,
+        ..block_report(address)
+    };
+    let listed = |blocks: Vec<BlockReport>| {
+        let report = AgentReport {
+            node_uid: "a".into(),
+            blocks: blocks.into(),
+            ..AgentReport::default()
+        };
+        let blocks = fixture
+            .allocations
+            .listed_blocks(&"a".into(), Some(&report));
+        let blocks = blocks.into_iter();
+        blocks.map(|it| (it.cidr, it.recall)).collect::<Vec<_>>()
+    };
+    // The block of IPv6 was listed alone and draining before, and the agent has released it.
+    let gone = released(of_v6, true);
+    let drains = (ADDRESS.to_owned(), Some(Recall::Drain));
+    assert_eq!(
+        listed(vec![released(ADDRESS, false), gone.clone()]),
+        [drains]
+    );
+    assert_eq!(listed(vec![gone]), [], "a pod gets both addresses or none");
 }
 
 #[test]

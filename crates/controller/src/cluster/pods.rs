@@ -48,24 +48,40 @@ pub struct PodIndex {
 #[derive(Clone, Debug, PartialEq)]
 struct Record {
     claim: Option<Box<PodClaim>>,
-    /// The claims of the pod's interfaces
-    interface_claims: Box<[PodClaim]>,
     /// Data by which the requests of CNI for this pod are found; `None` if the pod cannot use a claim
     requested: Option<RequestedPod>,
     finished: bool,
     needs_default: bool,
-    evictable: Option<Box<Evictable>>,
     addresses: Box<[Addr]>,
+    /// What most pods lack; `None` if the pod has nothing of it. A cluster can have a million pods
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Rare {
+    /// The claims of the pod's interfaces
+    interface_claims: Box<[PodClaim]>,
+    evictable: Option<Evictable>,
     mirror_of: Option<NodeName>,
 }
 
 impl Record {
+    fn interface_claims(&self) -> &[PodClaim] {
+        self.rare.as_ref().map_or(&[], |it| &it.interface_claims)
+    }
+
+    fn evictable(&self) -> Option<&Evictable> {
+        self.rare.as_ref()?.evictable.as_ref()
+    }
+
+    fn mirror_of(&self) -> Option<&NodeName> {
+        self.rare.as_ref()?.mirror_of.as_ref()
+    }
+
     /// Returns the claim that the pod uses itself, and the claims of its interfaces.
     fn claims(&self) -> impl Iterator<Item = &PodClaim> {
-        self.claim
-            .iter()
-            .map(AsRef::as_ref)
-            .chain(&self.interface_claims)
+        let own = self.claim.iter().map(AsRef::as_ref);
+        own.chain(self.interface_claims())
     }
 
     /// Returns the node of the pod, if the pod waits for an address of a pool that serves by default. Returns `None` if
@@ -222,7 +238,7 @@ impl PodIndex {
 
     /// Returns the claims that the pod of this UID uses for its interfaces, even if the pod has finished.
     pub fn interface_claims_of(&self, uid: PodUid) -> &[PodClaim] {
-        self.by_uid.get(&uid).map_or(&[], |it| &it.interface_claims)
+        self.by_uid.get(&uid).map_or(&[], Record::interface_claims)
     }
 
     /// Returns the claims that pods use.
@@ -289,7 +305,7 @@ impl PodIndex {
     /// Returns the pods of the node that wait for an address and can be evicted, the newest first.
     pub(crate) fn evictable(&self, node: &NodeName) -> Vec<&Evictable> {
         let of_node = self.unserved.by_node.get(node).into_iter().flatten();
-        let records = of_node.filter_map(|uid| self.by_uid.get(uid)?.evictable.as_deref());
+        let records = of_node.filter_map(|uid| self.by_uid.get(uid)?.evictable());
         let mut pods: Vec<&Evictable> = records.collect();
         pods.sort_unstable_by_key(|it| Reverse((it.created, &it.name)));
         pods
@@ -323,24 +339,27 @@ impl PodIndex {
             version: pod.version,
             created,
         });
-        let record = Record {
-            claim,
+        let rare = Rare {
             interface_claims: pod.interface_claims,
-            requested,
-            finished: pod.finished,
-            needs_default: pod.needs_default,
-            evictable: evictable.map(Box::new),
-            addresses: pod.addresses,
+            evictable,
             mirror_of: pod
                 .mirror_of
                 .filter(|_| !Mutation::MirrorPodsBelieved.is_on()),
+        };
+        let record = Record {
+            claim,
+            requested,
+            finished: pod.finished,
+            needs_default: pod.needs_default,
+            addresses: pod.addresses,
+            rare: (rare != Rare::default()).then(|| Box::new(rare)),
         };
         if self.by_uid.get(&uid) == Some(&record) {
             self.forget_requested(record.requested.as_ref());
             return false;
         }
         let freed = self.forget(uid);
-        match &record.mirror_of {
+        match record.mirror_of() {
             None => self.reported.add(&self.not_shared(&record)),
             Some(_) if record.addresses.is_empty() => {}
             Some(node) => {
@@ -403,7 +422,7 @@ impl PodIndex {
         }
         self.unserved.remove(uid, &record);
         self.forget_requested(record.requested.as_ref());
-        match &record.mirror_of {
+        match record.mirror_of() {
             None => self.reported.remove(&self.not_shared(&record)),
             Some(node) => {
                 if let Some(of_node) = self.mirrors.get_mut(node) {
