@@ -122,27 +122,47 @@ fn watch_all(
 ) -> JoinSet<()> {
     let tasks = JoinSet::new();
     let mut watches = Watches { parts, out, tasks };
-    let nodes = ControllerEvent::Nodes;
-    watches.start_in(
-        Encoding::Protobuf(protobuf::node),
-        "nodes",
-        convert::node,
-        nodes,
-    );
-    let pods = ControllerEvent::Pods;
-    watches.start_in(
-        Encoding::Protobuf(protobuf::pod),
-        "pods",
-        convert::pod,
-        pods,
-    );
+    let nodes = Encoding::Protobuf(protobuf::node);
+    watches.start("nodes", nodes, convert::node, ControllerEvent::Nodes);
+    let pods = Encoding::Protobuf(protobuf::pod);
+    watches.start("pods", pods, convert::pod, ControllerEvent::Pods);
     let service_ranges = ControllerEvent::ServiceRanges;
-    watches.start("servicecidrs", convert::service_range, service_ranges);
-    watches.start("ippools", convert::pool, ControllerEvent::Pools);
-    watches.start("nodesubnets", convert::subnet, ControllerEvent::Subnets);
-    watches.start("noderoutes", convert::routes, ControllerEvent::Routes);
-    watches.start("ipamblocks", convert::block, ControllerEvent::Blocks);
-    watches.start("ipclaims", convert::claim, ControllerEvent::Claims);
+    watches.start(
+        "servicecidrs",
+        Encoding::Json,
+        convert::service_range,
+        service_ranges,
+    );
+    watches.start(
+        "ippools",
+        Encoding::Json,
+        convert::pool,
+        ControllerEvent::Pools,
+    );
+    watches.start(
+        "nodesubnets",
+        Encoding::Json,
+        convert::subnet,
+        ControllerEvent::Subnets,
+    );
+    watches.start(
+        "noderoutes",
+        Encoding::Json,
+        convert::routes,
+        ControllerEvent::Routes,
+    );
+    watches.start(
+        "ipamblocks",
+        Encoding::Json,
+        convert::block,
+        ControllerEvent::Blocks,
+    );
+    watches.start(
+        "ipclaims",
+        Encoding::Json,
+        convert::claim,
+        ControllerEvent::Claims,
+    );
     if let Some(namespace) = frr_namespace {
         watches.start_frr_configurations(namespace);
     }
@@ -161,25 +181,7 @@ impl Watches<'_> {
     fn start<K, T: Send + 'static>(
         &mut self,
         kind: &'static str,
-        read: fn(K) -> T,
-        event: fn(ObjectEvent<T>) -> ControllerEvent,
-    ) where
-        K: kube::Resource<DynamicType = ()>
-            + Clone
-            + DeserializeOwned
-            + Debug
-            + Send
-            + Sync
-            + 'static,
-    {
-        self.start_in(Encoding::Json, kind, read, event);
-    }
-
-    /// Does the same as [`start`](Self::start) for a kind whose objects the API server is to encode in this way.
-    fn start_in<K, T: Send + 'static>(
-        &mut self,
         encoding: Encoding<K>,
-        kind: &'static str,
         read: fn(K) -> T,
         event: fn(ObjectEvent<T>) -> ControllerEvent,
     ) where

@@ -25,9 +25,6 @@ use crate::raw::{JSON, MERGE_PATCH, PROTOBUF};
 /// How often an idle watch delivers a bookmark
 const BOOKMARK: Duration = Duration::from_secs(50);
 
-/// The kinds in namespaces, each with the number of path segments of its collection. All others are cluster-scoped.
-const IN_NAMESPACES: &str = "namespaces";
-
 #[derive(Message)]
 struct ListMessage {
     #[prost(message, optional, tag = "1")]
@@ -59,7 +56,7 @@ async fn handle(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response<Body> {
-    let (collection, name, _) = split(uri.path());
+    let (collection, name) = split(uri.path());
     let is_watch = params
         .get("watch")
         .is_some_and(|it| it != "false" && it != "0");
@@ -114,23 +111,19 @@ async fn handle(
     }
 }
 
-/// Splits a path into the path of the collection, the name of the object and the subresource.
-fn split(path: &str) -> (&str, Option<&str>, Option<&str>) {
+/// Splits a path into the path of the collection and the name of the object. A subresource is ignored.
+fn split(path: &str) -> (&str, Option<&str>) {
     let segments: Vec<&str> = path.split('/').collect();
     let before = if segments.get(1) == Some(&"api") {
         3
     } else {
         4
     };
-    let is_in_namespace = segments.get(before) == Some(&IN_NAMESPACES);
+    let is_in_namespace = segments.get(before) == Some(&"namespaces");
     let last = if is_in_namespace { before + 2 } else { before };
     let end: usize = segments.iter().take(last + 1).map(|it| it.len() + 1).sum();
     let collection = path.get(..end.saturating_sub(1)).unwrap_or(path);
-    (
-        collection,
-        segments.get(last + 1).copied(),
-        segments.get(last + 2).copied(),
-    )
+    (collection, segments.get(last + 1).copied())
 }
 
 /// Replaces an object, unless it has another version than the new object names.

@@ -336,11 +336,8 @@ fn a_block_that_an_agent_has_drains_if_the_agent_released_the_claims_other_block
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     fixture.settle(CLAIM);
     let of_v6 = "fd00::ffff:ffff:ffff:ffff/128";
-    for address in [ADDRESS, of_v6] {
-        fixture.allocations.confirm(&cidr(address));
-        let entry = fixture.allocations.blocks.get_mut(&cidr(address));
-        entry.unwrap().uid = Some(address.into());
-    }
+    fixture.confirm(ADDRESS);
+    fixture.confirm(of_v6);
     let released = |address: &str, released| BlockReport {
         uid: address.into(),
         released,
@@ -384,11 +381,8 @@ fn a_node_that_cannot_get_all_addresses_of_a_claim_releases_those_it_has() {
     fixture.applied(claiming_pod("web-0", CLAIM, Some("a")));
     fixture.settle(CLAIM);
     let of_v6 = "fd00::ffff:ffff:ffff:ffff/128";
-    for address in [ADDRESS, of_v6] {
-        fixture.allocations.confirm(&cidr(address));
-        let entry = fixture.allocations.blocks.get_mut(&cidr(address));
-        entry.unwrap().uid = Some(address.into());
-    }
+    fixture.confirm(ADDRESS);
+    fixture.confirm(of_v6);
     let listed = |fixture: &Fixture| {
         let blocks = fixture.allocations.listed_blocks(&"a".into(), None);
         let blocks = blocks.into_iter();

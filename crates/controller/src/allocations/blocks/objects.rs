@@ -227,7 +227,7 @@ impl AllocationState {
         if let Some(entry) = self.blocks.get_mut(cidr)
             && spec.is_some_and(|spec| *spec != entry.spec())
         {
-            entry.step = Step::Replace;
+            entry.must_be_stored();
         }
     }
 

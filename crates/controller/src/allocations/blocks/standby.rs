@@ -157,7 +157,7 @@ impl BlockEntry {
     }
 
     /// Schedules a write of the object, because the owner or the standbys have changed.
-    fn must_be_stored(&mut self) {
+    pub(super) fn must_be_stored(&mut self) {
         if self.confirmed && self.step == Step::Settled {
             self.step = Step::Replace;
         }
