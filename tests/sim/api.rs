@@ -135,6 +135,8 @@ pub struct Api {
     pub averted: (u64, u64),
     /// Changes that the watches and checks have not received yet.
     pub commits: Vec<Commit>,
+    /// Whether changes of objects are accepted but dropped, as by a mutating webhook that undoes them.
+    pub drops_changes: bool,
 }
 
 impl Api {
@@ -489,8 +491,8 @@ impl Api {
     }
 
     fn put_if_changed<T: Stored>(&mut self, before: &T, object: T) -> T {
-        if object == *before {
-            return object;
+        if object == *before || self.drops_changes {
+            return before.clone();
         }
         Arc::unwrap_or_clone(self.put(object))
     }
@@ -571,9 +573,9 @@ impl Api {
         }
         let node = Node {
             pod_cidrs: a.cidrs.clone().into(),
-            ..before
+            ..before.clone()
         };
-        Ok(Arc::unwrap_or_clone(self.put(node)))
+        Ok(self.put_if_changed(&before, node))
     }
 
     fn passes_term(&self, node: &Node, a: &PodCidrAllocation) -> bool {

@@ -9,9 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cadastre_controller::cluster::names::NodeName;
 use cadastre_controller::cluster::objects::Text;
-use cadastre_controller::cluster::request::{
-    ApiRequest, ObjectKind, ObjectSpec, Rejection, RequestOutcome,
-};
+use cadastre_controller::cluster::request::{ApiRequest, ObjectKind, Rejection, RequestOutcome};
 
 use super::checks::{Verdict, wrong};
 use super::clock::{SECOND, Time};
@@ -65,12 +63,13 @@ impl Budget {
         }
     }
 
-    /// Counts an answered request, and checks the counts against the limits.
+    /// Counts an answered request, and checks the counts against the limits. `is_dropped` is true if the server has
+    /// accepted the request and dropped the change.
     pub fn answered(
         &mut self,
         run_id: RunId,
         request: &ApiRequest,
-        outcome: &RequestOutcome,
+        (outcome, is_dropped): (&RequestOutcome, bool),
         now: Time,
     ) -> Verdict {
         let all = self.all.entry(run_id).or_default().add(now);
@@ -85,18 +84,15 @@ impl Budget {
         let Some(name) = object(request) else {
             return Ok(());
         };
-        let fruitless = matches!(
-            outcome,
-            RequestOutcome::Rejected(_) | RequestOutcome::Indeterminate(_)
-        );
+        let fruitless = is_dropped
+            || matches!(
+                outcome,
+                RequestOutcome::Rejected(_) | RequestOutcome::Indeterminate(_)
+            );
         let write = request.is_write();
         if write && !fruitless {
             let kind = verb(request);
-            let is_another = matches!(
-                request,
-                ApiRequest::Create(_, ObjectSpec::Block(_))
-                    | ApiRequest::Delete(ObjectKind::Block, _)
-            );
+            let is_another = matches!(request, ApiRequest::Create(..) | ApiRequest::Delete(..));
             self.fruitless.retain(|(of, counted, about), _| {
                 let is_it = *of == run_id && *about == name;
                 !is_it || !is_another && !counted.is_empty() && *counted != kind

@@ -59,6 +59,8 @@ pub struct ClaimRecords {
     by_cni: BTreeSet<ObjectUid>,
     /// Addresses that a claim got although a node or another claim had them
     contested: BTreeSet<Addr>,
+    /// UIDs of claims whose addresses an earlier leader has recorded late
+    late: BTreeSet<ObjectUid>,
     /// For each claim, by UID, who wrote its addresses, and when
     got: BTreeMap<ObjectUid, (Author, Time)>,
     /// For each claim, by UID, the addresses that pods got while the claim existed
@@ -237,7 +239,8 @@ impl Sim {
         Some(Addr { value, ..first })
     }
 
-    /// Whether a node, live or deleted, has a range with the address. The block of a claim does not count.
+    /// Whether a node, live or deleted, has a range with the address, or its agent reports a block with the address. The
+    /// block of a claim does not count.
     fn is_of_node(&self, addr: Addr) -> bool {
         let blocks = self.api.blocks.live.values();
         let blocks = blocks.filter_map(|block| Some(block.spec.as_ref().ok()?.cidr));
@@ -245,16 +248,17 @@ impl Sim {
         let podcidrs = nodes.flat_map(|node| counted(node)).copied();
         let dead = self.checks.dead_nodes.iter();
         let quarantined = dead.flat_map(|it| it.ranges.iter().copied());
-        let mut ranges = blocks.chain(podcidrs).chain(quarantined);
+        let reports = self.api.subnets.live.values();
+        let reports = reports.filter_map(|subnet| subnet.report.as_ref());
+        let reported = reports.flat_map(|report| report.blocks.iter().map(|it| it.cidr));
+        let mut ranges = blocks.chain(podcidrs).chain(quarantined).chain(reported);
         ranges.any(|it| it.contains_addr(addr) && it != Cidr::host(addr))
     }
 
-    /// Records which addresses of claims are in a block that an earlier leader creates late. The leader may choose other
-    /// addresses for these claims.
-    pub fn note_late_block(&mut self, term: &TermId, request: &ApiRequest) {
-        let ApiRequest::Create(_, ObjectSpec::Block(spec)) = request else {
-            return;
-        };
+    /// Records a late write of an earlier leader. The present leader may have given the addresses away before it saw the
+    /// write. So a claim may lose its addresses if they are in a block that is created late, or if they are recorded
+    /// late and no node has had them.
+    pub fn note_late_write(&mut self, term: &TermId, request: &ApiRequest) {
         // A term begins with the number of changes of leadership.
         let number = |it: &TermId| it.split('-').next().and_then(|it| it.parse::<u64>().ok());
         let runs = self.processes.iter().filter_map(|it| it.run.as_ref());
@@ -265,11 +269,20 @@ impl Sim {
         if !terms.any(|it| Some(it) > number(term)) {
             return;
         }
-        let claims = self.api.claims.live.values();
-        let all = claims.flat_map(|it| it.addresses().collect::<Vec<_>>());
-        let is_in = |addr: &Addr| spec.cidr.contains_addr(*addr) && spec.cidr != Cidr::host(*addr);
-        let inside: Vec<Addr> = all.filter(is_in).collect();
-        self.claims.contested.extend(inside);
+        match request {
+            ApiRequest::Create(_, ObjectSpec::Block(spec)) => {
+                let claims = self.api.claims.live.values();
+                let all = claims.flat_map(|it| it.addresses().collect::<Vec<_>>());
+                let host = Cidr::host;
+                let is_in = |it: &Addr| spec.cidr.contains_addr(*it) && spec.cidr != host(*it);
+                let inside: Vec<Addr> = all.filter(is_in).collect();
+                self.claims.contested.extend(inside);
+            }
+            ApiRequest::SetClaimStatus(claim, _) => {
+                self.claims.late.insert(claim.uid.clone());
+            }
+            _ => {}
+        }
     }
 
     /// Checks a change of a claim. A claim keeps the addresses that it has, and no two claims get the same address. A
@@ -308,9 +321,14 @@ impl Sim {
             return Ok(());
         }
         let is_contested = had.iter().any(|it| self.claims.contested.contains(it));
-        if !had.is_empty() && !is_contested {
+        let is_late = |it: &Claim| it.is_unused() && self.claims.late.contains(&it.uid);
+        let is_spared = is_contested || before.is_some_and(is_late);
+        if !had.is_empty() && !is_spared {
             let text = format!("{} had {had:?} and has {has:?}", text(after));
             return wrong("claim", text, [&*after.name]);
+        }
+        if !had.is_empty() {
+            self.claims.late.remove(&after.uid);
         }
         let got = (author, self.now);
         self.claims.got.insert(after.uid.clone(), got);

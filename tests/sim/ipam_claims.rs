@@ -71,8 +71,10 @@ impl Api {
             let text = format!("{name} is filled with {ips:?}, which its IPClaim never had");
             all.wrong = Some((name.clone(), text));
         }
-        found.ips = ips.to_vec();
-        found.version += 1;
+        if !self.drops_changes {
+            found.ips = ips.to_vec();
+            found.version += 1;
+        }
         self.read_ipam_claim(&name)
     }
 }

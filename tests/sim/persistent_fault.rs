@@ -1,4 +1,5 @@
-//! Persistent faults: the API server always rejects a kind of write, or an answer or a list never arrives.
+//! Persistent faults: the API server always rejects a kind of write or drops what is written, or an answer or a list
+//! never arrives.
 //!
 //! A run has at most one persistent fault, which ends together with the other faults. In real clusters, admission
 //! policies, quotas, webhooks and proxies cause such faults, for one object or for a whole kind of write.
@@ -73,6 +74,7 @@ impl PersistentFault {
                         Fate::Refused(Rejection::Guard(BY_POLICY.to_owned())),
                         Fate::Refused(Rejection::Busy(Some(Duration::from_secs(7)))),
                         Fate::Unanswered,
+                        Fate::Dropped,
                     ])
                     .clone(),
                 all: rng.chance(5_000),
@@ -96,7 +98,9 @@ impl Sim {
                 all,
                 from,
             }) if self.has_faults && self.now >= *from => {
-                is_concerned(request, *subject, *all).then(|| fate.clone())
+                let is_possible = *fate != Fate::Dropped || is_change(request);
+                let is_it = is_possible && is_concerned(request, *subject, *all);
+                is_it.then(|| fate.clone())
             }
             _ => None,
         }
@@ -110,6 +114,15 @@ impl Sim {
         };
         self.has_faults && self.plan.persistent_fault == Some(silent)
     }
+}
+
+/// Whether the request changes an object. Only changes can be dropped.
+fn is_change(request: &ApiRequest) -> bool {
+    request.is_write()
+        && !matches!(
+            request,
+            ApiRequest::Create(..) | ApiRequest::Delete(..) | ApiRequest::Evict(_)
+        )
 }
 
 /// Whether a fault of the kind `subject` concerns the request. If `all` is false, the fault concerns only requests

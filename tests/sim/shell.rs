@@ -248,7 +248,7 @@ impl Sim {
         // `arrives` is when the request arrives. `outcome` is what its sender gets if the server's answer does not
         // reach the sender.
         let (arrives, outcome) = match fate {
-            Fate::Arrives => (Some(there), None),
+            Fate::Arrives | Fate::Dropped => (Some(there), None),
             Fate::Refused(refusal) => {
                 let outcome = RequestOutcome::Rejected(refusal);
                 (None, Some((there + back, outcome)))
@@ -314,7 +314,9 @@ impl Sim {
     pub fn arrive(&mut self, run_id: RunId, outgoing: &OutgoingRequest, reply: Reply) -> Verdict {
         let request = &outgoing.request;
         let sent = self.on_wire.remove(&(run_id, outgoing.id));
+        self.api.drops_changes = self.persistent_fate(request) == Some(Fate::Dropped);
         let outcome = self.api.execute(request, self.now);
+        self.api.drops_changes = false;
         self.log(name_of(request), || {
             let outcome = of_outcome(&outcome);
             format!("{run_id}'s {} -> {outcome}", verb(request))
@@ -324,7 +326,7 @@ impl Sim {
             self.pod_ended(&pod.uid);
         }
         if let Some(term) = &outgoing.term {
-            self.note_late_block(term, request);
+            self.note_late_write(term, request);
             let decided = match (request, self.run_of(run_id)) {
                 (ApiRequest::AssignPodCidrs(a), Some(run)) => {
                     run.received.decided.get(&(a.uid.clone(), a.cidrs.clone()))
@@ -349,7 +351,9 @@ impl Sim {
         };
         run.awaiting_lease.retain(|held| *held != id);
         run.received.answer(&outcome);
-        let verdict = self.budget.answered(run_id, &request, &outcome, self.now);
+        let is_dropped = self.persistent_fate(&request) == Some(Fate::Dropped);
+        let answer = (&outcome, is_dropped);
+        let verdict = self.budget.answered(run_id, &request, answer, self.now);
         self.judge(verdict)?;
         self.log(name_of(&request), || {
             let outcome = of_outcome(&outcome);
@@ -431,6 +435,8 @@ fn lost(request: &ApiRequest) -> RequestOutcome {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fate {
     Arrives,
+    /// The request is executed, but the change of the object is dropped. The answer contains the unchanged object.
+    Dropped,
     Refused(Rejection),
     /// The request is not executed, and there is no answer.
     Unanswered,

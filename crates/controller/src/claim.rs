@@ -247,7 +247,7 @@ impl ClaimLoop {
         let Some(request) = request else {
             return KeyDecision::Done;
         };
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         KeyDecision::Send(request, Purpose::Claim { name: name.clone() })
     }
 

@@ -170,7 +170,7 @@ impl Exhaustion {
         let Some((request, purpose)) = found else {
             return at.map_or(KeyDecision::Done, KeyDecision::Later);
         };
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         KeyDecision::Send(request, purpose)
     }
 

@@ -154,6 +154,19 @@ impl ObjectCall {
     }
 }
 
+/// Returns what may be wrong if the API server accepts a write of this kind of object but does not keep it.
+fn not_kept(kind: ObjectKind) -> String {
+    let why = match kind {
+        ObjectKind::Node => "does a mutating webhook undo it?".to_owned(),
+        ObjectKind::FrrConfiguration => "does this version of frr-k8s know all fields of the neighbors in the controller's settings?".to_owned(),
+        _ => format!(
+            "are its CRDs older than this controller ({})? Apply those of this version (cadastre crd | kubectl apply --server-side --force-conflicts -f -)",
+            cadastre_core::VERSION
+        ),
+    };
+    format!("it does not keep what is written: {why}")
+}
+
 /// The failures of a call since the call last succeeded, and the call's back-off.
 #[derive(Clone, Debug, Default)]
 struct CallFailures {
@@ -214,17 +227,7 @@ impl FailingCalls {
                 (false, "the server is busy".to_owned())
             }
             RequestOutcome::Rejected(Rejection::NotSent) => (false, String::new()),
-            _ if !kept && call.kind() == ObjectKind::FrrConfiguration => (
-                false,
-                "it does not keep what is written: does this version of frr-k8s know all fields of the neighbors in the controller's settings?".to_owned(),
-            ),
-            _ if !kept => (
-                false,
-                format!(
-                    "it does not keep what is written: are its CRDs older than this controller ({})? Apply those of this version (cadastre crd | kubectl apply --server-side --force-conflicts -f -)",
-                    cadastre_core::VERSION
-                ),
-            ),
+            _ if !kept => (false, not_kept(call.kind())),
             _ => return self.succeeded(call, now),
         };
         self.sweep(now);

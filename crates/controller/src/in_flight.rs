@@ -3,33 +3,33 @@
 //! If an answer is lost or a precondition fails, the state of the object is unknown. In that case the object must be
 //! read before the next write.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::reconcile::RequestAnswer;
 
 /// Objects with a request in flight, and objects that must be read before they are written.
 #[derive(Clone, Debug)]
-pub(crate) struct InFlight<K, W = ()> {
-    /// Objects with a request in flight. The value is the content of the request, if the request is a write
-    sent: BTreeMap<K, W>,
+pub(crate) struct InFlight<K> {
+    /// Objects with a request in flight
+    sent: BTreeSet<K>,
     to_read: BTreeSet<K>,
 }
 
-impl<K, W> Default for InFlight<K, W> {
+impl<K> Default for InFlight<K> {
     fn default() -> Self {
         InFlight {
-            sent: BTreeMap::new(),
+            sent: BTreeSet::new(),
             to_read: BTreeSet::new(),
         }
     }
 }
 
-impl<K: Ord + Clone, W> InFlight<K, W> {
-    /// Records that a request for the object is sent. `content` is what the request writes, if it is a write.
-    pub(crate) fn send(&mut self, key: K, content: W) {
+impl<K: Ord + Clone> InFlight<K> {
+    /// Records that a request for the object is sent.
+    pub(crate) fn send(&mut self, key: K) {
         self.to_read.remove(&key);
-        self.sent.insert(key, content);
+        self.sent.insert(key);
     }
 
     /// Records the answer to the request in flight. If the answer leaves the object's state unknown, the object must be
@@ -70,7 +70,7 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
     }
 
     pub(crate) fn is_sent(&self, key: &K) -> bool {
-        self.sent.contains_key(key)
+        self.sent.contains(key)
     }
 
     pub(crate) fn is_to_read(&self, key: &K) -> bool {
@@ -84,11 +84,6 @@ impl<K: Ord + Clone, W> InFlight<K, W> {
 
     pub(crate) fn is_any_sent(&self) -> bool {
         !self.sent.is_empty()
-    }
-
-    /// Returns the content that was passed to [`InFlight::send`] for the request in flight.
-    pub(crate) fn written(&self, key: &K) -> Option<&W> {
-        self.sent.get(key)
     }
 }
 
@@ -112,7 +107,7 @@ mod tests {
         for (outcome, to_read) in table {
             let after = [true, false].map(|wrote| {
                 let mut requests = InFlight::default();
-                requests.send("a", ());
+                requests.send("a");
                 assert!(requests.is_sent(&"a"));
                 let answer = RequestAnswer {
                     wrote,

@@ -154,7 +154,7 @@ impl IpamClaimLoop {
         if let Some(at) = cx.paused(&call) {
             return KeyDecision::Later(at);
         }
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         let name = name.clone();
         KeyDecision::Send(request, Purpose::IpamClaim { name, step })
     }

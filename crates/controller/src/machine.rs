@@ -71,7 +71,8 @@ pub enum ControllerEvent {
 #[derive(Clone, Debug)]
 struct Pending {
     purpose: Purpose,
-    wrote: bool,
+    /// The request, if it is a write.
+    written: Option<ApiRequest>,
     term: TermId,
     /// The state of the cache when the request was sent. The cache uses this state to find out whether the answer is
     /// outdated.
@@ -314,8 +315,8 @@ impl Controller {
         let about = request.about();
         let kind = about.map(|(kind, _)| kind);
         let (sent, known) = about.map_or_else(Default::default, |it| self.cache.about(it));
-        let wrote = request.is_write();
-        let out_term = wrote.then(|| term.clone());
+        let written = request.is_write().then(|| request.clone());
+        let out_term = written.is_some().then(|| term.clone());
         let numbered = request.is_numbered() && !Mutation::LeaseNotAwaited.is_on();
         let leader = self.leader.as_mut().filter(|_| numbered);
         let number = leader.map_or(0, Leader::number);
@@ -323,7 +324,7 @@ impl Controller {
             id,
             Pending {
                 purpose,
-                wrote,
+                written,
                 term,
                 sent,
                 known: kind.zip(known),

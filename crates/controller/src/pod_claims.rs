@@ -157,7 +157,7 @@ impl PodClaimLoop {
             ApiRequest::Create(name.clone().into(), claim)
         };
         self.without_pool.remove(name);
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         KeyDecision::Send(request, Purpose::PodClaim { name: name.clone() })
     }
 

@@ -192,7 +192,7 @@ impl PodCidrs {
             PodCidrDecision::Leave => {}
             PodCidrDecision::Wait(reason, note) => self.wait(&node, reason, note, cx),
             PodCidrDecision::Read => {
-                self.requests.send(uid.clone(), ());
+                self.requests.send(uid.clone());
                 let request = ApiRequest::Read(ObjectKind::Node, name.clone().into());
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }
@@ -200,7 +200,7 @@ impl PodCidrs {
             // the Lease names the write.
             PodCidrDecision::Write(cidrs) if !cx.allocations.intents.may_assign(&node, &cidrs) => {}
             PodCidrDecision::Write(cidrs) => {
-                self.requests.send(uid.clone(), ());
+                self.requests.send(uid.clone());
                 let request = ApiRequest::AssignPodCidrs(assignment(&node, cidrs));
                 return KeyDecision::Send(request, Purpose::Assign { name, uid });
             }

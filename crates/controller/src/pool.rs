@@ -145,7 +145,7 @@ impl PoolLoop {
             if let Some(at) = cx.paused(&ObjectCall::ReadPool(name.clone())) {
                 return KeyDecision::Later(at);
             }
-            self.requests.send(name.clone(), ());
+            self.requests.send(name.clone());
             let request = ApiRequest::Read(ObjectKind::Pool, name.clone().into());
             return KeyDecision::Send(request, Purpose::PoolStatus { name });
         }
@@ -187,7 +187,7 @@ impl PoolLoop {
         }
         self.report_changes(pool, &status, cx.reports);
         self.written_at.insert(name.clone(), now);
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         let request = ApiRequest::SetPoolStatus(KnownObject::of(&**pool), status);
         KeyDecision::Send(request, Purpose::PoolStatus { name })
     }
@@ -207,7 +207,7 @@ impl PoolLoop {
 
     fn set_finalizers(&mut self, pool: &Pool, finalizers: Vec<String>) -> (ApiRequest, Purpose) {
         let name = pool.name.clone();
-        self.requests.send(name.clone(), ());
+        self.requests.send(name.clone());
         let request =
             ApiRequest::SetFinalizers(ObjectKind::Pool, KnownObject::of(pool), finalizers);
         (request, Purpose::PoolFinalizers { name })

@@ -40,6 +40,9 @@ pub struct RequestAnswer<'a> {
     pub wrote: bool,
     /// The answer of the API server, or why the outcome is unknown
     pub outcome: &'a RequestOutcome,
+    /// Whether the answer shows everything that was written. If false, the API server has accepted the write, but has
+    /// dropped a part of it
+    pub kept: bool,
     /// Whether the answer is a list that the cache has applied
     pub applied: bool,
 }
@@ -52,6 +55,7 @@ impl<'a> RequestAnswer<'a> {
             purpose,
             wrote: true,
             outcome,
+            kept: true,
             applied: false,
         }
     }

@@ -98,8 +98,8 @@ pub(crate) struct Wanted {
 pub(crate) struct RouteLoop<K: RouteKind> {
     /// Names of nodes whose objects may have to change
     pub(crate) queue: Queue<NodeName>,
-    /// Requests in flight. The value is the spec that the request writes, if any
-    requests: InFlight<NodeName, Option<ObjectSpec>>,
+    /// Names of nodes with a request in flight about their object
+    requests: InFlight<NodeName>,
     settings: K::Settings,
     /// Has an entry while a list of all objects of the kind has to be requested
     lists: Queue<()>,
@@ -183,13 +183,6 @@ impl<K: RouteKind> RouteLoop<K> {
         }
     }
 
-    /// Returns whether the object in the answer to a write has everything that was written.
-    pub(crate) fn is_kept(&self, object: &K) -> bool {
-        let written = self.requests.written(object.name());
-        let written = written.and_then(Option::as_ref);
-        written.is_none_or(|spec| object.is_as(spec))
-    }
-
     fn look(&mut self, name: &NodeName, cx: &mut Context) -> KeyDecision {
         // The API server may not have the kind yet, because an administrator must update the CRDs or install frr-k8s.
         if self.requests.is_sent(name) || !K::cached(cx.cache).is_listed() {
@@ -212,18 +205,14 @@ impl<K: RouteKind> RouteLoop<K> {
         if let Some(at) = cx.paused(&call) {
             return KeyDecision::Later(at);
         }
-        let written = match &request {
-            ApiRequest::Create(_, spec) | ApiRequest::Replace(_, spec) => Some(spec.clone()),
-            _ => None,
-        };
-        if let Some(spec) = &written
+        if let ApiRequest::Create(_, spec) | ApiRequest::Replace(_, spec) = &request
             && !K::FREED.is_on()
             && !Mutation::OpenRoutesIgnored.is_on()
         {
             let open = &mut cx.allocations.open_routes;
             open.sent(K::KIND, name, K::ranges_of(spec));
         }
-        self.requests.send(name.clone(), written);
+        self.requests.send(name.clone());
         let (kind, name) = (K::KIND, name.clone());
         KeyDecision::Send(request, Purpose::Routes { kind, name })
     }

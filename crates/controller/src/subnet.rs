@@ -27,7 +27,7 @@ use super::{Context, Purpose};
 use crate::allocations::blocks::AffectedLoops;
 use crate::cluster::agent_report::MOST_CONDITIONS;
 use crate::cluster::names::{NodeName, ObjectUid};
-use crate::cluster::objects::{Node, Subnet, SubnetCondition};
+use crate::cluster::objects::{Node, Subnet};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind, ObjectSpec};
 use crate::withdrawals::holds_back;
 use cadastre_api::{MOST_POOLS, NodeSubnetSpec};
@@ -56,11 +56,10 @@ pub struct Subnets {
     unrecorded: VecDeque<(Duration, NodeName)>,
     /// Number of requests for nodes that wait for podCIDRs since an overdue record was last sent
     since_record: u32,
-    /// Conditions whose write is in flight, by the name of the NodeSubnet
-    conditions_in_flight: BTreeMap<NodeName, Vec<SubnetCondition>>,
-    /// The requests in flight that read or write a spec, by the name of the NodeSubnet. The value is the spec that the
-    /// request writes, if any
-    requests: InFlight<NodeName, Option<NodeSubnetSpec>>,
+    /// Names of NodeSubnets with a write of conditions in flight
+    conditions_in_flight: BTreeSet<NodeName>,
+    /// Names of NodeSubnets with a request in flight that reads or writes the spec
+    requests: InFlight<NodeName>,
     /// Nodes (by UID) whose NodeSubnets have no room for all pools that select them. The value is the text for the
     /// event and the condition that report this
     left_out: BTreeMap<ObjectUid, String>,
@@ -188,7 +187,7 @@ impl Subnets {
             return KeyDecision::Later(at);
         }
         if read {
-            self.requests.send(name.clone(), None);
+            self.requests.send(name.clone());
             let request = ApiRequest::Read(ObjectKind::Subnet, name.clone().into());
             let urgent = false;
             return KeyDecision::Send(request, Purpose::Subnet { name, urgent });
@@ -222,12 +221,7 @@ impl Subnets {
         let Some(request) = difference else {
             return KeyDecision::Done;
         };
-        let spec = match &request {
-            ApiRequest::Create(_, ObjectSpec::Subnet(spec))
-            | ApiRequest::Replace(_, ObjectSpec::Subnet(spec)) => Some(spec.clone()),
-            _ => None,
-        };
-        self.requests.send(name.clone(), spec);
+        self.requests.send(name.clone());
         KeyDecision::Send(request, Purpose::Subnet { name, urgent })
     }
 
@@ -287,19 +281,18 @@ impl Subnets {
     fn update_conditions(&mut self, name: &NodeName, cx: &Context) -> KeyDecision {
         // The write of the conditions names the object's present version, which a write in flight would change. So the
         // conditions have to wait for the answer to that write.
-        let is_open = self.is_open(name) || self.conditions_in_flight.contains_key(name);
+        let is_open = self.is_open(name) || self.conditions_in_flight.contains(name);
         let Some(subnet) = cx.cache.subnets.get(name).filter(|_| !is_open) else {
             return KeyDecision::Done;
         };
         let conditions = self.conditions(subnet, cx);
-        if present(subnet) == conditions || conditions.len() > MOST_CONDITIONS {
+        if subnet.conditions() == conditions || conditions.len() > MOST_CONDITIONS {
             return KeyDecision::Done;
         }
         if let Some(at) = cx.paused(&ObjectCall::SetSubnetConditions(name.clone())) {
             return KeyDecision::Later(at);
         }
-        self.conditions_in_flight
-            .insert(name.clone(), conditions.clone());
+        self.conditions_in_flight.insert(name.clone());
         let request = ApiRequest::SetSubnetConditions(KnownObject::of(&**subnet), conditions);
         KeyDecision::Send(request, Purpose::Answer { name: name.clone() })
     }
@@ -308,29 +301,6 @@ impl Subnets {
     pub fn is_open(&self, name: &NodeName) -> bool {
         self.requests.is_open(name)
     }
-
-    /// Returns whether the API server has stored the complete spec that the request in flight writes. `is` is the
-    /// NodeSubnet as the API server returned it.
-    pub fn is_kept(&self, is: &Subnet) -> bool {
-        let written = self.requests.written(&is.name).and_then(Option::as_ref);
-        written.is_none_or(|written| is.spec.as_ref() == Ok(written))
-    }
-
-    /// Returns whether the API server has stored all conditions that the request in flight writes. `is` is the
-    /// NodeSubnet as the API server returned it.
-    pub(crate) fn are_conditions_kept(&self, is: &Subnet) -> bool {
-        let Some(written) = self.conditions_in_flight.get(&is.name) else {
-            return true;
-        };
-        let kept = present(is);
-        kept.len() == written.len() && kept.iter().zip(written).all(|(a, b)| a.is_same_as(b))
-    }
-}
-
-/// Returns the conditions that a NodeSubnet has now. The result is empty if the NodeSubnet has no status.
-fn present(subnet: &Subnet) -> &[SubnetCondition] {
-    let report = subnet.report.as_ref();
-    report.map_or(&[], |it| &it.conditions)
 }
 
 /// Returns the request after which the NodeSubnet has the spec `wanted`, or `None` if no request is needed.

@@ -5,7 +5,7 @@
 //! | [`convert`], [`agent_report`] | conversion of objects to the fields that decisions need |
 //! | [`names`] | the types of names, UIDs and terms |
 //! | [`objects`], [`object_cache`], [`pods`], `address_requests`, [`addresses`], [`cache`] | the cached objects |
-//! | [`request`], [`writer`], `node_patch` | requests and their outcomes, and the HTTP calls |
+//! | [`request`], `kept`, [`writer`], `node_patch` | requests and their outcomes, and the HTTP calls |
 //! | [`readiness`] | the content of a controller's `/readyz` |
 //! | [`lease`], `lease_object`, [`lease_task`], [`leader_metrics`] | the election: decision, object, calls, metrics |
 //! | [`intents`] | the writes that a leader may have in flight, as the Lease names them |
@@ -16,6 +16,7 @@ pub mod agent_report;
 pub mod cache;
 pub mod convert;
 pub mod intents;
+mod kept;
 pub mod leader_metrics;
 pub mod lease;
 mod lease_object;

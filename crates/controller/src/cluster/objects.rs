@@ -232,6 +232,14 @@ pub struct Subnet {
     pub report: Option<Box<AgentReport>>,
 }
 
+impl Subnet {
+    /// Returns the conditions in the status, whoever wrote them.
+    pub(crate) fn conditions(&self) -> &[SubnetCondition] {
+        let report = self.report.as_ref();
+        report.map_or(&[], |it| &it.conditions)
+    }
+}
+
 /// What an agent reports about its node: the status of a NodeSubnet.
 ///
 /// Invalid entries are left out and described in `refused`. The code that uses the report checks whether the valid

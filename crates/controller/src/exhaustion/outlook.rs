@@ -115,7 +115,8 @@ pub(super) fn outlook<'a>(
     Outlook::Exhausted { pools, surplus }
 }
 
-/// Returns whether the pool can allocate a further range to the node.
+/// Returns whether the pool can allocate a further range to the node, or has allocated podCIDRs to it that the cached
+/// Node does not have yet.
 fn can_grow(
     pool: &PoolState,
     node: &Node,
@@ -126,9 +127,11 @@ fn can_grow(
         AllocationMode::Blocks => {
             !node_balance(&pool.name, 0, node, report, allocations).is_at_limit(pool)
         }
+        AllocationMode::NodeCIDR if !node.is_empty() => false,
+        AllocationMode::NodeCIDR if !allocations.holdings_of(&node.uid).is_empty() => return true,
         AllocationMode::NodeCIDR => {
             let assigning = allocations.pools.assigning(node);
-            node.is_empty() && assigning.is_none_or(|it| it.name == pool.name)
+            assigning.is_none_or(|it| it.name == pool.name)
         }
     };
     may_get && !Mutation::GrowthIgnored.is_on() && pool.has_room(node, &allocations.ledger)

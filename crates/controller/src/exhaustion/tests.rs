@@ -5,6 +5,7 @@ use crate::fixtures::{
     LoopFixture, at, block, cidr, list, node, node_with, pod, pool_with, rebuilt,
 };
 use cadastre_api::{AllocationMode, ExhaustedNodeTaint, IPPoolSpec};
+use cadastre_core::HoldingState;
 use cadastre_daemon::watch::ObjectEvent;
 
 /// The only block of the pool. A node can assign one of its addresses.
@@ -224,6 +225,23 @@ fn a_podcidr_counts_whoever_has_allocated_it() {
         fixture.settle();
         assert_eq!(fixture.marks().0, is_exhausted, "{range}");
         assert_eq!(cidr(range), fixture.node().pod_cidrs[0]);
+    }
+}
+
+#[test]
+fn a_node_that_is_about_to_get_the_last_range_is_not_exhausted() {
+    let last = "10.1.0.0/24";
+    for (of, is_exhausted) in [("a", false), ("b", true)] {
+        let pool = pool_with("p", last, |spec| {
+            spec.allocation_mode = AllocationMode::NodeCIDR;
+        });
+        let mut fixture = Fixture::new(pool, vec![bound("x", &[])]);
+        let allocations = &mut fixture.inner.allocations;
+        let holder = allocations.holder(&of.into(), &of.into());
+        let state = HoldingState::InFlight;
+        allocations.ledger.record(holder, cidr(last), state);
+        fixture.settle();
+        assert_eq!(fixture.marks().0, is_exhausted, "{of} gets {last}");
     }
 }
 

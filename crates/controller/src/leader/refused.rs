@@ -1,16 +1,14 @@
 //! Uses events and conditions to report calls that the API server keeps rejecting.
 
 use super::Leader;
-use crate::allocations::blocks::BlockEntry;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::NodeName;
 use crate::cluster::request::{ObjectKind, RequestOutcome};
 use crate::failing_calls::{CallReport, ObjectCall, WRITE_ADVICE};
-use crate::purpose::Step;
 use crate::reconcile::RequestAnswer;
 use crate::report::{EventRecord, Regarding, WRITE_ACCEPTED, WRITE_REJECTED};
 use crate::{Now, Purpose, ipam_claims, pod_claims};
-use cadastre_api::{EXHAUSTED_CONDITION, FINALIZER};
+use cadastre_api::EXHAUSTED_CONDITION;
 
 impl Leader {
     /// Records the outcome of a call. Adds an event if the call keeps failing, or if it has succeeded after it had kept
@@ -25,8 +23,14 @@ impl Leader {
         let Some(call) = ObjectCall::of(answer.purpose, answer.wrote) else {
             return;
         };
-        let kept = self.is_kept(answer);
         let (purpose, outcome) = (answer.purpose, answer.outcome);
+        // If the Node in the answer has another UID, the watch is behind. The Node is read again until the cache has the
+        // new UID, too.
+        let is_of_another = match (purpose, outcome) {
+            (Purpose::Assign { uid, .. }, RequestOutcome::Node(node)) => node.uid != *uid,
+            _ => false,
+        };
+        let kept = answer.kept && !is_of_another;
         let refusals = &mut self.allocations.refusals;
         let before = refusals.why(&call).is_some();
         let report = refusals.note(&call, outcome, kept, now.mono);
@@ -74,35 +78,6 @@ impl Leader {
                 Some(entry.owner.name.clone())
             }
             _ => None,
-        }
-    }
-
-    /// Returns whether the answer shows the intended object with the written content. Returns false if the answer shows
-    /// another object, or if the API server has dropped a part of the written content.
-    fn is_kept(&self, answer: &RequestAnswer) -> bool {
-        match (answer.purpose, answer.outcome) {
-            // If a read returns a Node with another UID, the watch is behind. The node is read again until the cache
-            // has the new UID, too.
-            (Purpose::Assign { uid, .. }, RequestOutcome::Node(node)) => {
-                node.uid == *uid && !(answer.wrote && node.is_empty())
-            }
-            (Purpose::Subnet { .. }, RequestOutcome::Subnet(is)) => self.loops.subnets.is_kept(is),
-            (Purpose::Routes { .. }, RequestOutcome::FrrConfiguration(is)) => {
-                self.loops.frr_configurations.is_kept(is)
-            }
-            (Purpose::Answer { .. }, RequestOutcome::Subnet(is)) => {
-                self.loops.subnets.are_conditions_kept(is)
-            }
-            (Purpose::PoolFinalizers { .. }, RequestOutcome::Pool(pool)) => {
-                let guarded = pool.finalizers.iter().any(|it| it == FINALIZER);
-                guarded != pool.deleting
-            }
-            (Purpose::Block { cidr, step, .. }, RequestOutcome::Block(block)) => {
-                let entry = self.allocations.blocks.get(cidr);
-                let is_kept = |it: &BlockEntry| it.step != Step::Replace || it.is_kept_in(block);
-                *step != Some(Step::Replace) || entry.is_none_or(is_kept)
-            }
-            _ => true,
         }
     }
 

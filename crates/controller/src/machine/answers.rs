@@ -26,8 +26,12 @@ impl Controller {
         };
         let answer = RequestAnswer {
             purpose: &pending.purpose,
-            wrote: pending.wrote,
+            wrote: pending.written.is_some(),
             outcome,
+            kept: pending
+                .written
+                .as_ref()
+                .is_none_or(|it| it.is_kept_in(outcome)),
             applied,
         };
         leader.answered(&answer, &self.cache, &mut self.reports, now);

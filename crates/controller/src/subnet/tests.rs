@@ -1,7 +1,7 @@
 use super::conditions::WRITES_REJECTED;
 use super::*;
 use crate::cluster::cache::ClusterCache;
-use crate::cluster::objects::Pool;
+use crate::cluster::objects::{Pool, SubnetCondition};
 use crate::cluster::request::{Rejection, RequestOutcome};
 use crate::demand::Demand;
 use crate::fixtures::{

@@ -211,12 +211,18 @@ fn an_object_of_somebody_else_is_left_alone_until_it_is_gone() {
 #[test]
 fn a_part_that_the_api_server_drops_is_noticed() {
     let mut fixture = fixture(node_a(None, &[]), &["10.0.0.0/26"], vec![]);
-    let spec = created(&mut fixture);
-    let tested = &fixture.tested;
-    assert!(tested.is_kept(&found(true, spec.clone())));
-    let mut dropped = spec;
+    let request = fixture.request().unwrap();
+    let ApiRequest::Create(_, ObjectSpec::FrrConfiguration(spec)) = &request else {
+        panic!("{request:?}");
+    };
+    let is_kept = |spec| {
+        let answer = RequestOutcome::FrrConfiguration(found(true, spec));
+        request.is_kept_in(&answer)
+    };
+    assert!(is_kept(spec.clone()));
+    let mut dropped = spec.clone();
     dropped["bgp"]["routers"][0]["neighbors"] = json!([{"address": "192.0.2.1"}]);
-    assert!(!tested.is_kept(&found(true, dropped)));
+    assert!(!is_kept(dropped));
 }
 
 #[test]
