@@ -105,7 +105,7 @@ impl Plan {
         if self.names % 6 == 1 { 6 } else { 6_000 }
     }
 
-    /// How long the cluster may take to settle. If agents write rarely, each of several reports may be two minutes late.
+    /// How long the cluster may take to settle. If agents write rarely, each of several reports may be minutes late.
     pub fn settling(&self) -> Time {
         let writes_rarely = self.agent_writes_per_minute() < 100;
         self.settle_for + if writes_rarely { 300 * SECOND } else { 0 }

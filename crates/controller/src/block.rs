@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::allocations::AllocationState;
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
@@ -149,7 +148,7 @@ impl BlockLoop {
             (Step::Delete, Some(_))
                 if is_routed(&entry.owner.name, &cidr, open_routes, cx.cache) =>
             {
-                return KeyDecision::Later(now + IN_USE_PAUSE);
+                return KeyDecision::Later(cx.now.next_check());
             }
             (Step::Delete, Some(object)) => {
                 ApiRequest::Delete(ObjectKind::Block, KnownObject::of(&**object))
@@ -199,7 +198,7 @@ impl BlockLoop {
 
     /// Keeps a block in quarantine: schedules the next check, and reports the reason once.
     fn keep(&mut self, cidr: Cidr, why: &str, cx: &mut Context) {
-        self.queue.add_at(cidr, cx.now.mono + IN_USE_PAUSE);
+        self.queue.add_at(cidr, cx.now.next_check());
         let Some(uid) = cx.allocations.blocks.get(&cidr).and_then(|e| e.uid.clone()) else {
             return;
         };

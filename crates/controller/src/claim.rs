@@ -44,7 +44,6 @@ use jiff::Timestamp;
 use self::place::place;
 use self::retention::Expiry;
 use self::status::status;
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
@@ -184,7 +183,7 @@ impl ClaimLoop {
                 Err(problem) => {
                     // Some changes that end a wait cause no event, such as the end of a pool's pause. So the claim is
                     // checked again later.
-                    self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
+                    self.queue.add_at(name.clone(), cx.now.next_check());
                     if self.problems.get(&name) != Some(&problem) {
                         tell_pod(&claim, &problem, cx);
                     }

@@ -8,10 +8,6 @@ use super::failing_calls::ObjectCall;
 use super::report::EventRecord;
 use crate::cluster::cache::ClusterCache;
 
-/// Addresses in use can prevent a range from being freed or allocated. Loops check such a range again at this interval,
-/// because no watch event announces that its addresses are no longer in use.
-pub(crate) const IN_USE_PAUSE: Duration = Duration::from_secs(5);
-
 /// The state that a loop may read and change in one step.
 pub struct Context<'a> {
     /// The cached API objects, which the step cannot change

@@ -23,7 +23,6 @@ use self::lend::Lending;
 use super::Context;
 use super::allocations::AllocationState;
 use super::carve::{carve, drained};
-use super::context::IN_USE_PAUSE;
 use super::node_balance::{NodeNeed, demand, node_balance};
 use super::queue::{Load, Queue};
 use super::reconcile::Loop;
@@ -378,7 +377,7 @@ impl Demand {
                         if full.avoided > 0 {
                             // No watch event announces that the addresses are no longer in use, so the node is handled
                             // again later.
-                            let at = cx.now.mono + IN_USE_PAUSE;
+                            let at = cx.now.next_check();
                             self.more.add_at(node.name.clone(), at);
                             note.push_str(&asked_to_drain(node, cx.cache));
                         } else {

@@ -30,7 +30,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use self::outlook::{Outlook, outlook};
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
@@ -142,7 +141,7 @@ impl Exhaustion {
         }
         // Until all pods and the reports of all agents are known, the marks stay as they are.
         if !cx.cache.pods.is_complete() || cx.allocations.in_agent_grace {
-            return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
+            return KeyDecision::Later(cx.now.next_check());
         }
         let outlook = outlook(node, cx.cache, cx.allocations);
         let surplus = match &outlook {
@@ -151,8 +150,8 @@ impl Exhaustion {
         };
         // The pool may lose its last free range to another node without any event about this node.
         let again = match outlook {
-            Outlook::CanGrow { has_waiting: true } => Some(cx.now.mono + IN_USE_PAUSE),
-            Outlook::CanGrow { has_waiting: false } => Some(cx.now.mono + UNUSED_PAUSE),
+            Outlook::CanGrow { has_waiting: true } => Some(cx.now.next_check()),
+            Outlook::CanGrow { has_waiting: false } => Some(cx.now.check_within(UNUSED_PAUSE)),
             Outlook::Free | Outlook::Exhausted { .. } => None,
         };
         let marks = match self.marks(node, outlook, cx) {
@@ -185,7 +184,7 @@ impl Exhaustion {
         // Until the watch delivers the last deletion, too many pods seem to wait.
         let last = self.evicted.get(&node.name);
         if pods.iter().any(|pod| Some(&pod.uid) == last) {
-            return Err(Some(cx.now.mono + IN_USE_PAUSE));
+            return Err(Some(cx.now.next_check()));
         }
         let due_at = |pod: &Evictable| {
             let age = cx.now.wall.as_second().saturating_sub(pod.created);

@@ -22,7 +22,6 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
@@ -137,13 +136,13 @@ impl PodClaimLoop {
             let node = pod.node.as_ref().and_then(|it| cx.cache.nodes.get(it));
             let Some(node) = node else {
                 // The watch has not delivered the Node yet, or the Node is gone and its pod will be deleted, too.
-                return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
+                return KeyDecision::Later(cx.now.next_check());
             };
             let claim = match &pod.source {
                 ClaimSource::User | ClaimSource::IpamClaim => return KeyDecision::Done,
                 ClaimSource::Addresses(asked) if has_addresses(node, asked, cx) => {
                     // The node may lose the addresses before the pod gets them, so the loop checks again later.
-                    return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
+                    return KeyDecision::Later(cx.now.next_check());
                 }
                 ClaimSource::Addresses(asked) => claim_of_addresses(pod, asked),
                 ClaimSource::Sticky(sticky) => match pool_of(node, sticky, cx) {

@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::allocations::AllocationState;
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::pools::{PoolPhase, PoolState, PoolStates};
@@ -294,7 +293,7 @@ impl PodCidrs {
             if full.avoided > 0 {
                 // The last free ranges contain addresses that are still in use. No watch event announces that these
                 // addresses are no longer used, so the node is queued for a later check.
-                let at = cx.now.mono + IN_USE_PAUSE;
+                let at = cx.now.next_check();
                 self.queue.add_at(node.name.clone(), at);
             } else {
                 self.full.insert(key, note.clone());
@@ -463,8 +462,11 @@ fn write(
     cache: &ClusterCache,
 ) -> PodCidrDecision {
     let mut cidrs: Vec<Cidr> = cidrs.collect();
-    let first = first_family(allocations, cache);
-    cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
+    // Without services, the primary family is searched among all nodes. So it is not searched for a single range.
+    if cidrs.len() > 1 {
+        let first = first_family(allocations, cache);
+        cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
+    }
     PodCidrDecision::Write(cidrs)
 }
 

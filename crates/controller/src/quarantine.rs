@@ -10,7 +10,6 @@
 //! The NodeSubnet records the quarantine (`spec.quarantined`), so a restart of the controller does not shorten it.
 
 use super::allocations::{AllocationState, QuarantineKey};
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::queue::{Load, Queue};
 use super::reconcile::{KeyDecision, Loop, RequestAnswer, work_off};
@@ -56,7 +55,7 @@ impl Loop for Quarantine {
             RequestOutcome::Pods(pods)
                 if in_use(name, ranges, cx.cache) || used_by(pods, ranges) =>
             {
-                self.queue.add_at(key, cx.now.mono + IN_USE_PAUSE);
+                self.queue.add_at(key, cx.now.next_check());
             }
             RequestOutcome::Pods(_) => {
                 quarantined.released = true;
@@ -86,7 +85,7 @@ impl Quarantine {
         }
         let (name, uid) = key;
         if in_use(name, &quarantined.ranges, cx.cache) {
-            return KeyDecision::Later(cx.now.mono + IN_USE_PAUSE);
+            return KeyDecision::Later(cx.now.next_check());
         }
         if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
             return KeyDecision::Later(at);

@@ -17,7 +17,6 @@ use std::time::Duration;
 use self::pace::AgentPace;
 use self::spec::wanted;
 use super::allocations::AllocationState;
-use super::context::IN_USE_PAUSE;
 use super::failing_calls::ObjectCall;
 use super::in_flight::InFlight;
 use super::queue::{Load, Queue};
@@ -212,7 +211,7 @@ impl Subnets {
             .as_ref()
             .is_some_and(|spec| holds_back(spec, withdrawn))
         {
-            self.queue.add_at(name.clone(), cx.now.mono + IN_USE_PAUSE);
+            self.queue.add_at(name.clone(), cx.now.next_check());
         }
         let mut difference = difference(&name, wanted.as_ref(), is);
         if let (None, false, Some(spec), Some(is)) = (&difference, urgent, wanted, is) {

@@ -23,7 +23,6 @@ use super::{ClaimLoop, left_after};
 use crate::Context;
 use crate::cluster::objects::{Claim, ClaimSource, PodClaim};
 use crate::cluster::request::{ApiRequest, KnownObject, ObjectKind};
-use crate::context::IN_USE_PAUSE;
 use crate::pod_claims::is_in_ranges;
 use cadastre_core::mutation::Mutation;
 
@@ -51,8 +50,7 @@ impl ClaimLoop {
             return None;
         }
         if !cx.cache.pods.is_complete() || cx.allocations.in_agent_grace {
-            self.writes
-                .add_at(claim.name.clone(), cx.now.mono + IN_USE_PAUSE);
+            self.writes.add_at(claim.name.clone(), cx.now.next_check());
             return None;
         }
         Some(ApiRequest::Delete(
@@ -80,7 +78,7 @@ impl ClaimLoop {
         let again = if cx.cache.pods.is_complete() {
             at
         } else {
-            at.max(now + IN_USE_PAUSE)
+            at.max(cx.now.next_check())
         };
         if again > now {
             self.writes.add_at(claim.name.clone(), again);

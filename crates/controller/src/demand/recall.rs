@@ -23,7 +23,6 @@ use crate::allocations::blocks::{AffectedLoops, BlockEntry};
 use crate::cluster::cache::report_of;
 use crate::cluster::names::{NodeName, ObjectUid, PoolName};
 use crate::cluster::objects::{AgentReport, BlockReport, Node};
-use crate::context::IN_USE_PAUSE;
 use crate::node_balance::{
     NodeNeed, add, demand, must_leave, recall_candidate, unused_since, usable_addresses,
 };
@@ -57,7 +56,7 @@ impl Demand {
         let has_borrowed = entries.first().is_some_and(|entry| entry.parent.is_some());
         if has_borrowed {
             // No event about this node announces that it no longer needs to borrow, so the node is handled again later.
-            self.more.add_at(node.name.clone(), now + IN_USE_PAUSE);
+            self.more.add_at(node.name.clone(), cx.now.next_check());
         }
         let subnet = cx.cache.subnets.get(&node.name);
         let drained = subnet.map_or(&none, |subnet| &subnet.requests.drain);

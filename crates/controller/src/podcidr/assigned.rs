@@ -8,7 +8,7 @@ use super::{PodCidrDecision, PodCidrs, WaitReason, address_in_use, barred, write
 use crate::allocations::AllocationState;
 use crate::cluster::names::PoolName;
 use crate::cluster::objects::Node;
-use crate::context::{Context, IN_USE_PAUSE};
+use crate::context::Context;
 use cadastre_core::mutation::Mutation;
 use cadastre_core::{Cidr, Holding, HoldingState, Obstacle};
 
@@ -59,7 +59,7 @@ impl PodCidrs {
         );
         if kind == AssignmentObstacle::InUse {
             // No watch event announces that the address is no longer used, so the node is queued for a later check.
-            let at = cx.now.mono + IN_USE_PAUSE;
+            let at = cx.now.next_check();
             self.queue.add_at(node.name.clone(), at);
         }
         Some(waits(name, kind, note))
