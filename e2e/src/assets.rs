@@ -6,9 +6,10 @@
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/coredns`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine`, `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin
-//! every source. On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], five
-//! minutes for [`NODES`], three for [`SERVICES`], six for [`TOOLS`] and three for [`MONITORING`].
+//! `e2e/coredns`, `e2e/frr-k8s`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine`,
+//! `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin every source. On two cores, the build takes about
+//! eight minutes for the five programs of [`CONTROL_PLANE`], seven minutes for [`NODES`], three for [`SERVICES`], six
+//! for [`TOOLS`] and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
 //! name. So an interrupted build leaves no file under the program's name.
@@ -44,7 +45,7 @@ pub const HELM: &str = "v4.3.1";
 pub const HELM3: &str = "v3.22.0";
 /// The release of the module that defines the kind IPAMClaim.
 pub const IPAM_CLAIMS: &str = "v0.5.1-alpha";
-/// The release of frr-k8s whose kind FRRConfiguration is tested.
+/// The release of frr-k8s, which announces the ranges of nodes by BGP.
 pub const FRR_K8S: &str = "v0.0.26";
 /// The grpc-go release whose clients are tested.
 pub const GRPC_GO: &str = "v1.83.2";
@@ -53,6 +54,8 @@ pub const WHEREABOUTS: &str = "v0.9.2";
 /// The release of porcupine, with which histories are checked.
 pub const PORCUPINE: &str = "v1.3.1";
 
+/// The path of frr-k8s' Go module, which contains the source, the CRDs and the script that reloads FRR.
+const FRR_K8S_MODULE: &str = "github.com/metallb/frr-k8s";
 /// The path of Multus' Go module, which contains the source and the manifest.
 const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
 
@@ -69,7 +72,7 @@ pub const CONTROL_PLANE: [Program; 5] = [
 ];
 
 /// Programs that nodes with real kubelets need in addition to [`CONTROL_PLANE`].
-pub const NODES: [Program; 13] = [
+pub const NODES: [Program; 14] = [
     Program::Kubelet,
     Program::Containerd,
     Program::ContainerdShim,
@@ -83,6 +86,7 @@ pub const NODES: [Program; 13] = [
     Program::HostLocal,
     Program::Cnitool,
     Program::Multus,
+    Program::FrrK8s,
 ];
 
 /// Programs that make Services work on nodes: addresses and DNS names.
@@ -139,6 +143,8 @@ pub enum Program {
     Cnitool,
     /// `multus`, a CNI plugin that calls the plugins of several networks for one pod
     Multus,
+    /// `frr-k8s-controller`, which configures FRR on a node by FRRConfigurations
+    FrrK8s,
     /// `coredns`, the DNS server of the cluster, with only a few of CoreDNS's plugins
     CoreDns,
     /// `prometheus`, which scrapes metrics and evaluates alert rules
@@ -166,6 +172,7 @@ enum Source {
     Containerd,
     CniPlugins,
     Multus,
+    FrrK8s,
     CoreDns,
     Prometheus,
     Helm,
@@ -183,6 +190,7 @@ impl Source {
             Self::Containerd => "containerd",
             Self::CniPlugins => "cni-plugins",
             Self::Multus => "multus",
+            Self::FrrK8s => "frr-k8s",
             Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Helm => "helm",
@@ -199,6 +207,7 @@ impl Source {
             Self::Containerd => CONTAINERD,
             Self::CniPlugins => CNI_PLUGINS,
             Self::Multus => MULTUS,
+            Self::FrrK8s => FRR_K8S,
             Self::CoreDns => COREDNS,
             Self::Prometheus => PROMETHEUS,
             Self::Helm => HELM,
@@ -214,7 +223,7 @@ impl Source {
     /// Returns roughly how many seconds `go build` takes on two cores for one program of this module.
     fn seconds(self) -> u64 {
         match self {
-            Self::ControlPlane | Self::Prometheus => 90,
+            Self::ControlPlane | Self::FrrK8s | Self::Prometheus => 90,
             Self::Containerd => 45,
             Self::CoreDns | Self::Multus | Self::Whereabouts => 60,
             Self::CniPlugins | Self::GrpcGo | Self::Porcupine => 5,
@@ -246,6 +255,7 @@ impl Program {
             Self::HostLocal => "host-local",
             Self::Cnitool => "cnitool",
             Self::Multus => "multus",
+            Self::FrrK8s => "frr-k8s-controller",
             Self::CoreDns => "coredns",
             Self::Prometheus => "prometheus",
             Self::Promtool => "promtool",
@@ -276,6 +286,7 @@ impl Program {
             | Self::HostLocal
             | Self::Cnitool => Source::CniPlugins,
             Self::Multus => Source::Multus,
+            Self::FrrK8s => Source::FrrK8s,
             Self::CoreDns => Source::CoreDns,
             Self::Prometheus | Self::Promtool => Source::Prometheus,
             Self::Helm => Source::Helm,
@@ -298,6 +309,7 @@ impl Program {
             Self::HostLocal => format!("{CNI}/plugins/plugins/ipam/{name}"),
             Self::Cnitool => format!("{CNI}/cni/{name}"),
             Self::Multus => format!("{MULTUS_MODULE}/cmd/{name}"),
+            Self::FrrK8s => format!("{FRR_K8S_MODULE}/cmd/{name}"),
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
             Self::Whereabouts => format!("{WHEREABOUTS_MODULE}/cmd"),
             Self::HistoryChecker => "cadastre.dev/e2e/porcupine".to_owned(),
@@ -335,6 +347,9 @@ impl Program {
                 format!(" -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}")
             }
             Source::CniPlugins => format!(" -X {CNI}.BuildVersion={CNI_PLUGINS}"),
+            Source::FrrK8s => {
+                format!(" -X {FRR_K8S_MODULE}/internal/version.version={FRR_K8S}")
+            }
             Source::Multus => format!(" -X {MULTUS_MODULE}/pkg/multus.version={MULTUS}"),
             Source::Prometheus => {
                 format!(" -X github.com/prometheus/common/version.Version={PROMETHEUS}")
@@ -504,12 +519,40 @@ pub fn ipam_claim_crd() -> Result<PathBuf> {
 
 /// Returns the path of the CRD of the kind FRRConfiguration. Downloads it into the cache if it is missing.
 pub fn frr_crd() -> Result<PathBuf> {
+    frr_file(
+        "config/crd/bases/frrk8s.metallb.io_frrconfigurations.yaml",
+        "crd.yaml",
+    )
+}
+
+/// Returns the paths of the CRDs of the other kinds that frr-k8s reads or writes. Downloads them into the cache if they
+/// are missing.
+pub fn frr_state_crds() -> Result<[PathBuf; 2]> {
+    Ok([
+        frr_file(
+            "config/crd/bases/frrk8s.metallb.io_frrk8sconfigurations.yaml",
+            "settings.yaml",
+        )?,
+        frr_file(
+            "config/crd/bases/frrk8s.metallb.io_frrnodestates.yaml",
+            "states.yaml",
+        )?,
+    ])
+}
+
+/// Returns the path of the script that gives FRR the configuration that frr-k8s has written. Downloads it into the
+/// cache if it is missing.
+pub fn frr_reloader() -> Result<PathBuf> {
+    frr_file("cmd/reloader/frr-reloader.sh", "frr-reloader.sh")
+}
+
+fn frr_file(file: &'static str, name: &'static str) -> Result<PathBuf> {
     file_of_module(&ModuleFile {
         folder: "frr-k8s",
         release: FRR_K8S,
-        module: "github.com/metallb/frr-k8s",
-        file: "config/crd/bases/frrk8s.metallb.io_frrconfigurations.yaml",
-        name: "crd.yaml",
+        module: FRR_K8S_MODULE,
+        file,
+        name,
     })
 }
 

@@ -28,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 const BOOT: &str = r#"
 hostname "$2"
 mount --bind /etc "$1/host-etc"
+mount -o remount,bind,ro "$1/host-etc"
 mount -t tmpfs -o mode=0755 tmpfs /etc
 for entry in "$1/host-etc/"*; do ln -s "$entry" /etc/; done
 rm -f /etc/cni /etc/containerd /etc/hostname /etc/hosts /etc/kubernetes /etc/machine-id /etc/resolv.conf

@@ -1,13 +1,16 @@
 //! Tests of announcements by BGP: a real BIRD on one node and a real FRR on the other read the ranges from files that
 //! the agents write. Each node is in a rack of its own, and only the racks' routers connect the racks. The recipe of FRR
-//! is read from docs/bgp.md.
+//! is read from docs/bgp.md. On a third node, a real frr-k8s configures FRR by the FRRConfiguration that the controller
+//! writes.
 
 use std::fs;
 
-use anyhow::{Context as _, ensure};
-use cadastre_api::{CLAIM_ANNOTATION, IPClaim, RANGES_ANNOUNCED};
-use cadastre_e2e::Fixtures;
+use anyhow::{Context as _, Result, ensure};
+use cadastre_api::{ASN_ANNOTATION, CLAIM_ANNOTATION, IPClaim, RANGES_ANNOUNCED};
+use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::node::{Fabric, Guest, Machine, NodeSide, Router};
+use cadastre_e2e::{ControlPlane, Fixtures};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
@@ -28,6 +31,15 @@ const FRR: &[&str] = &[
     "--announce-template=/etc/cni/announce",
     "--announce-reload=none",
 ];
+
+/// The agent of the node with frr-k8s takes no part in announcements.
+const FRR_K8S: &[&str] = &["--masquerade=true"];
+
+/// The namespace of the FRRConfigurations.
+const NAMESPACE: &str = "frr-k8s-system";
+
+/// The number of the router next to the node with frr-k8s.
+const K8S_ROUTER: u8 = 203;
 
 /// The page with the recipe of FRR.
 const PAGE: &str = include_str!("../../../docs/bgp.md");
@@ -62,6 +74,7 @@ protocol bgp rack6 {
 "#;
 
 /// The router's configuration. All nodes and routers share one link, so each router must set itself as the next hop.
+/// With graceful restart, the router would keep the routes of a node for two minutes after FRR has ended the session.
 const ROUTER: &str = r"
 log stderr all;
 router id ROUTER4;
@@ -70,14 +83,20 @@ protocol kernel { ipv4 { export all; }; }
 protocol kernel { ipv6 { export all; }; }
 protocol bgp node4 {
   local ROUTER4 as ROUTER_AS;
+  graceful restart off;
   neighbor NODE4 as NODE_AS;
   ipv4 { import all; export all; next hop self; };
 }
 protocol bgp node6 {
   local ROUTER6 as ROUTER_AS;
+  graceful restart off;
   neighbor NODE6 as NODE_AS;
   ipv6 { import all; export all; next hop self; };
 }
+";
+
+/// The part of a router's configuration about the router of another rack.
+const SPINE: &str = r"
 protocol bgp spine4 {
   local ROUTER4 as ROUTER_AS;
   neighbor OTHER4 as OTHER_AS;
@@ -138,11 +157,18 @@ fn config(template: &str, node: u8, router: u8, other: u8) -> String {
 }
 
 impl Rack {
-    async fn start(stage: &Stage, group: &str, flags: &[&str], router: u8, other: u8) -> Self {
+    /// Starts a node and its router. `other` is the number of the router of another rack, if there is one.
+    async fn start(
+        stage: &Stage,
+        group: &str,
+        flags: &[&str],
+        router: u8,
+        other: Option<u8>,
+    ) -> Self {
         let mut side = NodeSide::shipped("ptp", flags, AGENT).unwrap();
         side.configs.push(("announce".to_owned(), frr_template()));
         let node = stage.machine(group, side).await;
-        let of_node = config(NODE, node.number(), router, other);
+        let of_node = config(NODE, node.number(), router, other.unwrap_or_default());
         fs::write(node.var().join("lib/bird.conf"), of_node).unwrap();
         fs::write(node.var().join("lib/frr.conf"), frr_config(router)).unwrap();
         fs::write(node.var().join("lib/cadastre-frr"), of_page("#!/bin/sh")).unwrap();
@@ -150,7 +176,11 @@ impl Rack {
         let router = stage.site.router(number).await.unwrap();
         let folder = stage.site.cluster().folder().join(format!("r{number}"));
         let path = folder.join("bird.conf");
-        fs::write(&path, config(ROUTER, node.number(), number, other)).unwrap();
+        let mut of_router = config(ROUTER, node.number(), number, 0);
+        if let Some(other) = other {
+            of_router += &config(SPINE, node.number(), number, other);
+        }
+        fs::write(&path, of_router).unwrap();
         let path = path.to_str().unwrap();
         let socket = folder.join("bird.ctl");
         let socket = socket.to_str().unwrap();
@@ -165,10 +195,10 @@ impl Rack {
             _router_daemon: daemon,
             router,
         };
-        if flags == FRR {
-            rack.start_frr().await;
-        } else {
-            rack.start_bird().await;
+        match flags {
+            FRR => rack.start_frr().await,
+            FRR_K8S => rack.start_frr_k8s(stage).await,
+            _ => rack.start_bird().await,
         }
         rack
     }
@@ -183,24 +213,55 @@ impl Rack {
 
     /// Starts FRR, and a loop that runs the script of the recipe whenever the agent has written its file.
     async fn start_frr(&mut self) {
-        let script = "set -eu
-            mkdir -p /etc/frr /run/frr
-            [ -e /var/run ] || ln -s /run /var/run
-            chown frr:frr /run/frr
-            cp /var/lib/frr.conf /etc/frr/frr.conf
-            touch /etc/frr/vtysh.conf";
-        self.node.run(&["sh", "-c", script]).await.unwrap();
+        let own = fs::read_to_string(self.node.var().join("lib/frr.conf")).unwrap();
+        self.start_frr_daemons(&own).await;
         let watch = "
             while sleep 0.2; do
                 cmp -s /run/cadastre-routes/frr.conf /run/frr/seen && continue
                 cp /run/cadastre-routes/frr.conf /run/frr/seen && sh -e /var/lib/cadastre-frr
             done";
-        for (name, args) in [
-            ("zebra", &["/usr/lib/frr/zebra"][..]),
-            ("bgpd", &["/usr/lib/frr/bgpd"]),
-            ("cadastre-frr", &["sh", "-c", watch]),
-        ] {
-            self.daemon.push(self.node.spawn(name, args).await.unwrap());
+        self.spawn("cadastre-frr", &["sh", "-c", watch]).await;
+    }
+
+    /// Starts FRR without any configuration, frr-k8s, and the script of frr-k8s that reloads FRR.
+    async fn start_frr_k8s(&mut self, stage: &Stage) {
+        self.start_frr_daemons("").await;
+        self.node
+            .run(&["mkdir", "-p", "/etc/frr_reloader"])
+            .await
+            .unwrap();
+        let script = assets::frr_reloader().unwrap();
+        self.spawn("frr-reloader", &["bash", script.to_str().unwrap()])
+            .await;
+        let program = assets::find(Program::FrrK8s).unwrap();
+        let kubeconfig = stage.site.kubeconfig(ADMIN).unwrap();
+        let env = format!("KUBECONFIG={}", kubeconfig.display());
+        let name = self.node.name().to_owned();
+        let args = [
+            &["env", &env, program.to_str().unwrap(), "--node-name", &name][..],
+            &["--namespace", NAMESPACE, "--pod-name", "frr-k8s"],
+            &["--bgp-debounce-timeout", "200"],
+        ];
+        self.spawn("frr-k8s", &args.concat()).await;
+    }
+
+    async fn spawn(&mut self, name: &str, args: &[&str]) {
+        self.daemon.push(self.node.spawn(name, args).await.unwrap());
+    }
+
+    /// Starts the daemons of FRR with this configuration.
+    async fn start_frr_daemons(&mut self, config: &str) {
+        fs::write(self.node.var().join("lib/frr.conf"), config).unwrap();
+        let script = "set -eu
+            rm -f /etc/frr # the host's folder
+            mkdir -p /etc/frr /run/frr
+            [ -e /var/run ] || ln -s /run /var/run
+            chown frr:frr /etc/frr /run/frr
+            cp /var/lib/frr.conf /etc/frr/frr.conf
+            touch /etc/frr/vtysh.conf";
+        self.node.run(&["sh", "-c", script]).await.unwrap();
+        for name in ["zebra", "bgpd"] {
+            self.spawn(name, &[&format!("/usr/lib/frr/{name}")]).await;
         }
     }
 
@@ -241,8 +302,8 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
         pool(api, group, net).await;
     }
     let (mut east, west) = tokio::join!(
-        Rack::start(stage, "beast", BIRD, 201, 202),
-        Rack::start(stage, "bwest", FRR, 202, 201)
+        Rack::start(stage, "beast", BIRD, 201, Some(202)),
+        Rack::start(stage, "bwest", FRR, 202, Some(201))
     );
     for rack in [&east, &west] {
         pods::ready(api, rack.node.name(), true).await;
@@ -329,6 +390,88 @@ pub(crate) async fn two_racks_learn_ranges_before_pods_use_them_and_forget_them_
     }
     let what = "only the blocks that are left are announced";
     east.routes(api, what, |it| it.len() < all.len()).await;
+}
+
+pub(crate) async fn frr_k8s_announces_ranges_that_the_controller_lists_and_withdraws_them(
+    stage: &Stage,
+) {
+    let api = &stage.api;
+    pool(api, "bk8s", "10.76").await;
+    let rack = Rack::start(stage, "bk8s", FRR_K8S, K8S_ROUTER, None).await;
+    pods::ready(api, rack.node.name(), true).await;
+    let asn = node_system(K8S_ROUTER).to_string();
+    let change = json!({"metadata": {"annotations": {ASN_ANNOTATION: asn}}});
+    api.change_node(rack.node.name(), change).await.unwrap();
+    let what = "the first blocks are announced";
+    rack.routes(api, what, |it| it.len() == 2).await;
+
+    // Further blocks are announced, too, and traffic of the router reaches a pod in each of them.
+    pods::create_many(api, "bk8s", "bk8s", 0..4, Some(rack.node.name())).await;
+    let pods = pods::running_of(api, "bk8s", "bk8s", 4).await;
+    let all = api.blocks_of("bk8s").await.unwrap();
+    assert!(all.len() > 2, "{all:?}");
+    rack.routes(api, "all blocks are announced", |it| it.len() == all.len())
+        .await;
+    for pod in &pods {
+        for address in &pod.addresses {
+            let ping = [
+                "busybox",
+                "ping",
+                "-c",
+                "1",
+                "-W",
+                "5",
+                &address.to_string(),
+            ];
+            rack.router.run(&ping).await.unwrap();
+        }
+    }
+
+    // Blocks that the node releases are withdrawn.
+    pods::delete_many(api, "bk8s", 0..4).await;
+    let change = json!({"idleSeconds": 0});
+    api.change_pool("bk8s", change).await.unwrap();
+    let what = "only the blocks that are left are announced";
+    rack.routes(api, what, |it| it.len() < all.len()).await;
+
+    // frr-k8s also withdraws everything when the controller deletes the object.
+    let change = json!({"metadata": {"annotations": {ASN_ANNOTATION: null}}});
+    api.change_node(rack.node.name(), change).await.unwrap();
+    let via = Fabric::addresses(rack.node.number());
+    eventually("nothing is announced", async || {
+        let mut found = String::new();
+        for (family, via) in [("-4", &via[0]), ("-6", &via[1])] {
+            let show = ["ip", family, "route", "show", "proto", "bird", "via", via];
+            found += &rack.router.run(&show).await?;
+        }
+        Ok(found.is_empty().then_some(()))
+    })
+    .await;
+}
+
+/// Installs the CRDs and the namespace of frr-k8s.
+pub(crate) async fn install_frr_k8s(cluster: &ControlPlane) -> Result<()> {
+    cluster.kubectl(&["create", "namespace", NAMESPACE]).await?;
+    let [settings, states] = assets::frr_state_crds()?;
+    for file in [assets::frr_crd()?, settings, states] {
+        let file = file.to_str().context("the path is no text")?;
+        cluster.kubectl(&["apply", "-f", file]).await?;
+    }
+    Ok(())
+}
+
+/// Returns the controller's flags with which only nodes of the group `bk8s` have neighbors.
+pub(crate) fn frr_flags() -> Vec<String> {
+    let mut flags = vec!["--frr-namespace".to_owned(), NAMESPACE.to_owned()];
+    for address in Fabric::addresses(K8S_ROUTER) {
+        let neighbor = json!({
+            "address": address,
+            "asn": system(K8S_ROUTER),
+            "nodeLabels": {"group": "bk8s"},
+        });
+        flags.extend(["--frr-neighbor".to_owned(), neighbor.to_string()]);
+    }
+    flags
 }
 
 /// Creates a pool with small blocks of both families, so that nodes soon need further blocks.

@@ -4,7 +4,7 @@
 //! pools and pods of its own group. The start of a kubelet or of a pod takes seconds of processor time. So if one
 //! subject can use the machines and pods of another, the same test covers both subjects, one after the other. If nodes
 //! cannot run on this host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the
-//! kernel does not have macvlan, and the test of BGP if BIRD is not installed. The test of Multus uses the plugin
+//! kernel does not have macvlan, and the tests of BGP if BIRD or FRR is not installed. The test of Multus uses the plugin
 //! bridge in place of a plugin that the kernel does not support, and prints this.
 //!
 //! | file | subject |
@@ -15,7 +15,7 @@
 //! | `deletions` | DELs that never come, or come three times; a chain that lacks a plugin |
 //! | `crashes` | power cuts, killed and hung processes, an API server that cannot be reached |
 //! | `masquerade` | the source address that a pod's peers see |
-//! | `bgp` | ranges that BIRD announces |
+//! | `bgp` | ranges that BIRD, FRR and frr-k8s announce |
 //! | `shortage` | exhaustion; blocks of nodes that are gone |
 //! | `many` | many nodes while the controller is away; runs on request |
 //! | `multus` | second networks, with the real Multus |
@@ -65,8 +65,8 @@ const MACVLAN: &str = "addresses::macvlan_puts_pods_on_the_network_of_the_nodes"
 /// The only test that runs on request, because it stops the controller of all tests.
 const MANY: &str = "many::pods_of_many_nodes_reach_each_other_while_the_controller_is_away";
 
-/// The only test for which the routing daemon BIRD must be installed.
-const BGP: &str = "bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse";
+/// The only tests for which the routing daemons BIRD and FRR must be installed.
+const BGP: &str = "bgp::";
 
 /// Waits until `look` returns a value; panics after [`LIMIT`].
 async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Result<Option<T>>) -> T {
@@ -98,6 +98,7 @@ fn main() -> ExitCode {
         masquerade::pods_see_each_others_own_addresses_and_all_else_the_nodes,
         multus::pods_on_second_networks_have_addresses_of_the_pools_that_the_networks_name,
         bgp::two_racks_learn_ranges_before_pods_use_them_and_forget_them_before_reuse,
+        bgp::frr_k8s_announces_ranges_that_the_controller_lists_and_withdraws_them,
         routes::pods_of_two_nodes_reach_each_other_while_blocks_agents_and_nodes_come_and_go,
         addresses::macvlan_puts_pods_on_the_network_of_the_nodes,
         many::pods_of_many_nodes_reach_each_other_while_the_controller_is_away,
@@ -128,7 +129,7 @@ fn main() -> ExitCode {
             );
             Ok(())
         };
-        let lacks = |(of, lack): &(&str, Option<String>)| lack.is_some() && *of == name;
+        let lacks = |(of, lack): &(&str, Option<String>)| lack.is_some() && name.starts_with(of);
         let is_unasked = name == MANY && std::env::var_os(many::NODES).is_none();
         let is_ignored = reason.is_some() || is_unasked || lacking.iter().any(lacks);
         Trial::test(name, run).with_ignored_flag(is_ignored)
@@ -165,7 +166,10 @@ impl Stage {
         let roles = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac/agent.yaml");
         let apply = site.cluster().kubectl(&["apply", "-f", roles]).await;
         apply.unwrap();
-        let flags = ["--leak-grace", "2", "--publish-routes"];
+        bgp::install_frr_k8s(site.cluster()).await.unwrap();
+        let flags = ["--leak-grace", "2", "--publish-routes"].map(str::to_owned);
+        let flags = [&flags[..], &bgp::frr_flags()].concat();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut controller = start_controller(site.cluster(), ADMIN, &flags).unwrap();
         controller.wait_ready(LIMIT).await.unwrap();
         let api = site.fixtures().await.unwrap();
