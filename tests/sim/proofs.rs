@@ -110,7 +110,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         BetterPoolNotAwaited => sim(AsDrawn, 5_000),
         PodCidrWaitersNotWoken => liveness(AsDrawn, 5_000),
         AssignedRangesNotKept => sim(Crowded, 1_000),
-        OtherRangesThanAssigned => sim(Crowded, 1_000),
+        OtherRangesThanAssigned => sim(Crowded, 5_000),
         TakenAlthoughHeld => sim(AsDrawn, 5_000),
         AssignedRangesReturned => unit(
             "controller::podcidr::tests::a_machine_gets_its_ranges_back_only_if_they_are_assigned_to_nobody_else",
