@@ -231,8 +231,10 @@ impl Rack {
             .await
             .unwrap();
         let script = assets::frr_reloader().unwrap();
-        self.spawn("frr-reloader", &["bash", script.to_str().unwrap()])
-            .await;
+        // A shell cannot trap SIGHUP if it starts with SIGHUP ignored, for example because the tests run under nohup.
+        let args = ["env", "--default-signal=HUP", "bash"];
+        let args = [&args[..], &[script.to_str().unwrap()]].concat();
+        self.spawn("frr-reloader", &args).await;
         let program = assets::find(Program::FrrK8s).unwrap();
         let kubeconfig = stage.site.kubeconfig(ADMIN).unwrap();
         let env = format!("KUBECONFIG={}", kubeconfig.display());
