@@ -279,7 +279,7 @@ fn next_write(
 }
 
 fn has_taint(node: &Node) -> bool {
-    node.taints.iter().any(NodeTaint::is_of_exhaustion)
+    NodeTaint::is_any_of_exhaustion(&node.taints)
 }
 
 fn changed_taints(node: &Node, is_tainted: bool) -> TaintsChange {

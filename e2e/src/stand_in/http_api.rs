@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, timeout_at};
 
-use super::objects::{NODES, Objects, PODS, Page};
+use super::objects::{NODES, Objects, PODS, Page, PageRequest};
 use super::recorded::{Envelope, MAGIC};
 use crate::raw::{JSON, MERGE_PATCH, PROTOBUF};
 
@@ -172,15 +172,20 @@ fn list(
     let token = params.get("continue").and_then(|it| it.split_once('-'));
     let version = token.and_then(|(version, _)| number(version));
     let from = token.and_then(|(_, from)| from.parse().ok()).unwrap_or(0);
+    let asked = PageRequest {
+        version,
+        from,
+        limit,
+    };
     let wants = |it: &http::HeaderValue| it.as_bytes().starts_with(PROTOBUF.as_bytes());
     if !is_generated {
-        let page = objects.page_of_others(collection, version, from, limit);
+        let page = objects.page_of_others(collection, &asked);
         return answer(StatusCode::OK, JSON, in_json(&page));
     }
     if !headers.get(ACCEPT).is_some_and(wants) {
         return refused(StatusCode::NOT_ACCEPTABLE);
     }
-    let page = objects.page(collection, version, from, limit);
+    let page = objects.page(collection, &asked);
     let list = ListMessage {
         metadata: Some(ListMeta {
             resource_version: page.version.to_string(),

@@ -42,6 +42,23 @@ struct NodeState {
     term: Option<String>,
 }
 
+/// Which page of a list is asked for.
+pub(super) struct PageRequest {
+    /// The version of the first page; `None` if this is the first page
+    pub(super) version: Option<u64>,
+    /// The number of objects on the pages before
+    pub(super) from: usize,
+    /// The maximum number of objects on the page
+    pub(super) limit: usize,
+}
+
+impl PageRequest {
+    /// Returns the number of objects on the pages up to this one, if there are `count` in all.
+    fn end(&self, count: usize) -> usize {
+        count.min(self.from.saturating_add(self.limit))
+    }
+}
+
 /// A page of a list.
 pub(super) struct Page {
     pub(super) version: u64,
@@ -299,15 +316,8 @@ impl Objects {
         pod.encode_to_vec()
     }
 
-    /// Returns a page of Nodes or Pods in protobuf, from the `from`-th on.
-    /// `version` is that of the first page, or `None` if this is the first page.
-    pub(super) fn page(
-        &self,
-        collection: &str,
-        version: Option<u64>,
-        from: usize,
-        limit: usize,
-    ) -> Page {
+    /// Returns a page of Nodes or Pods in protobuf.
+    pub(super) fn page(&self, collection: &str, asked: &PageRequest) -> Page {
         let inner = self.inner();
         let pods = self.size.nodes * self.size.pods_a_node;
         let is_of_nodes = collection == NODES;
@@ -316,42 +326,39 @@ impl Objects {
         } else {
             usize::try_from(pods).unwrap_or_default()
         };
-        let end = count.min(from.saturating_add(limit));
-        let nodes = inner.nodes.get(from..end).unwrap_or_default().to_vec();
-        let version = version.unwrap_or(inner.version);
+        let end = asked.end(count);
+        let nodes = inner
+            .nodes
+            .get(asked.from..end)
+            .unwrap_or_default()
+            .to_vec();
+        let version = asked.version.unwrap_or(inner.version);
         drop(inner);
         let items = if is_of_nodes {
             let nodes = nodes.iter().enumerate();
             nodes
-                .map(|(i, node)| self.node(from + i, node).into())
+                .map(|(i, node)| self.node(asked.from + i, node).into())
                 .collect()
         } else {
-            let all = (from..end).filter_map(|i| u32::try_from(i).ok());
+            let all = (asked.from..end).filter_map(|i| u32::try_from(i).ok());
             all.map(|i| self.pod(i).into()).collect()
         };
         page(version, end, count, items)
     }
 
-    /// Returns a page of objects of another kind in JSON, from the `from`-th on.
-    /// `version` is that of the first page, or `None` if this is the first page.
-    pub(super) fn page_of_others(
-        &self,
-        collection: &str,
-        version: Option<u64>,
-        from: usize,
-        limit: usize,
-    ) -> Page {
+    /// Returns a page of objects of another kind in JSON.
+    pub(super) fn page_of_others(&self, collection: &str, asked: &PageRequest) -> Page {
         let inner = self.inner();
         let all = inner.others.get(collection);
         let count = all.map_or(0, BTreeMap::len);
-        let end = count.min(from.saturating_add(limit));
+        let end = asked.end(count);
         let items = all
             .into_iter()
             .flat_map(BTreeMap::values)
-            .skip(from)
-            .take(limit);
+            .skip(asked.from)
+            .take(asked.limit);
         let items = items.map(|it| it.to_string().into()).collect();
-        page(version.unwrap_or(inner.version), end, count, items)
+        page(asked.version.unwrap_or(inner.version), end, count, items)
     }
 
     pub(super) fn get(&self, collection: &str, name: &str) -> Option<Value> {

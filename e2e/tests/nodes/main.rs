@@ -4,8 +4,8 @@
 //! pools and pods of its own group. The start of a kubelet or of a pod takes seconds of processor time. So if one
 //! subject can use the machines and pods of another, the same test covers both subjects, one after the other. If nodes
 //! cannot run on this host, every test is ignored and the reason is printed. The test of macvlan is also ignored if the
-//! kernel does not have macvlan, and the tests of BGP if BIRD or FRR is not installed. The test of Multus uses the plugin
-//! bridge in place of a plugin that the kernel does not support, and prints this.
+//! kernel does not have macvlan, and the tests of BGP if BIRD or FRR is not installed. The test of Multus uses the
+//! plugin bridge in place of a plugin that the kernel does not support, and prints this.
 //!
 //! | file | subject |
 //! |---|---|

@@ -15,6 +15,7 @@ impl ApiRequest {
         match (self, outcome) {
             (ApiRequest::AssignPodCidrs(_), RequestOutcome::Node(node)) => !node.is_empty(),
             (ApiRequest::SetTaints(change), RequestOutcome::Node(node)) => {
+                let is_tainted = NodeTaint::is_any_of_exhaustion;
                 is_tainted(&node.taints) == is_tainted(&change.after)
             }
             (ApiRequest::SetExhausted(change), RequestOutcome::Node(node)) => {
@@ -59,10 +60,6 @@ impl ApiRequest {
             _ => true,
         }
     }
-}
-
-fn is_tainted(taints: &[NodeTaint]) -> bool {
-    taints.iter().any(NodeTaint::is_of_exhaustion)
 }
 
 #[cfg(test)]

@@ -159,6 +159,11 @@ impl NodeTaint {
     pub fn is_of_exhaustion(&self) -> bool {
         &*self.key == EXHAUSTED_TAINT && &*self.effect == "NoSchedule"
     }
+
+    /// Returns whether one of the taints marks an exhausted node.
+    pub(crate) fn is_any_of_exhaustion(taints: &[NodeTaint]) -> bool {
+        taints.iter().any(NodeTaint::is_of_exhaustion)
+    }
 }
 
 impl Node {
