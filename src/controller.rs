@@ -117,16 +117,17 @@ pub(super) struct Args {
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
 
-    /// Seconds without a renewal of the Lease after which another replica takes over
-    #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 15)]
+    /// Seconds without a renewal of the Lease after which another replica takes over. While the API server answers
+    /// slowly, this and the next two durations are up to four times as long, but this one at most 30 s
+    #[arg(long, env = "CADASTRE_LEASE_DURATION", default_value_t = 4)]
     lease_duration: u32,
 
     /// The leader stops writing this many seconds after it last renewed the Lease
-    #[arg(long, env = "CADASTRE_RENEW_DEADLINE", default_value_t = 10)]
+    #[arg(long, env = "CADASTRE_RENEW_DEADLINE", default_value_t = 3)]
     renew_deadline: u32,
 
     /// Seconds between renewals of the Lease
-    #[arg(long, env = "CADASTRE_RETRY_PERIOD", default_value_t = 2)]
+    #[arg(long, env = "CADASTRE_RETRY_PERIOD", default_value_t = 1)]
     retry_period: u32,
 
     /// Seconds that the process waits for writes in flight after SIGTERM

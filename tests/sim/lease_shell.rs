@@ -9,7 +9,7 @@ use cadastre_controller::cluster::lease::{
 use jiff::Timestamp;
 
 use super::checks::Verdict;
-use super::clock::{MS, SECOND};
+use super::clock::{MS, SECOND, Time};
 use super::process::Run;
 use super::run::{Due, Reply, RunId, Sim};
 
@@ -58,8 +58,10 @@ impl Sim {
         let process = &self.processes[run_id.process];
         let cut = process.cut_until.saturating_sub(self.now);
         let wall = self.renewal(run_id);
+        let patience = self.processes[run_id.process].run().elector.patience();
+        let most = Time::try_from(patience.as_micros()).unwrap();
         if self.is_down() {
-            let patience = self.rng.stretch(10 * MS, 4 * SECOND);
+            let patience = self.rng.stretch(10 * MS, most);
             let answer = Box::new(LeaseAnswer::Unclear);
             self.after(patience, Due::LeaseAnswer(run_id, answer));
             return;
@@ -67,6 +69,12 @@ impl Sim {
         let call = Box::new((ask, wall));
         let lost = cut > 0 || (self.has_faults && self.rng.chance(self.plan.network.lease_lost));
         let (there, back) = self.travel_times(4 * SECOND, 10 * MS);
+        if !lost && there + back > most {
+            let answer = Box::new(LeaseAnswer::Unclear);
+            self.after(most, Due::LeaseAnswer(run_id, answer));
+            self.after(there, Due::LeaseArrive(run_id, call, Reply::Never));
+            return;
+        }
         if !lost {
             self.after(there, Due::LeaseArrive(run_id, call, Reply::After(back)));
             return;
@@ -84,7 +92,7 @@ impl Sim {
                 (LeaseAnswer::Unclear, Some(late))
             }
         };
-        let patience = self.rng.stretch(10 * MS, 4 * SECOND);
+        let patience = self.rng.stretch(10 * MS, most);
         self.after(patience, Due::LeaseAnswer(run_id, Box::new(answer)));
         if let Some(there) = arrives {
             self.after(there, Due::LeaseArrive(run_id, call, Reply::Never));

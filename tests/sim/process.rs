@@ -256,9 +256,9 @@ pub fn lease_settings(process: usize, incarnation: u32) -> LeaseSettings {
     LeaseSettings {
         identity: format!("p{process}"),
         nonce: format!("{process}n{incarnation}"),
-        lease_duration: Duration::from_secs(15),
-        renew_deadline: Duration::from_secs(10),
-        retry_period: Duration::from_secs(2),
+        lease_duration: Duration::from_secs(4),
+        renew_deadline: Duration::from_secs(3),
+        retry_period: Duration::from_secs(1),
     }
 }
 

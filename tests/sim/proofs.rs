@@ -182,6 +182,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         SilentWatchTrusted => unit(
             "controller::cluster::lease::tests::a_candidate_with_a_silent_watch_reads_before_it_acquires",
         ),
+        LongerLeaseCountsOn => unit(
+            "controller::cluster::lease::pace::tests::a_shorter_lease_ends_sooner_before_its_write_is_answered",
+        ),
 
         // Mutations of the quarantine of deleted nodes' ranges
         NoQuarantine => sim(AsDrawn, 200),
@@ -400,7 +403,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         StandbyNumberReused => sim(Migrations, 2_000),
         IpamClaimFilledBeforeStored => sim(Migrations, 3_000),
         InterfaceClaimIgnored => sim(Migrations, 1_000),
-        ClaimedBeforeWithdrawn => sim(Claims, 10_000),
+        ClaimedBeforeWithdrawn => sim(Claims, 30_000),
         ClaimedBeforeRecorded => unit(
             "controller::withdrawals::tests::an_address_is_handed_over_to_a_claim_by_three_versions_of_the_node_subnet",
         ),

@@ -122,6 +122,8 @@ mutations! {
     OldNewsCounts,
     /// A Lease that is known only from a watch is acquired without a read once it seems to have expired.
     SilentWatchTrusted,
+    /// A leader that writes a shorter lease duration still counts on the longer one.
+    LongerLeaseCountsOn,
 
     // Mutations of the code for deleted nodes
     /// The ranges of a deleted node are free at once.

@@ -18,12 +18,6 @@ use crate::node;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const NODES: usize = 12;
-/// With these flags, a Lease expires within seconds.
-const FLAGS: [&str; 3] = [
-    "--lease-duration=4",
-    "--renew-deadline=3",
-    "--retry-period=1",
-];
 
 /// Returns the CIDRs of all IPAMBlocks.
 async fn objects(fixtures: &Fixtures) -> Result<BTreeSet<String>> {
@@ -62,7 +56,7 @@ async fn demand(fixtures: &Fixtures, half: usize, blocks: u32) -> Result<()> {
 #[tokio::test]
 async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated_twice()
 -> Result<()> {
-    let mut cluster = TestCluster::start(Options::default(), &FLAGS).await?;
+    let mut cluster = TestCluster::start(Options::default(), &[]).await?;
     let fixtures = cluster.fixtures().await?;
     let agents = Agents::new(&cluster.control_plane)?;
     // Each half of the nodes has a pool of its own, so that one half can demand more while the other half demands less.
@@ -114,7 +108,7 @@ async fn if_the_controller_is_killed_at_any_moment_no_block_is_lost_or_allocated
             all.extend(addresses.into_iter().flatten());
         }
         lists(&fixtures).await?;
-        cluster.controller = start_controller(&cluster.control_plane, ADMIN, &FLAGS)?;
+        cluster.controller = start_controller(&cluster.control_plane, ADMIN, &[])?;
         cluster.controller.wait_ready(LIMIT).await?;
     }
     for half in 0..2 {

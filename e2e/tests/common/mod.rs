@@ -1,5 +1,5 @@
 //! Code that several tests of the controller share: a control plane with Cadastre's CRDs, a recording of its nodes, and
-//! controllers with short leases.
+//! controllers .
 
 #![allow(clippy::unwrap_used, dead_code)] // allowed in helpers as in tests; no test uses all of them
 
@@ -19,12 +19,6 @@ use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 const LIMIT: Duration = Duration::from_secs(180);
-
-const SHORT_LEASE: [(&str, &str); 3] = [
-    ("CADASTRE_LEASE_DURATION", "4"),
-    ("CADASTRE_RENEW_DEADLINE", "3"),
-    ("CADASTRE_RETRY_PERIOD", "1"),
-];
 
 /// Waits until no other test holds the permit, and returns the permit. So tests whose timing depends on free processors
 /// run one at a time.
@@ -52,24 +46,21 @@ impl Lab {
         }
     }
 
-    /// Starts a controller with this name and a short lease. The controller has the administrator's rights. Does not
+    /// Starts a controller with this name. The controller has the administrator's rights. Does not
     /// wait until the controller is ready.
     pub fn controller(&self, name: &str, more: &[&str]) -> Daemon {
         let kubeconfig = self.cluster.kubeconfig(ADMIN).unwrap();
         self.controller_by(&kubeconfig, name, more)
     }
 
-    /// Starts a controller with this name, this kubeconfig and a short lease. Does not wait until the controller is
+    /// Starts a controller with this name and this kubeconfig. Does not wait until the controller is
     /// ready.
     pub fn controller_by(&self, kubeconfig: &Path, name: &str, more: &[&str]) -> Daemon {
         let args = ["controller", "--identity", name];
         let options = DaemonOptions {
             name: name.to_owned(),
             args: args.iter().chain(more).map(ToString::to_string).collect(),
-            // By default, environment variables set a short lease. Flags in `more` override these variables.
-            env: SHORT_LEASE
-                .map(|(key, seconds)| (key.to_owned(), seconds.to_owned()))
-                .into(),
+            env: Vec::new(),
         };
         Daemon::start(self.cluster.folder(), kubeconfig, &options).unwrap()
     }

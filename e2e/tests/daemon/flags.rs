@@ -70,10 +70,10 @@ fn settings_that_cannot_work_end_it_with_1_and_say_how_to_mend_them() {
     let no_certificate = "--admin-tls-cert /nonexistent/tls.crt --admin-tls-key /x";
     for (flags, says) in [
         (
-            "--lease-duration 5",
+            "--lease-duration 3",
             "must be longer than the renew deadline",
         ),
-        ("--renew-deadline 2", "1.2 times the retry period"),
+        ("--renew-deadline 1", "1.2 times the retry period"),
         (
             "--lease-duration 0 --renew-deadline 0",
             "whole number of seconds",

@@ -14,13 +14,6 @@ use serde_json::{Value, json};
 
 use crate::LIMIT;
 
-/// With these flags, a Lease expires soon after its holder was killed.
-const FLAGS: [&str; 3] = [
-    "--lease-duration=4",
-    "--renew-deadline=3",
-    "--retry-period=1",
-];
-
 #[tokio::test]
 async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
     let (cluster, hand) = with_crds(Options::default()).await.unwrap();
@@ -76,7 +69,7 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
         .unwrap();
 
     let begun = Instant::now();
-    let mut daemon = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
+    let mut daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     // Writes that no policy rejects continue.
     hand.node("fine", "fine-2").await.unwrap();
@@ -168,7 +161,7 @@ async fn writes_that_a_policy_rejects_are_retried_ever_less_and_reported() {
     cluster.kubectl(&args).await.unwrap();
     daemon.process().kill().unwrap();
     let before = conditions(&hand, "blockless-1").await.unwrap();
-    daemon = start_controller(&cluster, ADMIN, &FLAGS).unwrap();
+    daemon = start_controller(&cluster, ADMIN, &[]).unwrap();
     daemon.wait_ready(LIMIT).await.unwrap();
     until(
         "the next leader was refused for good, too",

@@ -34,7 +34,7 @@ async fn start(cluster: &ControlPlane, flags: &[&str]) -> Daemon {
     daemon
 }
 
-/// Stops a controller with SIGTERM. If it were killed, the next test would have to wait 15 s for the Lease.
+/// Stops a controller with SIGTERM. If it were killed, the next test would have to wait for the end of the Lease.
 async fn stop(daemon: &mut Daemon) {
     let status = daemon.process().stop(GRACE).await.unwrap();
     assert_eq!(status.code(), Some(0), "{}", daemon.process().log_tail(20));

@@ -40,13 +40,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const GROUP: &str = "back";
 /// A CIDR for four blocks with 13 usable addresses each.
 const RANGE: &str = "10.70.0.0/26";
-const FLAGS: [&str; 5] = [
-    "--lease-duration=4",
-    "--renew-deadline=3",
-    "--retry-period=1",
-    "--leak-grace=3600",
-    "--lease-namespace=default",
-];
+const FLAGS: [&str; 2] = ["--leak-grace=3600", "--lease-namespace=default"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restore_a_new_controller_gives_nothing_that_a_node_uses() {

@@ -5,6 +5,9 @@
 //! names, by the candidate's own monotonic clock. The times in the Lease do not decide the election: they are for users
 //! and for [`LeadershipTerm::vacant`].
 //!
+//! The lease duration is short while the API server answers fast, and grows while it answers slowly (see [`pace`]).
+//! Candidates always wait for the duration that the Lease names.
+//!
 //! # Guarantees
 //! - [`LeadershipTerm::valid_until`] lies before any other candidate tries to acquire the Lease. This time is the
 //!   *start* of the last successful renewal plus the renew deadline, which is shorter than the lease duration.
@@ -33,6 +36,7 @@ use std::time::Duration;
 
 use super::intents::WriteIntents;
 use cadastre_core::mutation::Mutation;
+use pace::Pace;
 pub(super) use types::LONG_VACANT;
 use types::RELEASED_DURATION;
 pub use types::{
@@ -40,6 +44,7 @@ pub use types::{
     Mono, Takeover,
 };
 
+mod pace;
 mod types;
 mod watched;
 
@@ -62,6 +67,7 @@ const WANTED_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug)]
 pub struct Elector {
     settings: LeaseSettings,
+    pace: Pace,
     phase: Phase,
     view: LeaseView,
     /// Whether the Lease must be read before the next attempt to acquire it
@@ -147,6 +153,7 @@ impl Elector {
     pub fn new(settings: LeaseSettings) -> Self {
         Elector {
             settings,
+            pace: Pace::FASTEST,
             phase: Phase::Candidate,
             view: LeaseView::Unknown,
             read_first: true,
@@ -223,12 +230,30 @@ impl Elector {
         }
     }
 
+    /// Returns for how long the caller should wait for the answer to a call. This is shorter than the renew deadline, so
+    /// that after a call without an answer there is time for two more.
+    pub fn patience(&self) -> Duration {
+        self.retry_period() * 3 / 2
+    }
+
+    /// Returns the lease duration that this process writes as a leader.
+    pub fn lease_duration(&self) -> Duration {
+        self.settings.lease_duration * self.pace.factor()
+    }
+
+    fn retry_period(&self) -> Duration {
+        self.settings.retry_period * self.pace.factor()
+    }
+
     /// Returns the next call to make, if one is due. The caller passes the answer to this call to [`Elector::answer`].
+    /// The call may shorten [`LeadershipTerm::valid_until`], so the caller must look at [`Elector::leadership`] before it
+    /// makes the call.
     pub fn poll(&mut self, now: Mono) -> Option<LeaseCall> {
         if self.outstanding.is_some() || now < self.due {
             return None;
         }
-        let (kind, call) = match &self.phase {
+        let lease_duration = self.lease_duration();
+        let (kind, call) = match &mut self.phase {
             Phase::Released => return None,
             Phase::Leading(held) if held.is_unclear => (CallKind::Read, LeaseCall::Get),
             Phase::Leading(HeldLease { record, term, .. }) => {
@@ -239,22 +264,23 @@ impl Elector {
                     intents: intents.or_else(|| term.inherited.clone()),
                     ..record.clone()
                 };
-                match self.release {
-                    Some(settled) => {
-                        let free = LeaseRecord {
-                            holder: None,
-                            lease_duration: RELEASED_DURATION,
-                            unsettled: !settled,
-                            intents: if settled {
-                                Some(Arc::new(WriteIntents::default()))
-                            } else {
-                                record.intents
-                            },
-                            ..record
-                        };
-                        (CallKind::Release, LeaseCall::Replace(free))
+                if let Some(settled) = self.release {
+                    (
+                        CallKind::Release,
+                        LeaseCall::Replace(released(record, settled)),
+                    )
+                } else {
+                    let is_shorter = lease_duration < record.lease_duration;
+                    if is_shorter && !Mutation::LongerLeaseCountsOn.is_on() {
+                        // From now on, candidates may see the shorter duration.
+                        let until = now + self.settings.renew_deadline_of(lease_duration);
+                        term.valid_until = term.valid_until.min(until);
                     }
-                    None => (CallKind::Renew, LeaseCall::Replace(record)),
+                    let renewed = LeaseRecord {
+                        lease_duration,
+                        ..record
+                    };
+                    (CallKind::Renew, LeaseCall::Replace(renewed))
                 }
             }
             Phase::Candidate => self.candidate(now),
@@ -302,7 +328,7 @@ impl Elector {
             LeaseView::Unknown => None,
             LeaseView::Absent(_) if !self.has_seen => Some(Mono::ZERO),
             LeaseView::Absent(since) => {
-                Some(*since + self.settings.lease_duration.max(self.duration))
+                Some(*since + self.settings.longest_duration().max(self.duration))
             }
             LeaseView::Present(record, _) if record.is_released() => Some(Mono::ZERO),
             LeaseView::Present(record, since) => Some(*since + record.lease_duration),
@@ -326,9 +352,16 @@ impl Elector {
             return attempt.record.clone();
         }
         self.transitions += 1;
+        // A creation may arrive late, after the Lease of another leader was deleted. This leader may still count on the
+        // longest duration.
+        let lease_duration = if resource_version.is_empty() {
+            self.settings.longest_duration()
+        } else {
+            self.lease_duration()
+        };
         let record = LeaseRecord {
             holder: Some(self.settings.holder()),
-            lease_duration: self.settings.lease_duration,
+            lease_duration,
             transitions: self.transitions,
             unsettled: false,
             intents,
@@ -347,6 +380,8 @@ impl Elector {
         let Some((kind, at)) = self.outstanding.take() else {
             return;
         };
+        self.pace
+            .note_call(now.saturating_sub(at), &self.settings, now);
         self.due = now + self.pause();
         self.note_answer(answer != LeaseAnswer::Unclear, now);
         if kind == CallKind::Read {
@@ -390,7 +425,13 @@ impl Elector {
             (CallKind::Acquire, answer @ (LeaseAnswer::Conflict | LeaseAnswer::Unclear)) => {
                 // This write may have succeeded, or another process may hold the Lease by now. So the Lease is read
                 // next.
-                self.has_seen |= answer == LeaseAnswer::Conflict;
+                if answer == LeaseAnswer::Conflict {
+                    self.has_seen = true;
+                    if matches!(self.view, LeaseView::Absent(_)) {
+                        // The Lease exists now. If it is missing later, it has not been missing since before.
+                        self.view = LeaseView::Unknown;
+                    }
+                }
                 self.read_first = true;
                 self.due = now;
                 self.no_write_before = at + WRITE_PAUSE;
@@ -423,7 +464,7 @@ impl Elector {
 
     fn pause(&self) -> Duration {
         match self.phase {
-            Phase::Leading(_) if self.release.is_none() => self.settings.retry_period,
+            Phase::Leading(_) if self.release.is_none() => self.retry_period(),
             _ => CANDIDATE_PAUSE.min(self.settings.retry_period),
         }
     }
@@ -433,7 +474,7 @@ impl Elector {
     fn next_renewal(&self, at: Mono, now: Mono) -> Mono {
         match self.release {
             Some(_) => now,
-            None => at + self.settings.retry_period,
+            None => at + self.retry_period(),
         }
     }
 
@@ -502,10 +543,11 @@ impl Elector {
 
     fn renewed(&mut self, renewed: LeaseRecord, at: Mono) {
         if let Phase::Leading(held) = &mut self.phase {
+            let until = at + self.settings.renew_deadline_of(renewed.lease_duration);
             (held.record, held.is_unclear) = (renewed, false);
             let term = &mut held.term;
             term.named = term.named.max(self.last_write.1);
-            term.valid_until = term.valid_until.max(at + self.settings.renew_deadline);
+            term.valid_until = term.valid_until.max(until);
         }
     }
 
@@ -517,7 +559,7 @@ impl Elector {
         let term = LeadershipTerm {
             id: id.into(),
             takeover: attempt.takeover,
-            valid_until: attempt.at + self.settings.renew_deadline,
+            valid_until: attempt.at + self.settings.renew_deadline_of(record.lease_duration),
             vacant: Duration::ZERO,
             inherited: attempt.record.intents,
             answered_since: self.answered_since,
@@ -530,6 +572,22 @@ impl Elector {
             record,
             is_unclear: false,
         });
+    }
+}
+
+/// Returns the record by which a leader releases the Lease. `settled` is true if the outcome of every write is known.
+fn released(record: LeaseRecord, settled: bool) -> LeaseRecord {
+    let nothing = Arc::new(WriteIntents::default());
+    LeaseRecord {
+        holder: None,
+        lease_duration: RELEASED_DURATION,
+        unsettled: !settled,
+        intents: if settled {
+            Some(nothing)
+        } else {
+            record.intents
+        },
+        ..record
     }
 }
 

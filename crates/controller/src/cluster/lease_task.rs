@@ -95,7 +95,6 @@ impl Election {
         clock: Clock,
         mut release: watch::Receiver<Option<bool>>,
     ) -> Result<(), String> {
-        let limit = self.settings.retry_period * 2;
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut elector = Elector::new(self.settings.clone());
         let mut last = elector.leadership();
@@ -108,6 +107,8 @@ impl Election {
         let mut watching = None;
         loop {
             while let Some(ask) = elector.poll(clock.now()) {
+                // A shorter lease than before ends sooner from now on, not from the answer on.
+                self.publish(&mut last, elector.leadership(), vacant);
                 let leads = matches!(last, Leadership::Leading(_));
                 agents_heard &= leads;
                 if !leads && !matches!(ask, LeaseCall::Get) {
@@ -116,6 +117,7 @@ impl Election {
                 let before = version(known.as_ref());
                 let records_gap = vacant > LONG_VACANT && !agents_heard;
                 let call = self.call(&leases, &ask, &mut known, records_gap);
+                let limit = elector.patience();
                 let (answer, problem) = match tokio::time::timeout(limit, call).await {
                     Ok(Ok(answer)) => (answer, None),
                     Ok(Err(error)) => classify(&error, &ask),
@@ -143,7 +145,9 @@ impl Election {
                         .send_replace(Leadership::Standby { leader: None });
                     return Err(PUT_BACK.to_owned());
                 }
+                let duration = elector.lease_duration();
                 elector.answer(answer, clock.now());
+                log_pace(duration, elector.lease_duration());
                 self.publish(&mut last, elector.leadership(), vacant);
             }
             Watching::attend(&mut watching, &last, &leases, &self.name);
@@ -157,7 +161,7 @@ impl Election {
             let valid = self.publish_validity(&elector.leadership(), clock.now());
             let due = elector
                 .wake_at()
-                .map_or(limit, |at| at.saturating_sub(clock.now()));
+                .map_or(IDLE, |at| at.saturating_sub(clock.now()));
             let pause = valid.map_or_else(|| jittered(due), |left| due.min(left));
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -296,6 +300,9 @@ impl Election {
     }
 }
 
+/// The longest wait of the task if the elector has no call to make. All that can happen then wakes the task.
+const IDLE: Duration = Duration::from_secs(10);
+
 /// A wait is prolonged at random by up to a fifth of its length, but by no more than a fifth of this constant, so that
 /// an expired Lease is acquired soon.
 const LONGEST_JITTERED: Duration = Duration::from_millis(400);
@@ -305,6 +312,18 @@ const PUT_BACK: &str = "the Lease has gone back to an older version: the API ser
 
 /// The error of [`Election::run`] if the Lease could not be read for longer than `LONG_VACANT`.
 const AWAY: &str = "the Lease could not be read for over a minute: the API server may have been put back to an older state meanwhile and be past the old versions by now; this process ends and must be started anew, so that it knows what is there";
+
+/// Logs a change of the lease duration that this process writes as a leader.
+fn log_pace(before: Duration, now: Duration) {
+    let seconds = now.as_secs();
+    if now > before {
+        warn!(
+            "the API server answers slowly: leases of this process last {seconds} s now, so a takeover takes that long"
+        );
+    } else if now < before {
+        info!("the API server answers fast again: leases of this process last {seconds} s now");
+    }
+}
 
 /// Returns the resourceVersion of the Lease as a number. The number grows even if the Lease is deleted and created
 /// again.

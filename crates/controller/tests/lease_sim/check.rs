@@ -11,7 +11,8 @@ struct Leader {
     process: usize,
     term: String,
     until: Time,
-    /// Whether this process could not know, when its term began, that another process still led.
+    /// Whether this process could not know, when its term began, that another process still led, or this is that other
+    /// process. Such a process may lead beside others, because a later candidate does not know of both.
     undetectable: bool,
 }
 
@@ -21,8 +22,9 @@ pub struct LeaderFacts<'a> {
     pub holder: &'a str,
     /// Whether the process had seen a Lease when it sent its last successful write
     pub has_seen: bool,
-    /// When the process sent its last write that took effect while it held the Lease, by the process's own clock.
-    pub last_write: Mono,
+    /// Until when the process may write after its last write that took effect while it held the Lease, by the process's
+    /// own clock.
+    pub allowed_until: Mono,
     /// When the process sent its last write that took effect while it held the Lease, in true time.
     pub last_write_sent: Time,
 }
@@ -48,7 +50,7 @@ impl Checks {
         server: &Server,
         now: Time,
     ) {
-        let bound = facts.last_write + crate::world::RENEW_DEADLINE;
+        let bound = facts.allowed_until;
         assert!(
             leading.valid_until <= bound,
             "{} may write until {:?}, but its last renewal allows {bound:?}",
@@ -102,6 +104,9 @@ impl Checks {
         self.takeovers[leading.takeover as usize] += 1;
         let undetectable = Self::is_undetectable(facts, start, server);
         self.undetectable += u64::from(undetectable);
+        for other in self.leaders.iter_mut().filter(|_| undetectable) {
+            other.undetectable = true;
+        }
         self.leaders.push(Leader {
             process: facts.process,
             term,

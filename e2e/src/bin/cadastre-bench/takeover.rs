@@ -1,5 +1,6 @@
 //! Measures a takeover after `kill -9` of the leader: the standby's memory at rest and at its peak, and the time until
-//! the next block. Nodes and NodeSubnets have realistic sizes.
+//! the next block. Nodes and NodeSubnets have realistic sizes. `KILLS=100` kills as many leaders one after the other, and
+//! measures the memory of the first standby.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::raw::{Call, MERGE_PATCH};
 use cadastre_e2e::wait::until;
-use cadastre_e2e::{Fixtures, nodes};
+use cadastre_e2e::{Daemon, Fixtures, nodes};
 use http::Method;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::api::ListParams;
@@ -64,18 +65,8 @@ pub async fn run(count: u32) -> Result<()> {
 
     progress("kill -9")?;
     let before = cluster.apiserver_metrics().await?;
-    leader.process().kill()?;
-    let begun = Instant::now();
-    nodes::create(&cluster, 1, |_| node(count)).await?;
     let subnets: Api<NodeSubnetLite> = Api::all(client);
-    let name = nodes::numbered(count).name_any();
-    until("the next block", LIMIT, async || {
-        let subnet = subnets.get_opt(&name).await?;
-        let held = subnet.and_then(|it| Some(it.spec["blocks"].as_array()?.len()));
-        Ok(held.filter(|held| *held > 0))
-    })
-    .await?;
-    let first = begun.elapsed();
+    let first = takeover(&cluster, &subnets, &mut leader, count).await?;
     let requests = grown(&before, &cluster.apiserver_metrics().await?);
     tokio::time::sleep(REST).await;
     let after = standby.process().usage()?;
@@ -90,7 +81,51 @@ pub async fn run(count: u32) -> Result<()> {
         mib(after.peak_rss),
         mib(after.rss),
         first.as_secs_f64(),
+    ))?;
+    let mut times = vec![first];
+    leader = standby;
+    for number in count + 1..count + kills()? {
+        let mut standby = start_controller(&cluster, ADMIN, &FLAGS)?;
+        standby.wait_ready(LIMIT).await?;
+        times.push(takeover(&cluster, &subnets, &mut leader, number).await?);
+        progress(&format!("take-over {} of {}", times.len(), kills()?))?;
+        leader = standby;
+    }
+    times.sort_unstable();
+    let part = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1].as_secs_f64();
+    say(&format!(
+        "{} leaders killed: first block after {:.2} s (median), {:.2} s (p99), {:.2} s (longest).",
+        times.len(),
+        part(50),
+        part(99),
+        part(100),
     ))
+}
+
+/// Returns how many leaders are killed.
+fn kills() -> Result<u32> {
+    let kills = std::env::var("KILLS").unwrap_or_else(|_| "1".to_owned());
+    kills.parse().context("KILLS is a number")
+}
+
+/// Kills the leader and creates the node `number`. Returns how long the node waits for its first block.
+async fn takeover(
+    cluster: &ControlPlane,
+    subnets: &Api<NodeSubnetLite>,
+    leader: &mut Daemon,
+    number: u32,
+) -> Result<Duration> {
+    leader.process().kill()?;
+    let begun = Instant::now();
+    nodes::create(cluster, 1, |_| node(number)).await?;
+    let name = nodes::numbered(number).name_any();
+    until("the next block", LIMIT, async || {
+        let subnet = subnets.get_opt(&name).await?;
+        let held = subnet.and_then(|it| Some(it.spec["blocks"].as_array()?.len()));
+        Ok(held.filter(|held| *held > 0))
+    })
+    .await?;
+    Ok(begun.elapsed())
 }
 
 /// Returns a Node as large as the Nodes that kubelets report.

@@ -11,11 +11,12 @@ const fn ms(milliseconds: u64) -> Mono {
     Duration::from_millis(milliseconds)
 }
 
+/// Returns settings whose lease duration is so long that it never grows. `pace/tests.rs` tests how others grow.
 fn settings(nonce: &str) -> LeaseSettings {
     LeaseSettings {
         identity: "c".into(),
         nonce: nonce.into(),
-        lease_duration: s(15),
+        lease_duration: s(16),
         renew_deadline: s(10),
         retry_period: s(2),
     }
@@ -101,14 +102,14 @@ fn the_first_candidate_creates_the_lease_and_may_write_for_the_renew_deadline() 
 fn a_candidate_waits_a_full_lease_after_the_last_change() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
-    for t in 2..17 {
+    for t in 2..18 {
         settle(&mut b, &mut server, s(t));
         assert!(
             matches!(b.leadership(), Leadership::Standby { .. }),
             "at {t} s; the record changed at 2 s"
         );
     }
-    settle(&mut b, &mut server, s(17));
+    settle(&mut b, &mut server, s(18));
     assert_eq!(term(&b).takeover, Takeover::Unclean);
     assert_eq!(&*term(&b).id, "2-b");
     assert!(
@@ -173,7 +174,7 @@ fn a_term_that_ran_out_continues_if_no_other_process_led_in_between() {
 fn a_deleted_lease_ends_the_term_and_is_acquired_after_a_lease_duration() {
     let (mut a, mut server) = leader();
     server.0 = None;
-    for t in 2..17 {
+    for t in 2..18 {
         settle(&mut a, &mut server, s(t));
         assert_eq!(
             a.leadership(),
@@ -181,7 +182,7 @@ fn a_deleted_lease_ends_the_term_and_is_acquired_after_a_lease_duration() {
             "at {t} s"
         );
     }
-    settle(&mut a, &mut server, s(17));
+    settle(&mut a, &mut server, s(18));
     assert_eq!(
         (term(&a).takeover, &*term(&a).id),
         (Takeover::Unclean, "2-a")
@@ -198,9 +199,9 @@ fn a_holder_cleared_by_hand_has_not_released_the_lease() {
     };
     server.write(cleared);
     settle(&mut b, &mut server, s(1));
-    settle(&mut b, &mut server, s(15));
-    assert_eq!(b.leadership(), Leadership::Standby { leader: None });
     settle(&mut b, &mut server, s(16));
+    assert_eq!(b.leadership(), Leadership::Standby { leader: None });
+    settle(&mut b, &mut server, s(17));
     assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
@@ -218,6 +219,26 @@ fn a_candidate_that_lost_the_creation_never_reports_a_first_start() {
     for t in 5..=30 {
         settle(&mut a, &mut server, s(t));
     }
+    assert_eq!(term(&a).takeover, Takeover::Unclean);
+}
+
+#[test]
+fn a_lease_that_existed_meanwhile_has_not_been_missing_since_before() {
+    let (mut a, mut server) = candidate();
+    let mut b = Elector::new(settings("b"));
+    let missing = server.answer(a.poll(s(0)).unwrap());
+    a.answer(missing, s(0));
+    let create = a.poll(s(0)).unwrap();
+    settle(&mut b, &mut server, s(0));
+    let conflict = server.answer(create);
+    a.answer(conflict, s(1));
+    assert_eq!(a.poll(s(1)), Some(LeaseCall::Get));
+    a.answer(LeaseAnswer::Unclear, s(20));
+    server.0 = None;
+    settle(&mut a, &mut server, s(21));
+    settle(&mut a, &mut server, s(36));
+    assert_eq!(a.leadership(), Leadership::Standby { leader: None });
+    settle(&mut a, &mut server, s(37));
     assert_eq!(term(&a).takeover, Takeover::Unclean);
 }
 
@@ -391,7 +412,7 @@ fn a_new_leader_inherits_intents_and_keeps_them_in_the_lease() {
     settle(&mut a, &mut server, s(1));
     let named = server.0.clone().unwrap().intents;
     settle(&mut b, &mut server, s(2));
-    settle(&mut b, &mut server, s(17));
+    settle(&mut b, &mut server, s(18));
     assert_eq!(term(&b).inherited, named);
     assert_eq!(server.0.clone().unwrap().intents, named);
     // The wanted content is for another term. So the elector ignores this content, and the Lease keeps the inherited
@@ -512,11 +533,11 @@ fn a_late_watch_event_only_delays_a_takeover() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(10)));
-    for t in 11..25 {
+    for t in 11..26 {
         settle(&mut b, &mut server, s(t));
         assert!(matches!(b.leadership(), Leadership::Standby { .. }), "{t}");
     }
-    settle(&mut b, &mut server, s(25));
+    settle(&mut b, &mut server, s(26));
     assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
@@ -553,14 +574,14 @@ fn a_candidate_with_a_silent_watch_reads_before_it_acquires() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
     assert!(b.watch_applied(&newest(&server), s(2)));
-    settle(&mut a, &mut server, s(16));
-    // The candidate `b` was suspended from 2 s to 17 s, so its watch did not deliver the renewal at 16 s.
-    assert_eq!(b.poll(s(17)), Some(LeaseCall::Get));
+    settle(&mut a, &mut server, s(17));
+    // The candidate `b` was suspended from 2 s to 18 s, so its watch did not deliver the renewal at 17 s.
+    assert_eq!(b.poll(s(18)), Some(LeaseCall::Get));
     let answer = server.answer(LeaseCall::Get);
-    b.answer(answer, s(17));
-    settle(&mut b, &mut server, s(31));
+    b.answer(answer, s(18));
+    settle(&mut b, &mut server, s(33));
     assert!(matches!(b.leadership(), Leadership::Standby { .. }));
-    settle(&mut b, &mut server, s(32));
+    settle(&mut b, &mut server, s(34));
     assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 
@@ -571,7 +592,7 @@ fn a_candidate_acquires_an_expired_lease_at_once() {
     assert!(b.watch_applied(&newest(&server), ms(2_100)));
     while !matches!(b.leadership(), Leadership::Leading(_)) {
         let due = b.wake_at().unwrap();
-        assert!(due <= ms(17_100), "{due:?}");
+        assert!(due <= ms(18_100), "{due:?}");
         settle(&mut b, &mut server, due);
     }
 }
@@ -592,9 +613,9 @@ fn a_candidate_reads_the_lease_after_a_deletion_and_waits() {
         "the interval between reads is kept"
     );
     settle(&mut b, &mut server, ms(1_400));
-    settle(&mut b, &mut server, ms(16_300));
+    settle(&mut b, &mut server, ms(17_300));
     assert_eq!(b.leadership(), Leadership::Standby { leader: None });
-    settle(&mut b, &mut server, ms(16_400));
+    settle(&mut b, &mut server, ms(17_400));
     assert_eq!(term(&b).takeover, Takeover::Unclean);
 }
 

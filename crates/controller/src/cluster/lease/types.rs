@@ -14,7 +14,8 @@ pub type Mono = Duration;
 /// Lease duration that is written on release. An empty holder with this duration marks the Lease as released.
 pub(super) const RELEASED_DURATION: Duration = Duration::from_secs(1);
 
-/// The identity of a candidate, and the durations of the election.
+/// The identity of a candidate, and the durations of the election while the API server answers fast. While it answers
+/// slowly, all three durations are up to four times as long, but the lease duration at most 30 s.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
     /// Name of this process, usually the host name: the first part of the Lease's `holderIdentity`

@@ -74,7 +74,7 @@ impl Elector {
         self.note_answer(true, now);
         // A leader renews once per retry period, so a working watch delivers the next event within one and a half retry
         // periods.
-        self.watch_works_until = now + self.settings.retry_period * 3 / 2;
+        self.watch_works_until = now + self.settings.retry_period_of(self.duration) * 3 / 2;
         self.due = self.watched_read_due().max(now);
     }
 
