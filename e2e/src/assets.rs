@@ -5,11 +5,11 @@
 //! `$XDG_CACHE_HOME/cadastre`, else `~/.cache/cadastre`. The cache has a sub-folder for each Go module and release, for
 //! example `control-plane/v1.36.3`. If a program of Kubernetes is missing from the cache, too, it is downloaded into the
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
-//! cache, as a static binary. The Go modules are in `e2e/control-plane`, `e2e/containerd`, `e2e/cni-plugins`,
-//! `e2e/coredns`, `e2e/frr-k8s`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`, `e2e/porcupine`,
-//! `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin every source. On two cores, the build takes about
-//! eight minutes for the five programs of [`CONTROL_PLANE`], seven minutes for [`NODES`], three for [`SERVICES`], six
-//! for [`TOOLS`] and three for [`MONITORING`].
+//! cache, as a static binary. The Go modules are in `e2e/calico`, `e2e/control-plane`, `e2e/containerd`,
+//! `e2e/cni-plugins`, `e2e/coredns`, `e2e/frr-k8s`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`,
+//! `e2e/porcupine`, `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin every source. On two cores, the
+//! build takes about eight minutes for the five programs of [`CONTROL_PLANE`], seven minutes for [`NODES`], three for
+//! [`SERVICES`], six for [`TOOLS`], and three each for [`MONITORING`] and [`PEERS`].
 //!
 //! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
 //! name. So an interrupted build leaves no file under the program's name.
@@ -51,6 +51,8 @@ pub const FRR_K8S: &str = "v0.0.26";
 pub const GRPC_GO: &str = "v1.83.2";
 /// The release of whereabouts, with which Cadastre is compared.
 pub const WHEREABOUTS: &str = "v0.9.2";
+/// The release of Calico, with whose IPAM Cadastre is compared.
+pub const CALICO: &str = "v3.31.0";
 /// The release of porcupine, with which histories are checked.
 pub const PORCUPINE: &str = "v1.3.1";
 
@@ -59,6 +61,8 @@ const FRR_K8S_MODULE: &str = "github.com/metallb/frr-k8s";
 /// The path of Multus' Go module, which contains the source and the manifest.
 const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
 
+/// The path of Calico's Go module, which contains the source and the CRDs.
+const CALICO_MODULE: &str = "github.com/projectcalico/calico";
 /// The path of whereabouts' Go module, which contains the source and the CRDs.
 const WHEREABOUTS_MODULE: &str = "github.com/k8snetworkplumbingwg/whereabouts";
 
@@ -98,7 +102,11 @@ pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
 /// Plugins of protoc that generate Go code from a proto file.
 pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
 /// CNI IPAM plugins of others, with which Cadastre is compared.
-pub const PEERS: [Program; 2] = [Program::HostLocal, Program::Whereabouts];
+pub const PEERS: [Program; 3] = [
+    Program::HostLocal,
+    Program::Whereabouts,
+    Program::CalicoIpam,
+];
 /// The program that checks histories.
 pub const HISTORY_CHECKERS: [Program; 1] = [Program::HistoryChecker];
 
@@ -161,6 +169,8 @@ pub enum Program {
     ProtocGenGoGrpc,
     /// `whereabouts`, a CNI IPAM plugin that keeps its addresses in the API
     Whereabouts,
+    /// `calico-ipam`, Calico's CNI IPAM plugin, which keeps its addresses in the API
+    CalicoIpam,
     /// `history-checker`, which says whether a history is linearizable
     HistoryChecker,
 }
@@ -180,6 +190,7 @@ enum Source {
     GrpcGo,
     Porcupine,
     Whereabouts,
+    Calico,
 }
 
 impl Source {
@@ -198,6 +209,7 @@ impl Source {
             Self::GrpcGo => "grpc-go",
             Self::Porcupine => "porcupine",
             Self::Whereabouts => "whereabouts",
+            Self::Calico => "calico",
         }
     }
 
@@ -215,6 +227,7 @@ impl Source {
             Self::GrpcGo => GRPC_GO,
             Self::Porcupine => PORCUPINE,
             Self::Whereabouts => WHEREABOUTS,
+            Self::Calico => CALICO,
         }
     }
 }
@@ -223,7 +236,7 @@ impl Source {
     /// Returns roughly how many seconds `go build` takes on two cores for one program of this module.
     fn seconds(self) -> u64 {
         match self {
-            Self::ControlPlane | Self::FrrK8s | Self::Prometheus => 90,
+            Self::Calico | Self::ControlPlane | Self::FrrK8s | Self::Prometheus => 90,
             Self::Containerd => 45,
             Self::CoreDns | Self::Multus | Self::Whereabouts => 60,
             Self::CniPlugins | Self::GrpcGo | Self::Porcupine => 5,
@@ -263,6 +276,8 @@ impl Program {
             Self::ProtocGenGo => "protoc-gen-go",
             Self::ProtocGenGoGrpc => "protoc-gen-go-grpc",
             Self::Whereabouts => "whereabouts",
+            // Calico's plugins are one executable, whose file name determines which plugin it is.
+            Self::CalicoIpam => "calico-ipam",
             Self::HistoryChecker => "history-checker",
         }
     }
@@ -293,6 +308,7 @@ impl Program {
             Self::Helm3 => Source::Helm3,
             Self::ProtocGenGo | Self::ProtocGenGoGrpc => Source::GrpcGo,
             Self::Whereabouts => Source::Whereabouts,
+            Self::CalicoIpam => Source::Calico,
             Self::HistoryChecker => Source::Porcupine,
         }
     }
@@ -312,6 +328,7 @@ impl Program {
             Self::FrrK8s => format!("{FRR_K8S_MODULE}/cmd/{name}"),
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
             Self::Whereabouts => format!("{WHEREABOUTS_MODULE}/cmd"),
+            Self::CalicoIpam => format!("{CALICO_MODULE}/cni-plugin/cmd/calico"),
             Self::HistoryChecker => "cadastre.dev/e2e/porcupine".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
@@ -347,6 +364,7 @@ impl Program {
                 format!(" -X github.com/containerd/containerd/v2/version.Version={CONTAINERD}")
             }
             Source::CniPlugins => format!(" -X {CNI}.BuildVersion={CNI_PLUGINS}"),
+            Source::Calico => format!(" -X {CALICO_MODULE}/pkg/buildinfo.Version={CALICO}"),
             Source::FrrK8s => {
                 format!(" -X {FRR_K8S_MODULE}/internal/version.version={FRR_K8S}")
             }
@@ -371,7 +389,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             _ if SERVICES.contains(&program) => "services",
             Source::Prometheus => "monitoring",
-            Source::Whereabouts => "torture",
+            Source::Calico | Source::Whereabouts => "torture",
             Source::Helm | Source::Helm3 | Source::GrpcGo | Source::Porcupine => "tools",
             _ => "nodes",
         };
@@ -587,6 +605,41 @@ pub fn whereabouts_crds() -> Result<[PathBuf; 2]> {
         crd(
             "doc/crds/whereabouts.cni.cncf.io_overlappingrangeipreservations.yaml",
             "reservations.yaml",
+        )?,
+    ])
+}
+
+/// Returns the paths of the CRDs that Calico's IPAM uses. Downloads them into the cache if they are missing.
+pub fn calico_ipam_crds() -> Result<[PathBuf; 5]> {
+    let crd = |file, name| {
+        file_of_module(&ModuleFile {
+            folder: "calico",
+            release: CALICO,
+            module: CALICO_MODULE,
+            file,
+            name,
+        })
+    };
+    Ok([
+        crd(
+            "libcalico-go/config/crd/crd.projectcalico.org_ippools.yaml",
+            "ippools.yaml",
+        )?,
+        crd(
+            "libcalico-go/config/crd/crd.projectcalico.org_ipamconfigs.yaml",
+            "ipamconfigs.yaml",
+        )?,
+        crd(
+            "libcalico-go/config/crd/crd.projectcalico.org_blockaffinities.yaml",
+            "blockaffinities.yaml",
+        )?,
+        crd(
+            "libcalico-go/config/crd/crd.projectcalico.org_ipamblocks.yaml",
+            "ipamblocks.yaml",
+        )?,
+        crd(
+            "libcalico-go/config/crd/crd.projectcalico.org_ipamhandles.yaml",
+            "ipamhandles.yaml",
         )?,
     ])
 }

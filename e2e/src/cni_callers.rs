@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub struct Network {
     /// The path of the plugin
     pub plugin: PathBuf,
-    /// The section `ipam` of the network's configuration
+    /// The section `ipam` of the network's configuration. If the plugin also reads keys outside of the section, this
+    /// is the configuration with these keys and the section
     pub ipam: Value,
     /// A file that takes the place of the containers' network namespaces
     pub netns: PathBuf,
@@ -43,7 +44,12 @@ impl Network {
 
     /// Starts the plugin as a runtime's main plugin does.
     fn spawn(&self, verb: Verb, container: &str, address: &str) -> Result<Child> {
-        let mut config = json!({"cniVersion": "1.0.0", "name": "net", "ipam": self.ipam});
+        let mut config = match self.ipam.get("ipam") {
+            Some(_) => self.ipam.clone(),
+            None => json!({"ipam": self.ipam}),
+        };
+        config["cniVersion"] = Value::from("1.0.0");
+        config["name"] = Value::from("net");
         let command = match verb {
             Verb::Add => "ADD",
             Verb::Del => "DEL",

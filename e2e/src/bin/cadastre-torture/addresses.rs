@@ -1,6 +1,7 @@
-//! CNI IPAM plugins on one node: callers start and delete containers, and one in eight plugins is killed at work.
-//! Meanwhile the API server loses answers, for programs that use it, and the node's daemon is killed and stopped, for
-//! programs that have one.
+//! CNI IPAM plugins on one node: callers start and delete containers, and one in eight plugins is killed at work. The
+//! moment is chosen from the time that an ADD takes alone, so that slow plugins, too, are killed at work. Meanwhile the
+//! API server loses answers, for programs that use it, and the node's daemon is killed and stopped, for programs that
+//! have one.
 //!
 //! At the end all containers are deleted. Then as many are started as get addresses: those that are missing, compared
 //! with the beginning, show how many addresses are lost. No time passes before, in which a program could look for
@@ -18,6 +19,7 @@ use cadastre_e2e::cni_callers::{Callers, Kills, Network};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::linearizability::{Call, Outcome, Verb};
+use cadastre_e2e::wait::until;
 use cadastre_e2e::{Balancer, ControlPlane, Daemon, NodeAgent, Options, assets, cluster, daemon};
 use fastrand::Rng;
 use rustix::process::Signal;
@@ -39,6 +41,7 @@ enum Peer {
     CadastreAlone,
     HostLocal,
     Whereabouts,
+    Calico,
 }
 
 pub async fn run(seed: u64) -> Result<()> {
@@ -52,6 +55,7 @@ pub async fn run(seed: u64) -> Result<()> {
         Peer::CadastreAlone,
         Peer::HostLocal,
         Peer::Whereabouts,
+        Peer::Calico,
     ] {
         let (name, version) = peer.name();
         let result = Torture::start(peer).await?.run(seed).await?;
@@ -79,6 +83,7 @@ impl Peer {
             ),
             Self::HostLocal => ("host-local", assets::CNI_PLUGINS),
             Self::Whereabouts => ("whereabouts", assets::WHEREABOUTS),
+            Self::Calico => ("Calico IPAM", assets::CALICO),
         }
     }
 }
@@ -114,7 +119,7 @@ impl Torture {
                 plugin: PathBuf::new(),
                 ipam: Value::Null,
                 netns,
-                with_pods: peer == Peer::Whereabouts,
+                with_pods: matches!(peer, Peer::Whereabouts | Peer::Calico),
                 with_checks: false,
                 kills: Kills::default(),
             },
@@ -132,6 +137,7 @@ impl Torture {
             Peer::CadastreAlone => this.plugin(&daemon::plugin()?, "cadastre-ipam", local),
             Peer::HostLocal => this.plugin(&assets::find(Program::HostLocal)?, "host-local", local),
             Peer::Whereabouts => this.prepare_whereabouts().await?,
+            Peer::Calico => this.prepare_calico().await?,
         }
         Ok(this)
     }
@@ -189,9 +195,45 @@ impl Torture {
         Ok(())
     }
 
+    async fn prepare_calico(&mut self) -> Result<()> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        for crd in assets::calico_ipam_crds()? {
+            let crd = crd.display().to_string();
+            control_plane.kubectl(&["apply", "-f", &crd]).await?;
+        }
+        let wait = "wait --for=condition=Established --timeout=120s crd --all";
+        control_plane.kubectl_line(wait).await?;
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}});
+        let pool = json!({
+            "apiVersion": "crd.projectcalico.org/v1", "kind": "IPPool", "metadata": {"name": "node"},
+            "spec": {"cidr": RANGE, "blockSize": 28, "nodeSelector": "all()"},
+        });
+        let both = json!({"apiVersion": "v1", "kind": "List", "items": [node, pool]}).to_string();
+        // A kind may be established a moment before it can be discovered.
+        until("Calico's pool is there", LIMIT, async || {
+            let apply = ["apply", "-f", "-"];
+            control_plane.kubectl_stdin(&apply, &both).await.map(Some)
+        })
+        .await?;
+        let balancer = Balancer::start(vec![control_plane.address()])?;
+        let kubeconfig = control_plane.kubeconfig_through(ADMIN, balancer.address())?;
+        // As the configuration that Calico installs, but the lock is in a folder of this run.
+        self.network.plugin = assets::find(Program::CalicoIpam)?;
+        self.network.ipam = json!({
+            "type": "calico", "nodename": "node-1", "datastore_type": "kubernetes",
+            "log_level": "error", "ipam_lock_file": self.folder.path().join("lock"),
+            "kubernetes": {"kubeconfig": kubeconfig}, "ipam": {"type": "calico-ipam"},
+        });
+        self.balancer = Some(balancer);
+        self.cluster = Some(control_plane);
+        Ok(())
+    }
+
     async fn run(mut self, seed: u64) -> Result<Report> {
-        let capacity = self.fill("before").await?;
+        let (capacity, alone) = self.fill("before").await?;
         ensure!(capacity > 0, "{:?} assigns no address at all", self.peer);
+        let within = &mut self.network.kills.within;
+        *within = alone.max(*within);
         let callers = Callers::start(&self.network, CALLERS, seed, DURATION);
         let end = Instant::now() + DURATION;
         let mut random = Rng::with_seed(seed);
@@ -203,7 +245,7 @@ impl Torture {
         // Callers have deleted all other containers.
         let containers = record.in_use.iter().map(|(container, _)| container.clone());
         self.delete_all(containers).await?;
-        let after = self.fill("after").await?;
+        let (after, _) = self.fill("after").await?;
         let succeeded = |it: &&Call| (it.verb, it.outcome) == (Verb::Add, Outcome::Ok);
         let mut times: Vec<u64> = record
             .calls
@@ -226,27 +268,32 @@ impl Torture {
         })
     }
 
-    /// Starts containers until two of them get no address, and deletes them all. Returns how many got addresses.
-    async fn fill(&self, when: &'static str) -> Result<usize> {
+    /// Starts containers until two of them get no address, and deletes them all. Returns how many got addresses, and
+    /// the average time of the ADDs that succeeded.
+    async fn fill(&self, when: &'static str) -> Result<(usize, Duration)> {
         let network = self.network.clone();
         let filling = tokio::task::spawn_blocking(move || -> Result<_> {
-            let (mut containers, mut failed) = (Vec::new(), 0);
+            let (mut containers, mut failed, mut time) = (Vec::new(), 0, Duration::ZERO);
             while failed < 2 {
                 let container = format!("{when}-{}", containers.len());
-                let (outcome, _) = network.call(Verb::Add, &container, "")?;
+                let start = Instant::now();
+                match network.call(Verb::Add, &container, "")?.0 {
+                    Outcome::Ok => time += start.elapsed(),
+                    _ => failed += 1,
+                }
                 containers.push(container);
-                failed += usize::from(outcome != Outcome::Ok);
             }
-            Ok((containers.len() - failed, containers))
+            Ok((containers.len() - failed, time, containers))
         });
-        let (count, containers) = filling.await??;
+        let (count, time, containers) = filling.await??;
+        let alone = time / u32::try_from(count)?.max(1);
         self.delete_all(containers).await?;
         progress(&format!(
-            "{:?}: {count} addresses {name}",
+            "{:?}: {count} addresses free, {} ms for an ADD",
             self.peer,
-            name = "free"
+            alone.as_millis()
         ))?;
-        Ok(count)
+        Ok((count, alone))
     }
 
     async fn delete_all(&self, containers: impl IntoIterator<Item = String>) -> Result<()> {
