@@ -3,6 +3,9 @@
 //! Neither the text of a page nor its objects are ever in memory all at once. For example, the text of 5,000
 //! NodeSubnets takes over 100 MB, and decisions need only a few percent of it.
 //!
+//! A page begins with the token of the next page. The next page is requested at once, so that the API server prepares it
+//! while the present page is parsed.
+//!
 //! # Guarantees
 //! - All pages show the same state of the API server. If that is not possible, the list fails
 //!   ([`ListError::is_expired`]) and has to be started again.
@@ -23,6 +26,7 @@ use kube::core::Request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::encoding::{self, Decode, Encoding};
@@ -69,7 +73,7 @@ pub async fn all<K, T>(
     read: impl Fn(K) -> T,
 ) -> Result<Vec<T>, ListError>
 where
-    K: kube::Resource + DeserializeOwned + Clone + Debug,
+    K: kube::Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
     let mut tries = 1;
     loop {
@@ -88,7 +92,7 @@ async fn once<K, T>(
     read: &impl Fn(K) -> T,
 ) -> Result<Vec<T>, ListError>
 where
-    K: kube::Resource + DeserializeOwned + Clone + Debug,
+    K: kube::Resource + DeserializeOwned + Clone + Debug + Send + 'static,
 {
     let params = ListParams::default().limit(page);
     let mut list = PagedList::new(api.clone(), encoding, params, patience);
@@ -107,11 +111,14 @@ pub struct PagedList<K> {
     params: ListParams,
     patience: Duration,
     page: Option<Page<K>>,
+    /// The request for the page after `page`; at most one
+    next_page: JoinSet<Result<Page<K>, ListError>>,
     version: Option<String>,
     is_over: bool,
 }
 
 struct Page<K> {
+    encoding: Encoding<K>,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     scanner: Scanner<K>,
     metadata: Metadata,
@@ -140,7 +147,10 @@ struct Metadata {
     next: String,
 }
 
-impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
+impl<K> PagedList<K>
+where
+    K: kube::Resource + DeserializeOwned + Clone + Debug + Send + 'static,
+{
     /// Lists the objects that `params` selects, in pages of the size that `params` sets. The list fails if the API
     /// server sends nothing for the time `patience`.
     pub fn new(api: Api<K>, encoding: Encoding<K>, params: ListParams, patience: Duration) -> Self {
@@ -150,6 +160,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
             params,
             patience,
             page: None,
+            next_page: JoinSet::new(),
             version: None,
             is_over: false,
         }
@@ -162,13 +173,27 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
                 Some(page) => page,
                 None if self.is_over => return Ok(None),
                 None => {
-                    let page = self.request().await?;
+                    if self.next_page.is_empty() {
+                        self.request_page();
+                    }
+                    let Some(page) = self.next_page.join_next().await else {
+                        continue;
+                    };
+                    let page = page.map_err(|error| ListError::Unreadable(error.to_string()))??;
+                    self.encoding = page.encoding;
                     self.page.insert(page)
                 }
             };
             match page.scanner.next()? {
                 Some(Part::Item(object)) => return Ok(Some(object)),
-                Some(Part::Metadata(metadata)) => page.metadata = metadata,
+                Some(Part::Metadata(metadata)) => {
+                    let next = Some(&metadata.next).filter(|next| !next.is_empty());
+                    self.params.continue_token = next.cloned();
+                    page.metadata = metadata;
+                    if self.params.continue_token.is_some() && self.next_page.is_empty() {
+                        self.request_page();
+                    }
+                }
                 None if page.is_read => self.end_page()?,
                 None => {
                     let read = timeout(self.patience, page.body.fill_buf());
@@ -183,23 +208,15 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         }
     }
 
-    /// Requests a page. [`PagedList::next`] reads its body.
-    async fn request(&mut self) -> Result<Page<K>, ListError> {
-        let request = Request::new(self.api.resource_url()).list(&self.params);
-        let mut request = request.map_err(kube::Error::BuildRequest)?;
-        request.extensions_mut().insert("list");
-        let client = self.api.clone().into_client();
-        let answer = encoding::list(&client, request, self.encoding);
-        let answer = timeout(self.patience, answer).await;
-        let answer = answer.map_err(|_| ListError::Silent(self.patience))??;
-        self.encoding = encoding::of_response(answer.headers(), self.encoding);
-        let body = answer.into_body().into_data_stream();
-        Ok(Page {
-            body: Box::pin(body.map_err(std::io::Error::other).into_async_read()),
-            scanner: Scanner::of(self.encoding),
-            metadata: Metadata::default(),
-            is_read: false,
-        })
+    /// Requests the page that `params` selects.
+    fn request_page(&mut self) {
+        let page = request(
+            self.api.clone(),
+            self.encoding,
+            self.params.clone(),
+            self.patience,
+        );
+        self.next_page.spawn(page);
     }
 
     /// Returns the resource version of the listed state; `None` before the end of the last page.
@@ -212,7 +229,7 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         self.encoding
     }
 
-    /// Checks a complete page, and prepares the request for the next one.
+    /// Checks a complete page.
     fn end_page(&mut self) -> Result<(), ListError> {
         let Some(page) = self.page.take() else {
             return Ok(());
@@ -231,9 +248,35 @@ impl<K: kube::Resource + DeserializeOwned + Clone + Debug> PagedList<K> {
         }
         self.version = Some(version);
         self.is_over = metadata.next.is_empty();
-        self.params.continue_token = Some(metadata.next).filter(|next| !next.is_empty());
         Ok(())
     }
+}
+
+/// Requests a page. [`PagedList::next`] reads its body.
+async fn request<K>(
+    api: Api<K>,
+    encoding: Encoding<K>,
+    params: ListParams,
+    patience: Duration,
+) -> Result<Page<K>, ListError>
+where
+    K: kube::Resource + DeserializeOwned + Clone + Debug,
+{
+    let request = Request::new(api.resource_url()).list(&params);
+    let mut request = request.map_err(kube::Error::BuildRequest)?;
+    request.extensions_mut().insert("list");
+    let client = api.into_client();
+    let answer = timeout(patience, encoding::list(&client, request, encoding)).await;
+    let answer = answer.map_err(|_| ListError::Silent(patience))??;
+    let encoding = encoding::of_response(answer.headers(), encoding);
+    let body = answer.into_body().into_data_stream();
+    Ok(Page {
+        encoding,
+        body: Box::pin(body.map_err(std::io::Error::other).into_async_read()),
+        scanner: Scanner::of(encoding),
+        metadata: Metadata::default(),
+        is_read: false,
+    })
 }
 
 impl<K: DeserializeOwned> Scanner<K> {

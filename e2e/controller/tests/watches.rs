@@ -100,7 +100,7 @@ async fn changes_arrive_after_an_unanswered_list_and_a_silent_watch() {
 /// Lists all objects of a kind in this encoding. Returns each as text.
 async fn listed<K>(api: &Api<K>, encoding: Encoding<K>) -> Vec<String>
 where
-    K: kube::Resource + serde::de::DeserializeOwned + Clone + Debug,
+    K: kube::Resource + serde::de::DeserializeOwned + Clone + Debug + Send + 'static,
 {
     let text = |object| format!("{object:#?}");
     lists::all(api, encoding, 2, LIMIT, text).await.unwrap()

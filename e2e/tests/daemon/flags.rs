@@ -114,7 +114,7 @@ fn help_explains_every_flag_and_where_the_cluster_is_looked_for() {
         "service account",
         "/metrics",
         "/readyz",
-        "default: 15",
+        "default: 4",
         "CADASTRE_LOG",
     ] {
         assert!(joined.contains(word), "no word of {word}: {text}");

@@ -263,7 +263,7 @@ impl Writer {
 
     async fn all<K, T>(&self, read: impl Fn(K) -> T) -> Result<Vec<T>, lists::ListError>
     where
-        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
     {
         self.all_in(Encoding::Json, read).await
     }
@@ -274,7 +274,7 @@ impl Writer {
         read: impl Fn(K) -> T,
     ) -> Result<Vec<T>, lists::ListError>
     where
-        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+        K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
     {
         let api = Api::all(self.client.clone());
         lists::all(&api, encoding, PAGE, SILENCE, read).await

@@ -223,6 +223,43 @@ impl TestWatch {
 }
 
 #[tokio::test]
+async fn the_next_page_is_requested_as_soon_as_a_page_names_it() {
+    let patience = SilenceTimeouts {
+        answer: LIMIT,
+        ..SHORT_PATIENCE
+    };
+    let begin = r#"{"metadata": {"resourceVersion": "5", "continue": "n"}, "items": ["#;
+    let first = Answer::Begins(format!("{begin}{},", node("a", 1)));
+    let mut watched = start_with(vec![first], false, patience);
+    watched.steps_to("a").await;
+    let is_requested = async {
+        while watched.requests() != ["list", "next page"] {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(LIMIT, is_requested).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_page_that_was_requested_early_is_read_in_its_turn() {
+    let page = |name: &str, next: &str| {
+        Answer::Text(format!(
+            r#"{{"metadata": {{"resourceVersion": "5", "continue": "{next}"}}, "items": [{}]}}"#,
+            node(name, 1)
+        ))
+    };
+    let answers = vec![page("a", "n"), page("b", "m"), page("c", "")];
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("listed").await;
+    assert_eq!(steps, ["begins", "a", "b", "c", "listed"]);
+    assert_eq!(
+        watched.requests()[..3],
+        ["list", "next page", "next page"],
+        "each page is requested once"
+    );
+}
+
+#[tokio::test]
 async fn a_list_without_an_answer_is_requested_again() {
     let all = Answer::Text(list(&["a"], 5, ""));
     let mut watched = start(vec![Answer::Nothing, Answer::Nothing, all], false);
