@@ -24,7 +24,7 @@ const SPREAD: Duration = Duration::from_millis(20);
 pub(super) struct AgentPace {
     /// The limit for all agents together. If it is 0, there is none
     writes_per_minute: u32,
-    /// The interval in seconds for which the NodeSubnets were last queued; 0 if agents need not be slowed down
+    /// The interval in seconds that every NodeSubnet should have; 0 if agents need not be slowed down
     interval: u32,
 }
 
@@ -36,9 +36,14 @@ impl AgentPace {
         }
     }
 
-    /// Returns the interval in seconds that a NodeSubnet should have, or 0 if agents need not be slowed down. `is` is
-    /// the present interval. It is kept if it is long enough and at most [`LARGEST_EXCESS`] times as long as needed.
-    pub(super) fn interval(self, nodes: usize, is: u32) -> u32 {
+    /// Returns the interval in seconds that every NodeSubnet should have, or 0 if agents need not be slowed down.
+    pub(super) fn interval(self) -> u32 {
+        self.interval
+    }
+
+    /// Returns the interval for this many nodes. `is` is the present interval. It is kept if it is long enough and at
+    /// most [`LARGEST_EXCESS`] times as long as needed.
+    fn interval_for(self, nodes: usize, is: u32) -> u32 {
         let Some(needed) = self.needed(nodes) else {
             return 0;
         };
@@ -68,15 +73,20 @@ impl AgentPace {
 }
 
 impl Subnets {
-    /// Sets the interval at the beginning of a term. The leader then queues all NodeSubnets in any case.
+    /// Sets the interval at the beginning of a term. Keeps the interval of earlier leaders if possible. The leader then
+    /// queues all NodeSubnets in any case.
     pub(crate) fn begin(&mut self, cache: &ClusterCache) {
-        self.pace.interval = self.pace.interval(cache.nodes.len(), 0);
+        let specs = cache.subnets.iter().filter_map(|it| it.spec.as_ref().ok());
+        let present = specs.map(|spec| spec.status_interval_seconds);
+        let nodes = cache.nodes.len();
+        let kept = present.map(|is| self.pace.interval_for(nodes, is)).max();
+        self.pace.interval = kept.unwrap_or_else(|| self.pace.interval_for(nodes, 0));
     }
 
     /// Queues all NodeSubnets if the number of nodes requires another interval than before.
     pub(crate) fn nodes_counted(&mut self, cache: &ClusterCache, now: Duration) {
         let before = self.pace.interval;
-        self.begin(cache);
+        self.pace.interval = self.pace.interval_for(cache.nodes.len(), before);
         if self.pace.interval == before {
             return;
         }
@@ -92,6 +102,7 @@ impl Subnets {
 mod tests {
     use super::*;
     use crate::fixtures::{cluster_of, subnet};
+    use crate::queue::Queue;
 
     #[test]
     fn another_number_of_nodes_queues_all_node_subnets_if_it_needs_another_interval() {
@@ -113,19 +124,47 @@ mod tests {
     }
 
     #[test]
+    fn an_interval_that_was_kept_ends_when_it_is_much_too_long() {
+        let of_nodes = |names: &[&str]| {
+            let mut subnets: Vec<_> = names.iter().map(|name| subnet(name, &[], 0)).collect();
+            for subnet in &mut subnets {
+                subnet.spec.as_mut().unwrap().status_interval_seconds = 45;
+            }
+            cluster_of(Vec::new(), subnets)
+        };
+        let [four, two, one] = [&["a", "b", "c", "d"][..], &["a", "b"], &["a"]].map(of_nodes);
+        let mut subnets = Subnets::new(6);
+        subnets.nodes_counted(&four, Duration::ZERO);
+        // A new leader keeps what the last leader kept.
+        let mut new_leader = Subnets::new(6);
+        new_leader.begin(&two);
+        subnets.nodes_counted(&two, Duration::ZERO);
+        for mut subnets in [subnets, new_leader] {
+            assert_eq!(subnets.pace.interval(), 45);
+            subnets.queue = Queue::default();
+            subnets.nodes_counted(&one, Duration::ZERO);
+            assert_eq!(subnets.pace.interval(), 0);
+            assert!(subnets.queue.next_at().is_some());
+        }
+    }
+
+    #[test]
     fn agents_of_small_clusters_are_not_slowed_down() {
         let pace = AgentPace::new(6_000);
-        assert_eq!([0, 1, 3_000].map(|nodes| pace.interval(nodes, 0)), [0; 3]);
-        assert_eq!(AgentPace::new(0).interval(1_000_000, 60), 0, "no limit");
+        assert_eq!(
+            [0, 1, 3_000].map(|nodes| pace.interval_for(nodes, 0)),
+            [0; 3]
+        );
+        assert_eq!(AgentPace::new(0).interval_for(1_000_000, 60), 0, "no limit");
     }
 
     #[test]
     fn all_agents_together_stay_below_the_limit() {
         let pace = AgentPace::new(6_000);
-        let all = [3_100, 5_000, 9_000, 50_000, 500_000].map(|nodes| pace.interval(nodes, 0));
+        let all = [3_100, 5_000, 9_000, 50_000, 500_000].map(|nodes| pace.interval_for(nodes, 0));
         assert_eq!(all, [45, 60, 90, 720, 5_760]);
         for nodes in (1..200_000).step_by(77) {
-            let interval = pace.interval(nodes, 0).max(USUAL);
+            let interval = pace.interval_for(nodes, 0).max(USUAL);
             let needed = nodes.div_ceil(100).max(30);
             assert!(interval as usize >= needed - 1, "{nodes}: {interval}");
             assert!(
@@ -133,16 +172,16 @@ mod tests {
                 "{nodes}: {interval}"
             );
         }
-        assert_eq!(pace.interval(usize::MAX, 0), LONGEST);
+        assert_eq!(pace.interval_for(usize::MAX, 0), LONGEST);
     }
 
     #[test]
     fn an_interval_stays_while_it_is_sufficient_and_not_much_too_long() {
         let pace = AgentPace::new(6_000);
-        assert_eq!(pace.interval(5_900, 60), 60);
-        assert_eq!(pace.interval(2_100, 60), 60);
-        assert_eq!(pace.interval(1_900, 60), 0, "much too long");
-        assert_eq!(pace.interval(6_100, 60), 90, "too short");
-        assert_eq!(pace.interval(2_500, 7), 0, "nobody has set this");
+        assert_eq!(pace.interval_for(5_900, 60), 60);
+        assert_eq!(pace.interval_for(2_100, 60), 60);
+        assert_eq!(pace.interval_for(1_900, 60), 0, "much too long");
+        assert_eq!(pace.interval_for(6_100, 60), 90, "too short");
+        assert_eq!(pace.interval_for(2_500, 7), 0, "nobody has set this");
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn wanted(
         blocks,
         status_interval_seconds: match pools.as_slice() {
             [] => 0,
-            _ => pace.interval(cache.nodes.len(), status_interval(is)),
+            _ => pace.interval(),
         },
         // On a node without any pool, no agent of Cadastre runs, so nobody needs the ranges.
         pod_ranges: match pools.as_slice() {
@@ -82,12 +82,6 @@ pub(super) fn wanted(
         returned,
         quarantined,
     })
-}
-
-/// Returns the interval in seconds that the NodeSubnet has now, or 0 if it has none.
-fn status_interval(is: Option<&Subnet>) -> u32 {
-    let spec = is.and_then(|is| is.spec.as_ref().ok());
-    spec.map_or(0, |spec| spec.status_interval_seconds)
 }
 
 /// Returns whether a live node needs a NodeSubnet that lists no range.
