@@ -339,3 +339,6 @@ pub(crate) fn sufficient_versions(term: &LeadershipTerm) -> Option<(SeenVersions
     let since = if is_ignored { Duration::ZERO } else { since };
     (!term.follows_a_gap() || is_ignored).then_some((known, since))
 }
+
+#[cfg(test)]
+mod tests;

@@ -143,9 +143,14 @@ fn used_by(pods: &[Pod], ranges: &[Cidr]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
     use super::*;
     use crate::Now;
     use crate::fixtures::{NOW, at, in_step, node_with, pod, subnet};
+    use cadastre_api::{NodeSubnetSpec, QuarantinedNode};
     use cadastre_daemon::watch::ObjectEvent;
 
     /// Returns a time at which the quarantine of every test is over.
@@ -197,17 +202,58 @@ mod tests {
     }
 
     #[test]
-    fn a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node() {
-        let (mut allocations, _) = quarantined();
-        for it in allocations.quarantined.values_mut() {
-            it.released = true;
+    fn the_pods_of_a_deleted_node_are_listed_once_the_time_of_its_quarantine_is_over() {
+        let cache = ClusterCache::default();
+        let (mut allocations, mut quarantine) = quarantined();
+        let over = quarantine.load().next_at.unwrap();
+        assert!(over > Duration::ZERO);
+        // An event may queue the quarantine before its time is over.
+        quarantine.queue.add(("n".into(), "n".into()));
+        for (mono, lists) in [(Duration::ZERO, false), (over, true)] {
+            let now = Now { mono, ..NOW };
+            let next = |cx: &mut Context| quarantine.next(cx).is_some();
+            let does = in_step(&cache, &mut allocations, now, next);
+            assert_eq!(does, lists, "{mono:?}");
         }
-        let mut cache = ClusterCache::default();
-        let naming = subnet("n", &[], 0);
-        cache.subnets.change(ObjectEvent::Applied(naming.clone()));
-        assert!(!Quarantine::release(&"n".into(), &cache, &mut allocations));
-        cache.subnets.change(ObjectEvent::Deleted(naming));
-        assert!(Quarantine::release(&"n".into(), &cache, &mut allocations));
-        assert!(allocations.quarantined.is_empty());
+    }
+
+    #[test]
+    fn a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node() {
+        // The UID of the NodeSubnet's own node, the UID of the deleted node that it records, and whether one of them
+        // is that of node `n`. The spec of the last NodeSubnet is invalid.
+        for (spec, names_it) in [
+            (Some(("n", None)), true),
+            (Some(("new", Some("n"))), true),
+            (Some(("new", Some("other"))), false),
+            (None, true),
+        ] {
+            let (mut allocations, _) = quarantined();
+            for it in allocations.quarantined.values_mut() {
+                it.released = true;
+            }
+            let mut naming = subnet("n", &[], 0);
+            naming.spec = match (spec, naming.spec) {
+                (Some((own, recorded)), Ok(valid)) => Ok(NodeSubnetSpec {
+                    node_uid: Some(own.to_owned()),
+                    quarantined: recorded.map(recorded_in_subnet).into_iter().collect(),
+                    ..valid
+                }),
+                _ => Err("invalid".to_owned()),
+            };
+            let mut cache = ClusterCache::default();
+            cache.subnets.change(ObjectEvent::Applied(naming.clone()));
+            let is_free = Quarantine::release(&"n".into(), &cache, &mut allocations);
+            assert_eq!(is_free, !names_it, "{spec:?}");
+            cache.subnets.change(ObjectEvent::Deleted(naming));
+            let is_free_now = Quarantine::release(&"n".into(), &cache, &mut allocations);
+            assert_eq!(is_free_now, names_it, "{spec:?}");
+            assert!(allocations.quarantined.is_empty());
+        }
+    }
+
+    /// Returns the entry of a NodeSubnet for a deleted node with this UID.
+    fn recorded_in_subnet(uid: &str) -> QuarantinedNode {
+        let json = json!({"nodeUID": uid, "until": "1970-01-01T00:10:00Z"});
+        serde_json::from_value(json).unwrap()
     }
 }

@@ -161,9 +161,21 @@ fn a_node_does_not_get_a_range_that_it_is_asked_to_drain() {
     let mut cache = cluster_of(vec![pool("p", "10.0.0.0/28")], vec![asked]);
     let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
     demand.add_name(&"a".into(), &cache, &allocations);
-    let (blocks, reasons) = reported(&cache, &mut allocations, at(0), |cx| demand.work(cx).blocks);
+    let mut reports = Vec::new();
+    let blocks = demand
+        .work(&mut Context::new(
+            &cache,
+            &mut allocations,
+            &mut reports,
+            at(0),
+        ))
+        .blocks;
     assert!(blocks.is_empty(), "{blocks:?}");
-    assert_eq!(reasons, [WAITING_FOR_BLOCK]);
+    let why = "what it is asked to drain: 10.0.0.0/28 (kubectl cadastre undrain)";
+    assert!(
+        matches!(&reports[..], [it] if it.reason == WAITING_FOR_BLOCK && it.note.contains(why)),
+        "{reports:?}"
+    );
     let undrained = Subnet {
         version: 9,
         ..subnet("a", &[], 1)
@@ -321,4 +333,113 @@ fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_on
     assert_eq!(handle(30, exhausted, 5), [WAITING_FOR_BLOCK]);
     assert_eq!(handle(31, "10.0.0.0/24", 5), [BLOCK_ALLOCATED]);
     assert!(handle(32, "10.0.0.0/24", 0).is_empty());
+}
+
+/// Makes the demand loop handle the node of this name, and returns how many blocks the node has then.
+fn handle(
+    demand: &mut Demand,
+    name: &str,
+    cache: &ClusterCache,
+    allocations: &mut AllocationState,
+) -> usize {
+    demand.add_name(&name.into(), cache, allocations);
+    in_step(cache, allocations, at(3), |cx| demand.work(cx));
+    count(allocations, name)
+}
+
+#[test]
+fn a_node_without_demand_gets_a_first_block_unless_nodes_with_demand_wait() {
+    for (wanted, gets) in [(10, 0), (0, 1)] {
+        let nodes = || {
+            vec![
+                subnet("a", &[], wanted),
+                subnet("has", &["10.0.0.0/28"], 16),
+                subnet("without", &[], 0),
+            ]
+        };
+        let full = cluster_of(vec![pool("p", "10.0.0.0/28")], nodes());
+        let (mut demand, mut allocations) = (Demand::default(), rebuilt(&full));
+        assert_eq!(handle(&mut demand, "a", &full, &mut allocations), 0);
+        assert_eq!(waiting(&demand), 1);
+        assert_eq!(demand.wanted_by_pods().count(), usize::from(wanted > 0));
+        assert_eq!(
+            demand.full.len(),
+            1,
+            "the pool is not searched for each node"
+        );
+        let with_room = cluster_of(vec![pool("p", "10.0.0.0/27")], nodes());
+        allocations.pools.evaluate(&with_room, &[], NOW.mono);
+        demand.full.clear();
+        let blocks = handle(&mut demand, "without", &with_room, &mut allocations);
+        assert_eq!(blocks, gets, "{wanted}");
+        // Once the node with demand is gone, the other one gets the block although nothing else queues it.
+        demand.gone(&node("a"));
+        in_step(&with_room, &mut allocations, at(4), |cx| demand.work(cx));
+        assert_eq!(count(&allocations, "without"), 1, "{wanted}");
+    }
+}
+
+#[test]
+fn a_wait_begins_and_ends_with_its_node_and_lets_the_loop_run_again() {
+    let cache = |wanted| {
+        let nodes = vec![
+            subnet("a", &[], wanted),
+            subnet("has", &["10.0.0.0/28"], 16),
+        ];
+        cluster_of(vec![pool("p", "10.0.0.0/28")], nodes)
+    };
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache(10)));
+    handle(&mut demand, "has", &cache(10), &mut allocations);
+    assert!(demand.waiting_since().is_none() && demand.load().next_at.is_none());
+    assert!(!demand.take_recount());
+    // A wait counts as changed only if the node lacks another number of addresses.
+    for (wanted, is_changed) in [(10, true), (10, false), (11, true)] {
+        handle(&mut demand, "a", &cache(wanted), &mut allocations);
+        assert_eq!(demand.waiting_since(), Some(at(3).mono));
+        let (pool, name) = ("p".into(), "a".into());
+        assert!(demand.waiting_nodes().eq([(&pool, &name)]));
+        assert!(demand.wanted_by_pods().eq([&pool]));
+        assert_eq!(demand.take_recount(), is_changed, "{wanted}");
+    }
+    assert_eq!(
+        demand.load().next_at,
+        Some(at(4).mono),
+        "the next round of recalls"
+    );
+    let earlier = Node {
+        uid: "earlier".into(),
+        ..node("a")
+    };
+    demand.gone(&earlier);
+    assert_eq!(waiting(&demand), 1, "an earlier node of the name is gone");
+    demand.gone(&node("a"));
+    assert!(waiting(&demand) == 0 && demand.take_recount());
+}
+
+#[test]
+fn a_node_that_wants_more_blocks_than_it_may_have_is_reported_once() {
+    let cache = |wanted| {
+        let pool = pool_with("p", "10.0.0.0/24", |spec| {
+            spec.max_blocks_per_node = Some(1);
+        });
+        cluster_of(vec![pool], vec![subnet("a", &["10.0.0.0/28"], wanted)])
+    };
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache(10)));
+    let mut reports = |second: u64, wanted: u64, gone: Option<&str>| {
+        let cache = cache(wanted);
+        if let Some(uid) = gone {
+            demand.gone(&node(uid));
+        }
+        demand.add_name(&"a".into(), &cache, &allocations);
+        let events = reported(&cache, &mut allocations, at(second), |cx| demand.work(cx)).1;
+        events == [BLOCK_LIMIT]
+    };
+    assert!(!reports(0, 10, None), "its block suffices");
+    assert!(reports(1, 1000, None));
+    assert!(!reports(1000, 1000, None), "it still wants more");
+    assert!(!reports(1001, 1000, Some("another")));
+    assert!(reports(1002, 1000, Some("a")), "a new node of this name");
+    // A demand that comes and goes is reported again only after a while.
+    assert!(!reports(1003, 10, None) && !reports(1004, 1000, None));
+    assert!(!reports(2000, 10, None) && reports(2001, 1000, None));
 }
