@@ -153,13 +153,13 @@ async fn a_foreign_allocator_is_noticed_reported_and_waited_for() {
     );
     condition(&lab, "ForeignAllocator", "False", LIMIT).await;
     lab.all_served(total).await;
-    let quiet = messages(&lab.client, "IPPool", "ForeignAllocatorQuiet")
-        .await
-        .unwrap();
-    assert!(
-        quiet.contains_key("default"),
-        "the recovery is reported as well"
-    );
+    // Events are written after the status, one after the other.
+    wait::until("the recovery is reported as well", LIMIT, async || {
+        let quiet = messages(&lab.client, "IPPool", "ForeignAllocatorQuiet").await?;
+        Ok(quiet.contains_key("default").then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 /// Creates 200 nodes with podCIDRs from kube-controller-manager. Then starts Cadastre, and restarts
