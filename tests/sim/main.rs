@@ -79,6 +79,8 @@ mod rng;
 mod routes;
 mod run;
 mod search;
+#[path = "../common/seeds.rs"]
+mod seeds;
 mod served;
 mod settle;
 mod settle_blocks;

@@ -28,7 +28,7 @@ mod tried {
     use super::super::checks::Violation;
     use super::super::proofs::{Proof, proof, row};
     use super::super::run::Sim;
-    use super::super::search::variable;
+    use super::super::seeds::variable;
     use super::super::trace::Trace;
     use super::Trial;
 

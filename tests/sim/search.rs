@@ -8,14 +8,14 @@
 //! | `FRESH` | the number of steps from there on; without it, [`FRESH`] |
 //! | `MINUTES` | how long [`soak`] searches, from `SEED` or from a seed computed from the clock |
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use cadastre_core::mutation::Mutation;
 
 use super::mutations::Trial;
 use super::proofs::{Proof, proof};
 use super::run::{Failure, Sim, Tally};
+use super::seeds::{seed_of_clock, seed_of_commit, variable};
 
 /// Whenever all tests run, seeds computed from the commit are run until this many steps are done. CI runs five times as
 /// many.
@@ -71,35 +71,10 @@ fn scenario() -> Option<Trial> {
     })
 }
 
-/// The value of an environment variable; `None` if it is not set or empty.
-pub fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|text| !text.is_empty())
-}
-
 pub fn number(name: &str) -> Option<u64> {
     let text = variable(name)?;
     let number = text.parse();
     Some(number.unwrap_or_else(|_| panic!("{name}={text}: give a whole number")))
-}
-
-/// Computes a seed from a text. The last nine digits of the seed are zeros, so that users recognise computed seeds.
-fn seed_of(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish() % 1_000_000_000 * 1_000_000_000
-}
-
-/// Returns a seed that is computed from the commit, or from the clock if the commit is unknown, and says which.
-pub fn seed_of_commit() -> (u64, String) {
-    match variable("COMMIT") {
-        Some(commit) => (seed_of(&commit), format!("commit {commit}")),
-        None => (seed_of_clock(), "the clock, as no COMMIT is given".into()),
-    }
-}
-
-fn seed_of_clock() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    seed_of(&now.unwrap_or_default().as_nanos().to_string())
 }
 
 #[test]

@@ -26,7 +26,8 @@ use std::time::Duration;
 use cadastre_api::{AllocationMode, BlockSizing, FirstBlock, IPPoolSpec, IPv4Ranges};
 
 use super::process::Watched;
-use super::search::{number, variable};
+use super::search::number;
+use super::seeds::variable;
 use cluster::{Change, Scenario};
 use search::{Limits, Report, explore};
 

@@ -82,13 +82,13 @@ pub async fn run(count: u32) -> Result<()> {
         mib(after.rss),
         first.as_secs_f64(),
     ))?;
-    let mut times = vec![first];
+    let (mut times, kills) = (vec![first], kills()?);
     leader = standby;
-    for number in count + 1..count + kills()? {
+    for number in count + 1..count + kills {
         let mut standby = start_controller(&cluster, ADMIN, &FLAGS)?;
         standby.wait_ready(LIMIT).await?;
         times.push(takeover(&cluster, &subnets, &mut leader, number).await?);
-        progress(&format!("take-over {} of {}", times.len(), kills()?))?;
+        progress(&format!("take-over {} of {kills}", times.len()))?;
         leader = standby;
     }
     times.sort_unstable();
