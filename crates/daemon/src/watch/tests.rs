@@ -240,14 +240,16 @@ async fn the_next_page_is_requested_as_soon_as_a_page_names_it() {
     timeout(LIMIT, is_requested).await.unwrap();
 }
 
+/// Returns a page of a list with one node and the token of the next page, which comes first, as from a real API server.
+fn page(name: &str, next: &str) -> Answer {
+    Answer::Text(format!(
+        r#"{{"metadata": {{"resourceVersion": "5", "continue": "{next}"}}, "items": [{}]}}"#,
+        node(name, 1)
+    ))
+}
+
 #[tokio::test]
 async fn a_page_that_was_requested_early_is_read_in_its_turn() {
-    let page = |name: &str, next: &str| {
-        Answer::Text(format!(
-            r#"{{"metadata": {{"resourceVersion": "5", "continue": "{next}"}}, "items": [{}]}}"#,
-            node(name, 1)
-        ))
-    };
     let answers = vec![page("a", "n"), page("b", "m"), page("c", "")];
     let mut watched = start(answers, false);
     let steps = watched.steps_to("listed").await;
@@ -257,6 +259,24 @@ async fn a_page_that_was_requested_early_is_read_in_its_turn() {
         ["list", "next page", "next page"],
         "each page is requested once"
     );
+}
+
+#[tokio::test]
+async fn a_page_that_was_requested_early_and_never_comes_begins_the_list_again() {
+    let answers = vec![page("a", "n"), Answer::Nothing, page("a", "")];
+    let mut watched = start(answers, false);
+    let steps = watched.steps_to("listed").await;
+    let expected = [
+        "begins",
+        "a",
+        "trouble",
+        "begins",
+        "recovered",
+        "a",
+        "listed",
+    ];
+    assert_eq!(steps, expected);
+    assert_eq!(watched.requests()[..3], ["list", "next page", "list"]);
 }
 
 #[tokio::test]
