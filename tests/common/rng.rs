@@ -90,7 +90,7 @@ impl Rng {
 
     /// A random index into a list of `len` entries.
     pub fn index(&mut self, len: usize) -> usize {
-        match self.choose(len.min(6)) {
+        match self.choose(len.min(7)) {
             Some(chosen) => chosen,
             None => usize::try_from(self.below(len as u64)).unwrap(),
         }

@@ -597,7 +597,7 @@ impl Sim {
     /// Checks a block that an agent begins to use.
     pub fn check_taken(&self, id: usize, block: &Key) -> Verdict {
         let agent = &self.machines.hosts[id];
-        let Some(uid) = agent.node.as_ref().filter(|uid| is_live(&self.api, uid)) else {
+        let Some(uid) = self.live_node_of(id) else {
             return Ok(());
         };
         for (other, theirs) in self.machines.hosts.iter().enumerate() {
@@ -625,7 +625,7 @@ impl Sim {
     /// Checks an address that an agent assigns to a pod.
     pub fn check_given(&self, id: usize, pod: &ObjectUid, addr: Addr, block: &Key) -> Verdict {
         let agent = &self.machines.hosts[id];
-        let Some(uid) = agent.node.as_ref().filter(|uid| is_live(&self.api, uid)) else {
+        let Some(uid) = self.live_node_of(id) else {
             return Ok(());
         };
         let says = |who: String, other: NodeName| {

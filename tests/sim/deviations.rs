@@ -15,12 +15,13 @@
 //! | `MINUTES` | the maximum time for each script |
 //! | `DEVIATIONS` | [`replay`]: the deviations of one run, as a failure prints them |
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cadastre_api::{AllocationMode, BlockSizing, FirstBlock, IPPoolSpec, IPv4Ranges};
-use cadastre_controller::cluster::objects::MachineIdentity;
+use cadastre_controller::cluster::objects::{MachineIdentity, Pod, Text};
 
 use super::checks::Violation;
 use super::clock::{MS, SECOND};
@@ -37,6 +38,10 @@ use super::workload::addr;
 
 /// How long the cluster usually has after a change, until the next change. It is enough for everything to settle.
 const CALM: u64 = 8 * SECOND;
+/// How long a pod runs on that was deleted by force: longer than the agent waits before it looks for a leak.
+const FORCED: u64 = 40 * SECOND;
+/// Long enough for a released address to be free again, and for its block to go to another node.
+const COOLDOWN: u64 = 40 * SECOND;
 /// How long a process stands still that pauses as a deviation.
 const PAUSE: u64 = 25 * SECOND;
 
@@ -54,19 +59,26 @@ pub enum Act {
     Pod(&'static str, &'static str),
     /// The pod with this name is deleted.
     PodGone(&'static str),
+    /// The pod with this name is deleted by force: it runs on for [`FORCED`].
+    PodForced(&'static str),
+    /// Nothing happens for [`COOLDOWN`].
+    Cooldown,
 }
 
 /// The objects of a run and their changes, in this order.
 pub struct Script {
     name: &'static str,
     pool: fn() -> IPPoolSpec,
+    /// After a reboot, an agent's watches deliver nothing for this long.
+    silence_after_reboot: u64,
     acts: &'static [Act],
 }
 
-static SCRIPTS: [Script; 3] = [
+static SCRIPTS: [Script; 5] = [
     Script {
         name: "podCIDRs: a node is replaced",
         pool: || pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24),
+        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -77,6 +89,7 @@ static SCRIPTS: [Script; 3] = [
     Script {
         name: "addresses: pods follow each other",
         pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
+        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -88,12 +101,41 @@ static SCRIPTS: [Script; 3] = [
     Script {
         name: "blocks: from one node to another",
         pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
+        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
             Act::Node("b"),
             Act::Pod("b", "w"),
             Act::PodGone("v"),
+            Act::Cooldown,
+        ],
+    },
+    Script {
+        name: "forced: a pod is deleted that runs on",
+        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
+        silence_after_reboot: 0,
+        acts: &[
+            Act::Node("a"),
+            Act::Pod("a", "v"),
+            Act::Pod("a", "w"),
+            Act::PodForced("w"),
+            Act::Pod("a", "x"),
+        ],
+    },
+    Script {
+        name: "return: a node that gave its block away wants one again",
+        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
+        silence_after_reboot: 20 * SECOND,
+        acts: &[
+            Act::Node("a"),
+            Act::Pod("a", "v"),
+            Act::Node("b"),
+            Act::Pod("b", "w"),
+            Act::PodGone("v"),
+            Act::Cooldown,
+            Act::Pod("a", "x"),
+            Act::PodGone("w"),
         ],
     },
 ];
@@ -115,6 +157,11 @@ fn pool(mode: AllocationMode, cidr: &str, block_size: u32) -> IPPoolSpec {
 /// The conditions of a script. Every fault is possible, and none is ordinary.
 fn plan(script: &Script) -> Plan {
     let acts = u64::try_from(script.acts.len()).unwrap();
+    let waits = script.acts.iter().map(|act| match act {
+        Act::PodForced(_) => FORCED,
+        Act::Cooldown => COOLDOWN,
+        _ => 0,
+    });
     Plan {
         processes: 2,
         names: 3,
@@ -123,7 +170,7 @@ fn plan(script: &Script) -> Plan {
         slice: 23,
         crowded: false,
         limit: 4,
-        faults_for: (acts + 1) * CALM,
+        faults_for: (acts + 1) * CALM + waits.sum::<u64>(),
         settle_for: 200 * SECOND,
         work_every: CALM,
         fault_every: 600 * SECOND,
@@ -179,6 +226,14 @@ impl Sim {
                 let name = format!("default/{name}");
                 self.pod_gone(&name.as_str().into());
             }
+            Act::PodForced(name) => {
+                let name: Text = format!("default/{name}").as_str().into();
+                if let Some(pod) = self.api.pods.get(&name).cloned() {
+                    self.api.remove::<Pod>(&name);
+                    self.pod_ends_after(&pod.uid, FORCED);
+                }
+            }
+            Act::Cooldown => return self.after(COOLDOWN, Due::Script(nth + 1)),
         }
         self.publish();
         let pause = *self.rng.pick(&[CALM, 20 * MS, SECOND]);
@@ -208,6 +263,11 @@ impl Sim {
             self.machines.of_pod.insert(uid.clone(), on);
             self.host_runs(id, &uid, &name);
         }
+    }
+
+    /// For how long an agent's watches deliver nothing after a reboot.
+    pub fn silence_after_reboot(&self) -> u64 {
+        self.script.map_or(0, |it| it.silence_after_reboot)
     }
 
     /// Whether a run that follows a script is over, although its time is not: nothing was requested for [`QUIET`] since
@@ -248,11 +308,25 @@ impl Sim {
             && self.host(*id).has_agent()
         {
             // The numbers of `inject_fault`: the agent is killed, the machine reboots, the agent hangs, its watches
-            // start again, a pod gets a new sandbox.
-            let faults = [None, Some(0), Some(20), Some(35), Some(55), Some(75)];
+            // start again, a pod gets a new sandbox, the store is lost.
+            let faults = [
+                None,
+                Some(0),
+                Some(20),
+                Some(35),
+                Some(55),
+                Some(75),
+                Some(85),
+            ];
             if let Some(what) = *self.rng.pick(&faults) {
                 self.inject_fault(*id, what);
             }
+        } else if let Due::AgentWrite(id, _) = due
+            && !self.host(*id).is_off
+            && self.rng.index(2) == 1
+        {
+            // The machine loses its power while its agent's write is on its way.
+            self.inject_fault(*id, 20);
         }
     }
 }
@@ -308,9 +382,11 @@ struct Limits {
 }
 
 /// Tries all runs within the limits, with one thread for each processor, until the time is over or a run fails.
-fn explore(script: &'static Script, limits: Limits) -> Report {
+/// Each thread calls `prepare` first.
+fn explore(script: &'static Script, limits: Limits, prepare: impl Fn() + Sync) -> Report {
     let Limits { most, time, .. } = limits;
     let begun = Instant::now();
+    prepare();
     let ordinary = run(script, &Vec::new());
     let fails = ordinary.violation.map(|it| (Vec::new(), it));
     let first = more(&[], &ordinary.counts).skip(limits.from);
@@ -334,6 +410,7 @@ fn explore(script: &'static Script, limits: Limits) -> Report {
         finished.counts
     };
     let work = || {
+        prepare();
         while !is_over.load(Ordering::Relaxed) {
             let nth = next.fetch_add(1, Ordering::Relaxed);
             // A stride that is a prime spreads the runs over the script, in case the time does not suffice for all.
@@ -397,7 +474,7 @@ fn fail(script: &'static Script, deviations: &Deviations, violation: &Violation)
 fn explore_all(limits: Limits) {
     let only = variable("ONLY").unwrap_or_default();
     for script in SCRIPTS.iter().filter(|it| it.name.contains(&only)) {
-        let report = explore(script, limits);
+        let report = explore(script, limits, || {});
         print(script, limits.most, &report);
         if let Some((deviations, violation)) = &report.failure {
             fail(script, deviations, violation);
@@ -419,6 +496,32 @@ fn some_deviations_hold() {
     });
 }
 
+/// Bugs that only a certain fault at a certain point reveals: each of them is found by one deviation of its script.
+#[cfg(debug_assertions)]
+#[test]
+fn one_deviation_finds_mutations() {
+    use cadastre_core::mutation::{self, Mutation};
+    for (mutation, name) in [
+        (Mutation::OneProofIsEnough, "forced"),
+        (Mutation::SandboxesIgnored, "forced"),
+        (Mutation::RangesRecordedLate, "return"),
+    ] {
+        let script = SCRIPTS.iter().find(|it| it.name.starts_with(name)).unwrap();
+        let limits = Limits {
+            most: 1,
+            time: Duration::MAX,
+            every: 1,
+            from: 0,
+        };
+        let report = explore(script, limits, || mutation::set(Some(mutation)));
+        let (deviations, violation) = report.failure.unwrap_or_else(|| panic!("{mutation:?}"));
+        println!(
+            "{mutation:?}: {} runs, {deviations:?}: {}",
+            report.runs, violation.text
+        );
+    }
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn every_deviation() {
@@ -434,9 +537,9 @@ fn every_deviation() {
     }
 }
 
-/// Runs one script (`ONLY`) with the deviations in `DEVIATIONS`, as in `12:1,40:2`.
+/// Runs one script (`ONLY`) with the deviations in `DEVIATIONS`, as in `12:1,40:2`, and prints its last `LINES` lines.
 #[test]
-#[ignore = "for one run that failed"]
+#[ignore = "for one run"]
 fn replay() {
     let text = variable("DEVIATIONS").unwrap_or_default();
     let deviation = |it: &str| {
@@ -449,4 +552,7 @@ fn replay() {
     if let Some(violation) = run(script, &deviations).violation {
         fail(script, &deviations, &violation);
     }
+    let mut sim = Sim::scripted(script, deviations, Trace::on());
+    let _ = sim.go(u64::MAX);
+    println!("{}", sim.trace.tail(&BTreeSet::new()));
 }

@@ -261,16 +261,23 @@ impl Sim {
 
     /// Schedules the end of a pod on its host, usually within ten seconds.
     pub fn pod_ended(&mut self, uid: &ObjectUid) {
+        if !self.machines.of_pod.contains_key(uid) {
+            return;
+        }
+        // After a forced deletion, the pod still runs although the API server does not know it any more.
+        let is_forced = self.has_faults && self.rng.chance(1_500);
+        let lag = if is_forced {
+            self.rng.between(20, 150) * SECOND
+        } else {
+            self.rng.stretch(MS, 10 * SECOND)
+        };
+        self.pod_ends_after(uid, lag);
+    }
+
+    /// Schedules the end of a pod on its host, if it has one.
+    pub fn pod_ends_after(&mut self, uid: &ObjectUid, lag: Time) {
         if let Some((id, _)) = self.machines.of_pod.get(uid) {
-            let id = *id;
-            // After a forced deletion, the pod still runs although the API server does not know it any more.
-            let is_forced = self.has_faults && self.rng.chance(1_500);
-            let lag = if is_forced {
-                self.rng.between(20, 150) * SECOND
-            } else {
-                self.rng.stretch(MS, 10 * SECOND)
-            };
-            self.after(lag, Due::Machine(id, Act::PodEnded(uid.clone())));
+            self.after(lag, Due::Machine(*id, Act::PodEnded(uid.clone())));
         }
     }
 }

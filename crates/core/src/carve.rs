@@ -101,8 +101,9 @@ impl RangeLedger {
         holder: Holder,
         avoid: impl Fn(&Cidr) -> Option<Addr>,
     ) -> Result<Dual<Option<HoldingId>>, PoolExhausted> {
-        let is_own =
-            |(family, len): (Family, &Option<u8>)| len.is_none() || *len == pool.block_len(family);
+        let is_own = |(family, len): (Family, &Option<u8>)| {
+            len.is_none_or(|len| pool.block_len(family) == Some(len))
+        };
         if lens.iter().all(is_own) {
             return self.carve(pool, holder, avoid);
         }
@@ -391,7 +392,7 @@ mod tests {
             state: HoldingState::Quarantined,
         };
         assert_eq!(taken, Err(Obstacle::Held(holding)));
-        assert_eq!(ledger.len(), 1);
+        assert_eq!((ledger.len(), ledger.is_empty()), (1, false));
         let four = [cidr("10.0.0.0/24")];
         let used = cidr("10.0.0.9/32").first();
         let taken = ledger.take(HOLDER, &four, |_| Some(used));

@@ -76,9 +76,9 @@ mod tests {
         let mut dual = Dual::from_fn(Family::bits);
         *dual.get_mut(Family::V6) += 1;
         assert_eq!((*dual.get(Family::V4), *dual.get(Family::V6)), (32, 129));
-        assert_eq!(
-            dual.map(u32::from).iter().collect::<Vec<_>>(),
-            [(Family::V4, &32), (Family::V6, &129)]
-        );
+        let dual = dual.map(u32::from);
+        let both = [(Family::V4, &32), (Family::V6, &129)];
+        assert_eq!(dual.iter().collect::<Vec<_>>(), both);
+        assert_eq!((&dual).into_iter().collect::<Vec<_>>(), both);
     }
 }

@@ -165,7 +165,6 @@ fn ends(range: Cidr) -> impl Iterator<Item = IpRange> {
 
 fn first_usable(block: Cidr) -> Option<Addr> {
     match block.size() {
-        1 => None,
         2 => Some(block.first()),
         _ => above(block.first(), block.last()),
     }

@@ -184,6 +184,12 @@ impl Sim {
         self.machines.of_node.get(uid) == Some(&id)
     }
 
+    /// The UID of the host's Node, whether or not its agent knows this Node. `None` if the Node was deleted.
+    pub fn live_node_of(&self, id: usize) -> Option<&ObjectUid> {
+        let node = self.api.nodes.get(&self.machines.hosts[id].name)?;
+        Some(&node.uid).filter(|uid| self.is_host_of(id, uid))
+    }
+
     /// Queues a change for the watches of the host's agent.
     pub fn tell_host(&mut self, id: usize, commit: &Commit) {
         let name = &self.machines.hosts[id].name;

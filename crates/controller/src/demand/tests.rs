@@ -136,6 +136,18 @@ fn a_block_that_a_node_lets_go_of_is_none_that_it_has() {
 }
 
 #[test]
+fn a_node_whose_only_block_is_drained_gets_another_one_without_demand() {
+    for (is_drained, blocks) in [(false, 1), (true, 2)] {
+        let mut idle = subnet("a", &["10.0.0.0/28"], 0);
+        if is_drained {
+            idle.requests.drain.insert(cidr("10.0.0.0/28"));
+        }
+        let (_, allocations) = handled(vec![pool("p", "10.0.0.0/24")], vec![idle]);
+        assert_eq!(count(&allocations, "a"), blocks);
+    }
+}
+
+#[test]
 fn a_smaller_block_that_was_avoided_is_allocated_once_no_pod_uses_it() {
     // Only one address of the pool is not allocated, and a pod reports that address.
     let mut cache = cluster_of(vec![pool("p", "10.0.0.0/28")], vec![subnet("a", &[], 1)]);

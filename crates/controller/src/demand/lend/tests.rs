@@ -2,7 +2,8 @@ use super::*;
 use crate::allocations::AllocationState;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::objects::{Owner, Subnet};
-use crate::fixtures::{at, block, cidr, cluster_of, in_step, pool_with, rebuilt, subnet};
+use crate::fixtures::{at, block, cidr, cluster_of, in_step, node, pool_with, rebuilt, subnet};
+use crate::reconcile::Loop as _;
 use crate::withdrawals::Withdrawals;
 use cadastre_api::Borrowing;
 use cadastre_daemon::watch::ObjectEvent;
@@ -250,4 +251,13 @@ fn a_borrowed_block_stays_when_its_parent_ends() {
         held.map(|(_, it)| it.cidr).collect::<Vec<_>>(),
         [cidr(PART)]
     );
+}
+
+#[test]
+fn the_loop_runs_again_for_what_it_has_asked_although_nobody_waits_any_more() {
+    let mut fixture = Fixture::new(Borrowing::WhenExhausted);
+    assert!(!fixture.work(0).is_empty());
+    fixture.demand.gone(&node("dry"));
+    assert!(!fixture.demand.is_anyone_waiting());
+    assert!(fixture.demand.load().next_at.is_some());
 }
