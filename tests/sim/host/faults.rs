@@ -69,10 +69,11 @@ impl Sim {
     /// Powers the host off. It boots again after `length`.
     pub fn reboot_host(&mut self, id: usize, length: Time) {
         self.log_host(id, || format!("machine {id} loses its power"));
-        let silent_until = self.now + length + self.silence_after_reboot();
-        let host = self.host_mut(id);
-        host.is_off = true;
-        host.held_until = host.held_until.max(silent_until);
+        self.machines.hosts[id].is_off = true;
+        let silence = self.silence_after_reboot();
+        if silence > 0 {
+            self.machines.hosts[id].held_until = self.now + length + silence;
+        }
         self.power_off_host(id);
         self.after(length, Due::Machine(id, Act::Start));
     }
