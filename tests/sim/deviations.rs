@@ -74,22 +74,28 @@ pub struct Script {
     acts: &'static [Act],
 }
 
+/// What most scripts have: a pool with one block of two addresses.
+const USUAL: Script = Script {
+    name: "",
+    pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
+    silence_after_reboot: 0,
+    acts: &[],
+};
+
 static SCRIPTS: [Script; 5] = [
     Script {
         name: "podCIDRs: a node is replaced",
         pool: || pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24),
-        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
             Act::NodeGone("a"),
             Act::Node("c"),
         ],
+        ..USUAL
     },
     Script {
         name: "addresses: pods follow each other",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
-        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -97,11 +103,10 @@ static SCRIPTS: [Script; 5] = [
             Act::PodGone("v"),
             Act::Pod("a", "x"),
         ],
+        ..USUAL
     },
     Script {
         name: "blocks: from one node to another",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
-        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -110,11 +115,10 @@ static SCRIPTS: [Script; 5] = [
             Act::PodGone("v"),
             Act::Cooldown,
         ],
+        ..USUAL
     },
     Script {
         name: "forced: a pod is deleted that runs on",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
-        silence_after_reboot: 0,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -122,10 +126,10 @@ static SCRIPTS: [Script; 5] = [
             Act::PodForced("w"),
             Act::Pod("a", "x"),
         ],
+        ..USUAL
     },
     Script {
         name: "return: a node that gave its block away wants one again",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
         silence_after_reboot: 20 * SECOND,
         acts: &[
             Act::Node("a"),
@@ -137,6 +141,7 @@ static SCRIPTS: [Script; 5] = [
             Act::Pod("a", "x"),
             Act::PodGone("w"),
         ],
+        ..USUAL
     },
 ];
 
@@ -381,6 +386,14 @@ struct Limits {
     from: usize,
 }
 
+/// All runs with one deviation.
+const EVERY_ONE: Limits = Limits {
+    most: 1,
+    time: Duration::MAX,
+    every: 1,
+    from: 0,
+};
+
 /// Tries all runs within the limits, with one thread for each processor, until the time is over or a run fails.
 /// Each thread calls `prepare` first.
 fn explore(script: &'static Script, limits: Limits, prepare: impl Fn() + Sync) -> Report {
@@ -489,10 +502,9 @@ const PARTS: usize = 23;
 #[test]
 fn some_deviations_hold() {
     explore_all(Limits {
-        most: 1,
-        time: Duration::MAX,
         every: PARTS,
         from: usize::try_from(seed_of_commit().0 % PARTS as u64).unwrap(),
+        ..EVERY_ONE
     });
 }
 
@@ -507,13 +519,7 @@ fn one_deviation_finds_mutations() {
         (Mutation::RangesRecordedLate, "return"),
     ] {
         let script = SCRIPTS.iter().find(|it| it.name.starts_with(name)).unwrap();
-        let limits = Limits {
-            most: 1,
-            time: Duration::MAX,
-            every: 1,
-            from: 0,
-        };
-        let report = explore(script, limits, || mutation::set(Some(mutation)));
+        let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));
         let (deviations, violation) = report.failure.unwrap_or_else(|| panic!("{mutation:?}"));
         println!(
             "{mutation:?}: {} runs, {deviations:?}: {}",
@@ -531,8 +537,7 @@ fn every_deviation() {
         explore_all(Limits {
             most,
             time: Duration::from_secs(60 * minutes),
-            every: 1,
-            from: 0,
+            ..EVERY_ONE
         });
     }
 }
@@ -549,10 +554,9 @@ fn replay() {
     let deviations: Deviations = text.split_terminator(',').map(deviation).collect();
     let only = variable("ONLY").unwrap_or_default();
     let script = SCRIPTS.iter().find(|it| it.name.contains(&only)).unwrap();
-    if let Some(violation) = run(script, &deviations).violation {
+    let mut sim = Sim::scripted(script, deviations.clone(), Trace::on());
+    if let Err(violation) = sim.go(u64::MAX) {
         fail(script, &deviations, &violation);
     }
-    let mut sim = Sim::scripted(script, deviations, Trace::on());
-    let _ = sim.go(u64::MAX);
     println!("{}", sim.trace.tail(&BTreeSet::new()));
 }

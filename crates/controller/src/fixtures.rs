@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::allocations::AllocationState;
+use crate::allocations::holders::HolderUse;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::NodeName;
 use crate::cluster::object_cache::ObjectCache;
@@ -20,7 +21,7 @@ use cadastre_api::{
     AllocatedBlock, CLAIM_FINALIZER, FINALIZER, IPPoolSpec, IPv6Ranges, NodeSubnetSpec, Requests,
     block_name,
 };
-use cadastre_core::{Addr, Cidr};
+use cadastre_core::{Addr, Cidr, HoldingState};
 use cadastre_daemon::watch::ObjectEvent;
 
 pub(crate) const NOW: Now = Now {
@@ -283,6 +284,20 @@ pub(crate) fn cluster_of(pools: Vec<Pool>, subnets: Vec<Subnet>) -> ClusterCache
     list(&mut cache.blocks, blocks);
     list(&mut cache.subnets, subnets);
     cache
+}
+
+/// Returns allocations with one block of pool `p` that was chosen for the node, but whose creation was not requested
+/// yet.
+pub(crate) fn with_chosen_block(block: &str, node: &Node, now: Now) -> AllocationState {
+    let mut allocations = AllocationState::default();
+    let holder = allocations
+        .holders
+        .intern(HolderUse::Blocks, &node.name, &node.uid);
+    let holding = allocations
+        .ledger
+        .record(holder, cidr(block), HoldingState::InFlight);
+    allocations.begin_block(holding, cidr(block), &"p".into(), node, now);
+    allocations
 }
 
 pub(crate) fn rebuilt(cache: &ClusterCache) -> AllocationState {

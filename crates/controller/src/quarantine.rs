@@ -191,10 +191,7 @@ mod tests {
         let purpose = Purpose::Quarantine { name, uid };
         for (pods, is_free) in [(vec![pod(1, &["10.0.0.7"])], false), (Vec::new(), true)] {
             let outcome = RequestOutcome::Pods(pods);
-            let answer = RequestAnswer {
-                wrote: false,
-                ..RequestAnswer::to_write(&purpose, &outcome)
-            };
+            let answer = RequestAnswer::to_read(&purpose, &outcome);
             let answered = |cx: &mut Context| quarantine.answered(&answer, cx);
             let affected = in_step(&cache, &mut allocations, later(), answered);
             assert_eq!(affected.subnets.is_empty(), !is_free);

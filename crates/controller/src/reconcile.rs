@@ -59,6 +59,14 @@ impl<'a> RequestAnswer<'a> {
             applied: false,
         }
     }
+
+    /// Builds the answer to a read or a list that the cache has not applied.
+    pub(crate) fn to_read(purpose: &'a Purpose, outcome: &'a RequestOutcome) -> Self {
+        RequestAnswer {
+            wrote: false,
+            ..Self::to_write(purpose, outcome)
+        }
+    }
 }
 
 /// A loop's decision about a ready key.

@@ -244,10 +244,7 @@ impl Sim {
     pub fn relist_host(&mut self, id: usize, is_cut: bool) {
         let asked = self.host_now(id).since_boot;
         let (api, name) = (&self.api, &self.machines.hosts[id].name);
-        let node = api.nodes.get(name).map(|node| &node.uid);
-        let node = node
-            .filter(|uid| self.is_host_of(id, uid))
-            .map(ToString::to_string);
+        let node = self.live_node_of(id).map(ToString::to_string);
         let subnet = api.subnets.get(name).map(|it| seen_subnet(it, api));
         let addresses = api.addresses.get(name).cloned();
         let pods: Vec<Pod> = api.pods_on(name).map(|pod| seen_pod(pod)).collect();

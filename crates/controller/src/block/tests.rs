@@ -1,10 +1,8 @@
 use super::*;
 use crate::Now;
-use crate::allocations::holders::HolderUse;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::objects::{BlockSpec, Owner};
-use crate::fixtures::{NOW, at, block, cidr, in_step, node, pod, reported};
-use cadastre_core::HoldingState;
+use crate::fixtures::{NOW, at, block, cidr, in_step, node, pod, reported, with_chosen_block};
 use cadastre_daemon::watch::ObjectEvent;
 
 const BLOCK: &str = "10.0.0.0/26";
@@ -23,24 +21,13 @@ fn object(spec: Result<BlockSpec, String>) -> Block {
 struct Fixture {
     allocations: AllocationState,
     blocks: BlockLoop,
-    holding: HoldingId,
 }
 
 impl Fixture {
     fn new(now: Now) -> Self {
-        let mut allocations = AllocationState::default();
-        let node = node("n1");
-        let holder = allocations
-            .holders
-            .intern(HolderUse::Blocks, &node.name, &node.uid);
-        let holding = allocations
-            .ledger
-            .record(holder, cidr(BLOCK), HoldingState::InFlight);
-        allocations.begin_block(holding, cidr(BLOCK), &"p".into(), &node, now);
         Fixture {
-            allocations,
+            allocations: with_chosen_block(BLOCK, &node("n1"), now),
             blocks: BlockLoop::default(),
-            holding,
         }
     }
 
@@ -62,12 +49,12 @@ impl Fixture {
     /// Passes to the loop the answer to the request of `step`. If `step` is `None`, passes to it the answer to a
     /// read.
     fn answer(&mut self, step: Option<Step>, object: Block, now: Now) {
-        self.settle(step, &RequestOutcome::Block(object), now);
+        self.answer_with(step, &RequestOutcome::Block(object), now);
     }
 
     /// Like [`Self::answer`], with any outcome.
-    fn settle(&mut self, step: Option<Step>, outcome: &RequestOutcome, now: Now) {
-        let key = (&cidr(BLOCK), self.holding);
+    fn answer_with(&mut self, step: Option<Step>, outcome: &RequestOutcome, now: Now) {
+        let key = (&cidr(BLOCK), self.entry().holding);
         let answered = |cx: &mut Context| self.blocks.written_or_read(key, step, outcome, cx);
         in_step(
             &ClusterCache::default(),
@@ -81,7 +68,7 @@ impl Fixture {
     fn list_pods(&mut self, outcome: &RequestOutcome, now: Now) -> Vec<&'static str> {
         let (name, uid) = ("n1".into(), "n1".into());
         let purpose = Purpose::BlockPods { name, uid };
-        let answer = RequestAnswer::to_write(&purpose, outcome);
+        let answer = RequestAnswer::to_read(&purpose, outcome);
         let answered = |cx: &mut Context| self.blocks.answered(&answer, cx);
         reported(
             &ClusterCache::default(),
@@ -230,16 +217,15 @@ fn a_block_that_is_to_be_deleted_stays_so_if_a_read_finds_its_object() {
 
 #[test]
 fn a_deletion_that_is_answered_needs_no_read() {
-    let mut fixture = Fixture::quarantined();
-    fixture.blocks = BlockLoop::default();
+    let mut fixture = Fixture::new(NOW);
     fixture.entry().step = Step::Delete;
-    fixture.settle(Some(Step::Delete), &RequestOutcome::Gone, NOW);
+    fixture.answer_with(Some(Step::Delete), &RequestOutcome::Gone, NOW);
     assert!(!fixture.entry().to_read);
     assert_eq!(fixture.blocks.queue.load().ready, 1);
 }
 
 #[test]
-fn a_block_that_no_node_can_have_had_is_dropped() {
+fn a_block_without_an_object_is_dropped_if_no_node_needs_it() {
     let rejected = || Rejection::Rejected("forbidden".to_owned());
     let guard = || Rejection::Guard("exists".to_owned());
     let missing = || Rejection::Missing;
@@ -261,7 +247,7 @@ fn a_block_that_no_node_can_have_had_is_dropped() {
         (entry.confirmed, entry.step) = (confirmed, step);
         entry.owner.quarantined = quarantined;
         let text = format!("{request:?} {rejection:?} {quarantined} {confirmed} {step:?}");
-        fixture.settle(request, &RequestOutcome::Rejected(rejection), NOW);
+        fixture.answer_with(request, &RequestOutcome::Rejected(rejection), NOW);
         let entry = fixture.allocations.blocks.get(&cidr(BLOCK));
         assert_eq!(entry.is_none(), is_dropped, "{text}");
     }

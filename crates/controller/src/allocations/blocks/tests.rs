@@ -1,6 +1,5 @@
 //! Tests of which node gets a block if IPAMBlocks, the blocks in NodeSubnets, and Nodes contradict each other.
 
-use super::super::holders::HolderUse;
 use crate::allocations::AllocationState;
 use crate::block::BlockLoop;
 use crate::cluster::cache::ClusterCache;
@@ -9,7 +8,7 @@ use crate::cluster::request::RequestOutcome;
 use crate::demand::Demand;
 use crate::fixtures::{
     addr, at, block, block_report, cidr, claim, cluster, in_step, list, listed_block, node_with,
-    pool_with, rebuilt, reported, subnet,
+    pool_with, rebuilt, reported, subnet, with_chosen_block,
 };
 use crate::purpose::Step;
 use crate::reconcile::{Loop as _, RequestAnswer};
@@ -386,19 +385,6 @@ fn nothing_is_judged_while_a_list_runs() {
     assert_eq!(judged(&cache), [BLOCK]);
 }
 
-/// Returns allocations with a block that was chosen for the node, but whose creation was not requested yet.
-fn with_chosen_block(node: &Node) -> AllocationState {
-    let mut allocations = AllocationState::default();
-    let holder = allocations
-        .holders
-        .intern(HolderUse::Blocks, &node.name, &node.uid);
-    let holding = allocations
-        .ledger
-        .record(holder, cidr(BLOCK), HoldingState::InFlight);
-    allocations.begin_block(holding, cidr(BLOCK), &"p".into(), node, at(1));
-    allocations
-}
-
 fn is_free(allocations: &AllocationState) -> bool {
     allocations
         .ledger
@@ -410,7 +396,7 @@ fn is_free(allocations: &AllocationState) -> bool {
 #[test]
 fn a_block_that_was_not_requested_yet_is_free_when_its_node_is_deleted() {
     let gone = node("a", "a");
-    let mut allocations = with_chosen_block(&gone);
+    let mut allocations = with_chosen_block(BLOCK, &gone, at(1));
     allocations.quarantine_blocks(&gone.name, &gone.uid, &gone.machine, at(1));
     assert!(is_free(&allocations));
 }
@@ -418,7 +404,7 @@ fn a_block_that_was_not_requested_yet_is_free_when_its_node_is_deleted() {
 #[test]
 fn a_block_that_was_not_requested_yet_yields_to_a_foreign_allocator() {
     let waits = node("a", "a");
-    let mut allocations = with_chosen_block(&waits);
+    let mut allocations = with_chosen_block(BLOCK, &waits, at(1));
     let elsewhere = cidr("10.1.0.0/24");
     assert!(allocations.drop_unsent(&[elsewhere]).is_empty());
     let set_in_flight = |allocations: &mut AllocationState, is: bool| {
