@@ -756,6 +756,48 @@ fn addresses_of_unlisted_blocks_stay_assigned() {
 }
 
 #[test]
+fn a_restriction_stops_lost_and_draining_blocks_and_changes_nothing_else() {
+    let [lost, draining, kept] = ["10.0.0.0/30", "10.0.0.4/30", "10.0.0.8/30"];
+    let mut node = Node::new(&[(lost, ""), (draining, ""), (kept, "")]);
+    // Without an address in use, the lost block would be no block of the node any more.
+    node.add_one(1);
+    let restrict = |node: &mut Node| {
+        let allocation = node.allocation.clone();
+        node.ledger().restrict(&allocation).unwrap();
+        [lost, draining, kept].map(|block| node.state(block).unwrap())
+    };
+    let listed = node.allocation.blocks.remove(0);
+    node.allocation.blocks[0].draining = true;
+    let states = [
+        BlockState::Unlisted,
+        BlockState::Draining,
+        BlockState::Active,
+    ];
+    assert_eq!(restrict(&mut node), states);
+    // A block that assigns nothing already stays as it is, however it is listed.
+    for is_draining in [true, false] {
+        let mut again = listed.clone();
+        again.draining = is_draining;
+        node.allocation.blocks.insert(0, again);
+        assert_eq!(restrict(&mut node), states);
+        node.allocation.blocks.remove(0);
+    }
+    assert_eq!(node.add_one(2), "10.0.0.10");
+}
+
+#[test]
+fn after_a_restore_nothing_is_assigned_before_the_node_has_been_up_for_the_cooldown() {
+    let mut node = Node::new(&[("10.0.0.0/30", "")]);
+    let holdings = node.ledger().holdings().unwrap();
+    node.memory = Memory::default();
+    node.now = now("two", 29);
+    node.ledger().restore(&holdings).unwrap();
+    node.assert_refused(&ask(1), OpErrorKind::Exhausted, "");
+    node.later(1);
+    assert_eq!(node.add_one(1), "10.0.0.2");
+}
+
+#[test]
 fn a_released_block_is_used_again_only_under_another_uid() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
