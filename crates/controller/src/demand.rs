@@ -345,7 +345,6 @@ impl Demand {
         affected: &mut AffectedLoops,
     ) -> Option<Lacking> {
         let mut carved = 0;
-        let first = cx.allocations.plain_blocks(&node.uid).next().is_none();
         loop {
             let balance = node_balance(pool, wanted, node, report, cx.allocations);
             let state = cx.allocations.pools.get(pool)?;
@@ -356,10 +355,9 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx);
                 return None;
             }
-            // A node without blocks gets only one block at first. It gets more blocks when all other nodes without
-            // blocks have got their first one.
-            let is_first_only = first && self.first.has_ready(cx.now.mono);
-            if carved >= AT_ONCE_PER_NODE || (carved > 0 && is_first_only) {
+            // A node gets a second block only when all nodes without blocks have got their first one.
+            let is_first_only = carved > 0 && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE_PER_NODE || is_first_only {
                 self.more.add(node.name.clone());
                 return None;
             }

@@ -177,10 +177,12 @@ impl Fence {
     }
 
     fn begin(&mut self, cache: &ClusterCache) {
-        let unlisted = self.takeover == Takeover::Clean && Mutation::HandOverNotListed.is_on();
-        let first =
-            self.takeover == Takeover::First && cache.subnets.is_empty() && cache.blocks.is_empty();
-        if first || unlisted {
+        let needs_no_lists = match self.takeover {
+            Takeover::First => cache.subnets.is_empty() && cache.blocks.is_empty(),
+            Takeover::Clean if Mutation::HandOverNotListed.is_on() => true,
+            _ => false,
+        };
+        if needs_no_lists {
             self.step = Step::Done;
             return;
         }
@@ -295,7 +297,7 @@ impl Fence {
             }
             // The Node with this UID is gone. Every write tests the UID, so no write can take effect any more.
             RequestOutcome::Rejected(Rejection::Missing) => true,
-            RequestOutcome::Rejected(_) => Mutation::RejectedTouchCounts.is_on(),
+            RequestOutcome::Rejected(_) if Mutation::RejectedTouchCounts.is_on() => true,
             _ => false,
         };
         if through {

@@ -131,7 +131,7 @@ impl FamilyPool {
             let (low, high) = (cidr.first().value, cidr.last().value);
             let below = Mutation::CarvesBelowCidr
                 .is_on()
-                .then(|| low.wrapping_sub(ones(order) + 1));
+                .then(|| start_of(low.wrapping_sub(1)));
             let mut from = Some(below.unwrap_or(low));
             let begin = blocked.partition_point(|span| span.last() < cidr.first());
             let inside = blocked[begin..].iter().map_while(|span| span.within(cidr));

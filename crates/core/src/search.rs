@@ -80,24 +80,21 @@ impl Space {
 
     fn count_in(&self, slot: Slot, order: u8, first: u128, last: u128) -> u128 {
         let (first, last) = (first.max(slot.base), last.min(slot.last() & !ones(order)));
-        if slot.fits <= order || first > last {
+        if first > last {
             return 0;
         }
         if slot.entry == FREE {
             return blocks(order, first, last);
         }
-        let below = slot.order - 2;
-        let fitting = self.node(slot.entry).fits.fitting(below, order);
-        let fitting = (0..4).filter(|at| fitting >> at & 1 == 1);
-        let slots = fitting.map(|at| self.slot(slot, at));
-        if order > below {
-            // The mask contains only the lower slot of each free pair, so each pair counts once.
-            return slots
-                .filter(|slot| (first..=last).contains(&slot.base))
-                .count() as u128;
+        if slot.entry & CHILD == 0 {
+            return 0;
         }
-        slots
-            .map(|slot| self.count_in(slot, order, first, last))
+        let fits = self.node(slot.entry).fits;
+        // For a pair of slots, the mask contains only the lower one, so each pair counts once.
+        let fitting = fits.fitting(slot.order - 2, order);
+        (0..4)
+            .filter(|at| fitting >> at & 1 == 1)
+            .map(|at| self.count_in(self.slot(slot, at), order, first, last))
             .sum()
     }
 

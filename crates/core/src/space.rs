@@ -136,7 +136,8 @@ impl Space {
         if self.root.entry == FREE {
             self.root = Slot {
                 entry: FREE,
-                fits: even + 1,
+                // `set` computes it.
+                fits: 0,
                 order: even,
                 base: first & !ones(even),
             };
@@ -381,6 +382,14 @@ mod tests {
         assert_eq!(
             [space.next(0x600, 0x3fff), space.next(0, 0xff)],
             [None, None]
+        );
+        let mut space = Space::default();
+        space.cover(0x8000, 8, 1);
+        space.cover(0xc000, 8, 2);
+        assert_eq!(
+            space.next(0x8100, 0xbfff),
+            None,
+            "no slot with a holding begins in time"
         );
         assert_eq!(
             [next(0x1_000f), next(0x1_0010), next(u128::MAX)],

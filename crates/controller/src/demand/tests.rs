@@ -272,6 +272,31 @@ fn the_last_block_is_recalled_if_the_pool_allocates_only_on_request() {
 }
 
 #[test]
+fn blocks_are_recalled_at_most_once_a_second() {
+    let subnets = four_idle_and(subnet("fifth", &[], 4));
+    let cache = cluster_of(vec![pool("p", "10.0.0.0/26")], subnets);
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
+    let counts = [0, 4_500, 5_000, 5_500].map(|ms| {
+        let now = crate::Now {
+            mono: Duration::from_millis(ms),
+            ..NOW
+        };
+        handle_all(&mut demand, &cache, &mut allocations, now);
+        recalled(&allocations, "idle-0")
+    });
+    assert_eq!(counts, [0, 0, 0, 1]);
+}
+
+#[test]
+fn at_most_64_blocks_are_requested_at_once() {
+    let subnets = (0..70).map(|n| subnet(&format!("n{n}"), &[], 0)).collect();
+    let cache = cluster_of(vec![pool("p", "10.0.0.0/16")], subnets);
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
+    let affected = handle_all(&mut demand, &cache, &mut allocations, NOW);
+    assert_eq!(affected.blocks.len(), 64);
+}
+
+#[test]
 fn an_agent_that_does_not_answer_delays_nobody_for_long() {
     let subnets = four_idle_and(subnet("fifth", &[], 4));
     let cache = cluster_of(vec![pool("p", "10.0.0.0/26")], subnets);
@@ -345,6 +370,33 @@ fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_on
     assert_eq!(handle(30, exhausted, 5), [WAITING_FOR_BLOCK]);
     assert_eq!(handle(31, "10.0.0.0/24", 5), [BLOCK_ALLOCATED]);
     assert!(handle(32, "10.0.0.0/24", 0).is_empty());
+}
+
+#[test]
+fn blocks_of_another_pool_do_not_end_a_wait() {
+    let cache = |of_p: u64, of_q: u64| {
+        let pools = [("p", "10.0.0.0/28"), ("q", "10.0.1.0/24")].map(|(name, range)| {
+            let on_demand = |spec: &mut IPPoolSpec| {
+                spec.first_block = FirstBlock::OnDemand;
+            };
+            pool_with(name, range, on_demand)
+        });
+        let mut wants = subnet("a", &[], 0);
+        wants.report.as_mut().unwrap().demand = [("p".into(), of_p), ("q".into(), of_q)].into();
+        let all = vec![wants, subnet("b", &["10.0.0.0/28"], 16)];
+        cluster_of(pools.into(), all)
+    };
+    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache(0, 0)));
+    let mut handle = |of_p, of_q| {
+        let cache = cache(of_p, of_q);
+        demand.add_name(&"a".into(), &cache, &allocations);
+        let work = |cx: &mut Context| demand.work(cx);
+        reported(&cache, &mut allocations, at(3), work).1
+    };
+    assert_eq!(handle(5, 0), [WAITING_FOR_BLOCK]);
+    assert!(handle(5, 5).is_empty(), "a block of pool q");
+    assert_eq!(handle(0, 5), [] as [&str; 0], "nothing of pool p");
+    assert_eq!(count(&allocations, "a"), 1);
 }
 
 /// Makes the demand loop handle the node of this name, and returns how many blocks the node has then.

@@ -106,19 +106,20 @@ pub(crate) fn forget(
     cooldown_ms: u64,
     most: usize,
 ) -> Result<(), StorageFault> {
-    let mut count = 0;
-    while count < most
-        && let Some((sequence, addr)) = kv.freed(block, None)?
-    {
+    let mut any = false;
+    for _ in 0..most {
+        let Some((sequence, addr)) = kv.freed(block, None)? else {
+            break;
+        };
         let freed = kv.release_of(addr)?;
         if freed.at.cooldown_left(now, cooldown_ms).is_some() {
             break;
         }
         kv.drop_key(KvTable::Freed, &freed_key(block, sequence))?;
         kv.drop_address(addr)?;
-        count += 1;
+        any = true;
     }
-    if count > 0 {
+    if any {
         let next = kv.cursor(block)?.next;
         kv.put_cursor(block, Cursor { next, again: true })?;
     }

@@ -64,9 +64,9 @@ pub(crate) fn remember_del(
     kv.put_boot(now, stamp)?;
     let key = attachment_key(attachment);
     let deletion = at(asked.min(now.since_boot), stamp);
-    if kv.deletion(attachment)?.is_none_or(|it| it < deletion) {
-        kv.put_json(KvTable::Deletions, &key, &deletion)?;
-    }
+    let before = kv.deletion(attachment)?;
+    let latest = before.map_or(deletion, |it| it.max(deletion));
+    kv.put_json(KvTable::Deletions, &key, &latest)?;
     let oldest = at(now.since_boot.saturating_sub(LONGEST), stamp);
     let mut after = key;
     for _ in 0..2 {

@@ -129,6 +129,12 @@ impl Node {
         assert_eq!(self.run(&Op::Del(attachment(n))), Ok(OpOutcome::Done));
     }
 
+    /// Returns how many records a table has.
+    fn count(&self, table: KvTable) -> usize {
+        let keys = self.memory.tables.keys();
+        keys.filter(|(it, _)| *it == table).count()
+    }
+
     fn later(&mut self, seconds: u64) {
         self.now.since_boot += Duration::from_secs(seconds);
     }
@@ -399,8 +405,7 @@ fn pools_serve_in_the_order_in_which_they_are_listed() {
     node.allocation.pools.truncate(1);
     node.update();
     for table in [KvTable::Pools, KvTable::Ranks] {
-        let keys = node.memory.tables.keys();
-        assert_eq!(keys.filter(|(it, _)| *it == table).count(), 1, "{table:?}");
+        assert_eq!(node.count(table), 1, "{table:?}");
     }
 }
 
@@ -553,9 +558,20 @@ fn old_deletions_are_removed_by_later_ones() {
         node.now.since_boot += Duration::from_millis(1_007) * n;
         node.del(n);
     }
-    let tables = node.memory.tables.keys();
-    let count = tables.filter(|(it, _)| *it == KvTable::Deletions).count();
+    let count = node.count(KvTable::Deletions);
     assert!(count < 200, "{count} of the last minute's 60");
+}
+
+#[test]
+fn a_deletion_is_remembered_for_the_longest_time_that_an_add_may_take() {
+    let mut node = Node::new(&[("10.0.0.0/29", "")]);
+    node.del(0);
+    node.later(60);
+    node.del(1);
+    assert_eq!(node.count(KvTable::Deletions), 2);
+    node.now.since_boot += Duration::from_micros(1);
+    node.del(1);
+    assert_eq!(node.count(KvTable::Deletions), 1);
 }
 
 #[test]
@@ -830,8 +846,11 @@ fn a_released_block_is_used_again_only_under_another_uid() {
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Draining));
     node.del(2);
     node.later(30);
+    assert_eq!(node.count(KvTable::Freed), 1);
     node.update();
     assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+    let records = [KvTable::Freed, KvTable::Addresses].map(|it| node.count(it));
+    assert_eq!(records, [0, 0], "nothing of block u2 is left");
 }
 
 #[test]
@@ -863,15 +882,33 @@ fn a_wide_block_deletes_records_of_cooled_addresses() {
         node.del(n);
         node.later(1);
     }
-    let known = node
-        .memory
-        .tables
-        .keys()
-        .filter(|(it, _)| *it == KvTable::Addresses);
-    assert!(known.count() < 40, "what rests, and little more");
+    let known = node.count(KvTable::Addresses);
+    assert!(known < 40, "what rests, and little more");
     let counts = node.ledger().snapshot().unwrap().blocks[0].counts;
     assert_eq!((counts.used, counts.cooling), (0, 29));
     assert_eq!(counts.free, u64::MAX - 1 - 29);
+}
+
+#[test]
+fn a_block_of_4096_addresses_keeps_the_records_of_cooled_addresses_and_a_larger_one_deletes_them() {
+    for (range, left) in [("10.0.0.0/20", 2), ("10.0.0.0/19", 1)] {
+        let mut node = Node::new(&[(range, "")]);
+        node.add_one(1);
+        node.add_one(2);
+        node.del(1);
+        node.later(30);
+        node.del(2);
+        assert_eq!(node.count(KvTable::Addresses), left, "{range}");
+    }
+}
+
+#[test]
+fn a_block_without_unused_addresses_is_not_searched_again() {
+    let mut node = Node::new(&[("10.0.0.0/30", ""), ("10.0.1.0/30", "")]);
+    assert_eq!(node.add_one(1), "10.0.0.2");
+    assert_eq!(node.count(KvTable::Open), 2);
+    assert_eq!(node.add_one(2), "10.0.1.2");
+    assert_eq!(node.count(KvTable::Open), 1);
 }
 
 #[test]

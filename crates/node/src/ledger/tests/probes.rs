@@ -89,8 +89,7 @@ fn a_block_whose_addresses_wait_for_a_probe_is_searched_again() {
 }
 
 fn records(node: &Node) -> usize {
-    let keys = node.memory.tables.keys();
-    keys.filter(|(it, _)| *it == KvTable::Probes).count()
+    node.count(KvTable::Probes)
 }
 
 #[test]

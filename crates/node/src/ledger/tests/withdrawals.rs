@@ -74,6 +74,9 @@ fn requests_that_end_make_room_for_as_many_others() {
 fn the_address_of_a_claim_is_not_withdrawn() {
     let mut node = node_with_claim();
     node.request(&["10.0.0.64/28"], &[]);
+    let blocks = node.ledger().snapshot().unwrap().blocks;
+    let of_claim = blocks.iter().find(|it| it.cidr == cidr("10.0.0.66/32"));
+    assert_eq!(of_claim.unwrap().counts.free, 1);
     assert_eq!(node.add(&claiming(ask(1))), "10.0.0.66 fd00::66");
 }
 
