@@ -7,9 +7,9 @@
 //! cache ([`download`](crate::download)). If that fails, and for all other programs, `go build` builds it once into the
 //! cache, as a static binary. The Go modules are in `e2e/calico`, `e2e/control-plane`, `e2e/containerd`,
 //! `e2e/cni-plugins`, `e2e/coredns`, `e2e/frr-k8s`, `e2e/grpc-go`, `e2e/helm`, `e2e/helm3`, `e2e/multus`,
-//! `e2e/porcupine`, `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin every source. On two cores, the
-//! build takes about eight minutes for the five programs of [`CONTROL_PLANE`], seven minutes for [`NODES`], three for
-//! [`SERVICES`], six for [`TOOLS`], and three each for [`MONITORING`] and [`PEERS`].
+//! `e2e/node-ipam-controller`, `e2e/porcupine`, `e2e/prometheus` and `e2e/whereabouts`; their `go.sum` files pin every
+//! source. On two cores, the build takes about eight minutes for the five programs of [`CONTROL_PLANE`], seven minutes
+//! for [`NODES`], three for [`SERVICES`], six for [`TOOLS`], and three for [`MONITORING`].
 //!
 //! A lock file keeps two processes from building at the same time. While a program is being built, its file has another
 //! name. So an interrupted build leaves no file under the program's name.
@@ -53,6 +53,9 @@ pub const GRPC_GO: &str = "v1.83.2";
 pub const WHEREABOUTS: &str = "v0.9.2";
 /// The release of Calico, with whose IPAM Cadastre is compared.
 pub const CALICO: &str = "v3.31.0";
+/// The version of node-ipam-controller, with which Cadastre is compared. The project has published no release since
+/// its Go module has its present path.
+pub const NODE_IPAM_CONTROLLER: &str = "v0.2.1-0.20260722110352-aa9996c92490";
 /// The release of porcupine, with which histories are checked.
 pub const PORCUPINE: &str = "v1.3.1";
 
@@ -63,6 +66,8 @@ const MULTUS_MODULE: &str = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4";
 
 /// The path of Calico's Go module, which contains the source and the CRDs.
 const CALICO_MODULE: &str = "github.com/projectcalico/calico";
+/// The path of node-ipam-controller's Go module, which contains the source and the CRD.
+const NODE_IPAM_CONTROLLER_MODULE: &str = "sigs.k8s.io/node-ipam-controller";
 /// The path of whereabouts' Go module, which contains the source and the CRDs.
 const WHEREABOUTS_MODULE: &str = "github.com/k8snetworkplumbingwg/whereabouts";
 
@@ -101,12 +106,6 @@ pub const MONITORING: [Program; 2] = [Program::Prometheus, Program::Promtool];
 pub const TOOLS: [Program; 2] = [Program::Helm, Program::Helm3];
 /// Plugins of protoc that generate Go code from a proto file.
 pub const GENERATORS: [Program; 2] = [Program::ProtocGenGo, Program::ProtocGenGoGrpc];
-/// CNI IPAM plugins of others, with which Cadastre is compared.
-pub const PEERS: [Program; 3] = [
-    Program::HostLocal,
-    Program::Whereabouts,
-    Program::CalicoIpam,
-];
 /// The program that checks histories.
 pub const HISTORY_CHECKERS: [Program; 1] = [Program::HistoryChecker];
 
@@ -171,6 +170,8 @@ pub enum Program {
     Whereabouts,
     /// `calico-ipam`, Calico's CNI IPAM plugin, which keeps its addresses in the API
     CalicoIpam,
+    /// `node-ipam-controller`, which allocates podCIDRs from several ranges
+    NodeIpamController,
     /// `history-checker`, which says whether a history is linearizable
     HistoryChecker,
 }
@@ -191,6 +192,7 @@ enum Source {
     Porcupine,
     Whereabouts,
     Calico,
+    NodeIpamController,
 }
 
 impl Source {
@@ -210,6 +212,7 @@ impl Source {
             Self::Porcupine => "porcupine",
             Self::Whereabouts => "whereabouts",
             Self::Calico => "calico",
+            Self::NodeIpamController => "node-ipam-controller",
         }
     }
 
@@ -228,6 +231,7 @@ impl Source {
             Self::Porcupine => PORCUPINE,
             Self::Whereabouts => WHEREABOUTS,
             Self::Calico => CALICO,
+            Self::NodeIpamController => NODE_IPAM_CONTROLLER,
         }
     }
 }
@@ -238,7 +242,7 @@ impl Source {
         match self {
             Self::Calico | Self::ControlPlane | Self::FrrK8s | Self::Prometheus => 90,
             Self::Containerd => 45,
-            Self::CoreDns | Self::Multus | Self::Whereabouts => 60,
+            Self::CoreDns | Self::Multus | Self::NodeIpamController | Self::Whereabouts => 60,
             Self::CniPlugins | Self::GrpcGo | Self::Porcupine => 5,
             Self::Helm | Self::Helm3 => 150,
         }
@@ -278,6 +282,7 @@ impl Program {
             Self::Whereabouts => "whereabouts",
             // Calico's plugins are one executable, whose file name determines which plugin it is.
             Self::CalicoIpam => "calico-ipam",
+            Self::NodeIpamController => "node-ipam-controller",
             Self::HistoryChecker => "history-checker",
         }
     }
@@ -309,6 +314,7 @@ impl Program {
             Self::ProtocGenGo | Self::ProtocGenGoGrpc => Source::GrpcGo,
             Self::Whereabouts => Source::Whereabouts,
             Self::CalicoIpam => Source::Calico,
+            Self::NodeIpamController => Source::NodeIpamController,
             Self::HistoryChecker => Source::Porcupine,
         }
     }
@@ -329,6 +335,7 @@ impl Program {
             Self::CoreDns => "cadastre.dev/e2e/coredns".to_owned(),
             Self::Whereabouts => format!("{WHEREABOUTS_MODULE}/cmd"),
             Self::CalicoIpam => format!("{CALICO_MODULE}/cni-plugin/cmd/calico"),
+            Self::NodeIpamController => NODE_IPAM_CONTROLLER_MODULE.to_owned(),
             Self::HistoryChecker => "cadastre.dev/e2e/porcupine".to_owned(),
             Self::Helm => "helm.sh/helm/v4/cmd/helm".to_owned(),
             Self::Helm3 => "helm.sh/helm/v3/cmd/helm".to_owned(),
@@ -374,9 +381,11 @@ impl Program {
             }
             Source::Helm => format!(" -X helm.sh/helm/v4/internal/version.version={HELM}"),
             Source::Helm3 => format!(" -X helm.sh/helm/v3/internal/version.version={HELM3}"),
-            Source::CoreDns | Source::GrpcGo | Source::Porcupine | Source::Whereabouts => {
-                String::new()
-            }
+            Source::CoreDns
+            | Source::GrpcGo
+            | Source::NodeIpamController
+            | Source::Porcupine
+            | Source::Whereabouts => String::new(),
         };
         format!("-s -w{stamp}")
     }
@@ -389,7 +398,7 @@ pub fn find(program: Program) -> Result<PathBuf> {
             _ if CONTROL_PLANE.contains(&program) => "control-plane",
             _ if SERVICES.contains(&program) => "services",
             Source::Prometheus => "monitoring",
-            Source::Calico | Source::Whereabouts => "torture",
+            Source::Calico | Source::NodeIpamController | Source::Whereabouts => "torture",
             Source::Helm | Source::Helm3 | Source::GrpcGo | Source::Porcupine => "tools",
             _ => "nodes",
         };
@@ -642,6 +651,17 @@ pub fn calico_ipam_crds() -> Result<[PathBuf; 5]> {
             "ipamhandles.yaml",
         )?,
     ])
+}
+
+/// Returns the path of the CRD of the kind ClusterCIDR. Downloads it into the cache if it is missing.
+pub fn cluster_cidr_crd() -> Result<PathBuf> {
+    file_of_module(&ModuleFile {
+        folder: "node-ipam-controller",
+        release: NODE_IPAM_CONTROLLER,
+        module: NODE_IPAM_CONTROLLER_MODULE,
+        file: "charts/node-ipam-controller/gen/crds/networking.x-k8s.io_clustercidrs.yaml",
+        name: "crd.yaml",
+    })
 }
 
 /// Returns the path in the cache of a file that a Go module contains.

@@ -26,7 +26,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{progress, say};
+use crate::{is_available, progress, say};
 
 /// The node's range.
 const RANGE: &str = "10.70.0.0/28";
@@ -57,6 +57,11 @@ pub async fn run(seed: u64) -> Result<()> {
         Peer::Whereabouts,
         Peer::Calico,
     ] {
+        if let Some(program) = peer.program()
+            && !is_available(program).await?
+        {
+            continue;
+        }
         let (name, version) = peer.name();
         let result = Torture::start(peer).await?.run(seed).await?;
         let ms = |it: Duration| format!("{:.0} ms", it.as_secs_f64() * 1e3);
@@ -84,6 +89,16 @@ impl Peer {
             Self::HostLocal => ("host-local", assets::CNI_PLUGINS),
             Self::Whereabouts => ("whereabouts", assets::WHEREABOUTS),
             Self::Calico => ("Calico IPAM", assets::CALICO),
+        }
+    }
+
+    /// Returns the program to build, if it is not Cadastre.
+    fn program(self) -> Option<Program> {
+        match self {
+            Self::Cadastre | Self::CadastreAlone => None,
+            Self::HostLocal => Some(Program::HostLocal),
+            Self::Whereabouts => Some(Program::Whereabouts),
+            Self::Calico => Some(Program::CalicoIpam),
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result, bail};
-use cadastre_e2e::assets;
+use cadastre_e2e::assets::{self, Program};
 
 mod addresses;
 mod pod_cidrs;
@@ -21,7 +21,6 @@ async fn main() -> Result<()> {
             .with_context(|| format!("{text} is no number"))?,
         None => fastrand::u64(..1_000_000),
     };
-    tokio::task::spawn_blocking(|| assets::ensure(&assets::PEERS)).await??;
     progress(&format!("seed {seed}"))?;
     match what.as_str() {
         "podcidrs" => pod_cidrs::run(seed).await,
@@ -33,6 +32,16 @@ async fn main() -> Result<()> {
         }
         other => bail!("{other}: what to torture is one of podcidrs, addresses, all"),
     }
+}
+
+/// Builds a program if it is missing, and returns whether it is there. If it cannot be built, for example because its
+/// source cannot be downloaded, the others are run without it.
+async fn is_available(program: Program) -> Result<bool> {
+    let built = tokio::task::spawn_blocking(move || assets::ensure(&[program])).await?;
+    if let Err(error) = &built {
+        progress(&format!("{} is left out: {error:#}", program.name()))?;
+    }
+    Ok(built.is_ok())
 }
 
 /// Writes a line of a table to standard output.

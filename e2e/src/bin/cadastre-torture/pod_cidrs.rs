@@ -9,20 +9,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cadastre_api::LEASE_NAME;
+use cadastre_e2e::assets::Program;
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::daemon::DaemonOptions;
 use cadastre_e2e::history::Revision;
-use cadastre_e2e::process::Process;
+use cadastre_e2e::process::{self, Process};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{
     Balancer, ControlPlane, Daemon, Fixtures, History, KcmOptions, Options, assets, crds, kcm,
-    lease, nodes,
+    lease, nodes, ports,
 };
 use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{progress, say};
+use crate::{is_available, progress, say};
 
 /// The range, which has 64 podCIDRs of size /24.
 const RANGE: &str = "10.64.0.0/18";
@@ -41,6 +42,7 @@ const TIMES: usize = 3;
 enum Peer {
     Cadastre,
     KubeControllerManager,
+    NodeIpamController,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +74,14 @@ pub async fn run(seed: u64) -> Result<()> {
         REST.as_secs(),
     ))?;
     say("|---|---|---|---|---|---|---|---|")?;
-    for peer in [Peer::Cadastre, Peer::KubeControllerManager] {
+    for peer in [
+        Peer::Cadastre,
+        Peer::KubeControllerManager,
+        Peer::NodeIpamController,
+    ] {
+        if peer == Peer::NodeIpamController && !is_available(Program::NodeIpamController).await? {
+            continue;
+        }
         let (name, version) = peer.name();
         let result = Torture::start(peer, seed).await?.run().await?;
         say(&format!(
@@ -96,20 +105,21 @@ impl Peer {
         match self {
             Self::Cadastre => ("Cadastre", env!("CARGO_PKG_VERSION")),
             Self::KubeControllerManager => ("kube-controller-manager", assets::KUBERNETES),
+            Self::NodeIpamController => ("node-ipam-controller", assets::NODE_IPAM_CONTROLLER),
         }
     }
 }
 
 enum Running {
     Cadastre(Daemon),
-    KubeControllerManager(Process),
+    Other(Process),
 }
 
 impl Running {
     fn process(&mut self) -> &mut Process {
         match self {
             Self::Cadastre(daemon) => daemon.process(),
-            Self::KubeControllerManager(process) => process,
+            Self::Other(process) => process,
         }
     }
 }
@@ -149,12 +159,16 @@ impl Torture {
         let client = cluster.client().await?;
         crds::install(&client).await?;
         let fixtures = Fixtures::new(client.clone());
-        if peer == Peer::Cadastre {
-            let spec = json!({
-                "nodeSelector": {}, "quarantineSeconds": 5,
-                "ipv4": {"cidrs": [RANGE], "blockSize": 24},
-            });
-            fixtures.pool("all", spec).await?;
+        match peer {
+            Peer::Cadastre => {
+                let spec = json!({
+                    "nodeSelector": {}, "quarantineSeconds": 5,
+                    "ipv4": {"cidrs": [RANGE], "blockSize": 24},
+                });
+                fixtures.pool("all", spec).await?;
+            }
+            Peer::KubeControllerManager => {}
+            Peer::NodeIpamController => create_cluster_cidr(&cluster).await?,
         }
         let mut this = Self {
             peer,
@@ -210,7 +224,21 @@ impl Torture {
                     burst: 1000,
                     ..KcmOptions::node_ipam(&[RANGE])
                 };
-                Running::KubeControllerManager(self.cluster.start_kcm(&options)?)
+                Running::Other(self.cluster.start_kcm(&options)?)
+            }
+            Peer::NodeIpamController => {
+                let kubeconfig = self.cluster.kubeconfig_through(ADMIN, proxy)?;
+                let mut command = process::command(&assets::find(Program::NodeIpamController)?);
+                command
+                    .arg(format!("--kubeconfig={}", kubeconfig.display()))
+                    .arg(format!(
+                        "--webserver-bind-address=127.0.0.1:{}",
+                        ports::free()?
+                    ))
+                    .arg(format!("--leader-elect-id={name}"))
+                    .arg("--leader-elect-namespace=kube-system");
+                let log = self.cluster.folder().join(format!("{name}.log"));
+                Running::Other(Process::spawn("node-ipam-controller", command, &log)?)
             }
         };
         Ok((running, name))
@@ -227,8 +255,8 @@ impl Torture {
                     let is_holder = |it: &Replica| it.name == lease::identity(&holder);
                     Ok(self.replicas.iter().position(is_holder))
                 }
-                // Its log tells, because the identities of replicas on one host are random.
-                Peer::KubeControllerManager => {
+                // The log tells: the identities of kube-controller-manager's replicas on one host are random.
+                Peer::KubeControllerManager | Peer::NodeIpamController => {
                     for (i, replica) in self.replicas.iter_mut().enumerate() {
                         let process = replica.running.process();
                         let log = std::fs::read_to_string(process.log())?;
@@ -396,6 +424,28 @@ impl Torture {
         }
         Ok(())
     }
+}
+
+/// Creates the object that gives node-ipam-controller the range.
+async fn create_cluster_cidr(cluster: &ControlPlane) -> Result<()> {
+    let crd = assets::cluster_cidr_crd()?.display().to_string();
+    cluster.kubectl(&["apply", "-f", &crd]).await?;
+    let wait = "wait --for=condition=Established --timeout=120s crd --all";
+    cluster.kubectl_line(wait).await?;
+    let object = json!({
+        "apiVersion": "networking.x-k8s.io/v1", "kind": "ClusterCIDR", "metadata": {"name": "all"},
+        "spec": {"perNodeHostBits": 8, "ipv4": RANGE},
+    });
+    let object = object.to_string();
+    // A kind may be established a moment before it can be discovered.
+    until("the ClusterCIDR is there", REST, async || {
+        cluster
+            .kubectl_stdin(&["apply", "-f", "-"], &object)
+            .await
+            .map(Some)
+    })
+    .await?;
+    Ok(())
 }
 
 /// Returns the shortest time from the deletion of a node until another node got its podCIDR.
