@@ -384,10 +384,10 @@ mod tests {
             [None, None]
         );
         let mut space = Space::default();
-        space.cover(0x8000, 8, 1);
-        space.cover(0xc000, 8, 2);
+        space.cover(0x1_8000, 8, 1);
+        space.cover(0x1_c000, 8, 2);
         assert_eq!(
-            space.next(0x8100, 0xbfff),
+            space.next(0x1_8100, 0x1_bfff),
             None,
             "no slot with a holding begins in time"
         );
