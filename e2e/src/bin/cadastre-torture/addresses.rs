@@ -45,23 +45,23 @@ enum Peer {
 }
 
 pub async fn run(seed: u64) -> Result<()> {
+    let mut peers = vec![Peer::Cadastre, Peer::CadastreAlone];
+    let others = [
+        (Peer::HostLocal, Program::HostLocal),
+        (Peer::Whereabouts, Program::Whereabouts),
+        (Peer::Calico, Program::CalicoIpam),
+    ];
+    for (peer, program) in others {
+        if is_available(program).await? {
+            peers.push(peer);
+        }
+    }
     say(&format!(
         "| addresses: {CALLERS} callers, {} s | version | ADDs that succeeded | addresses with two containers | addresses lost at the end | ADD, median | ADD, p99 |",
         DURATION.as_secs()
     ))?;
     say("|---|---|---|---|---|---|---|")?;
-    for peer in [
-        Peer::Cadastre,
-        Peer::CadastreAlone,
-        Peer::HostLocal,
-        Peer::Whereabouts,
-        Peer::Calico,
-    ] {
-        if let Some(program) = peer.program()
-            && !is_available(program).await?
-        {
-            continue;
-        }
+    for peer in peers {
         let (name, version) = peer.name();
         let result = Torture::start(peer).await?.run(seed).await?;
         let ms = |it: Duration| format!("{:.0} ms", it.as_secs_f64() * 1e3);
@@ -89,16 +89,6 @@ impl Peer {
             Self::HostLocal => ("host-local", assets::CNI_PLUGINS),
             Self::Whereabouts => ("whereabouts", assets::WHEREABOUTS),
             Self::Calico => ("Calico IPAM", assets::CALICO),
-        }
-    }
-
-    /// Returns the program to build, if it is not Cadastre.
-    fn program(self) -> Option<Program> {
-        match self {
-            Self::Cadastre | Self::CadastreAlone => None,
-            Self::HostLocal => Some(Program::HostLocal),
-            Self::Whereabouts => Some(Program::Whereabouts),
-            Self::Calico => Some(Program::CalicoIpam),
         }
     }
 }

@@ -68,20 +68,17 @@ const FAULTS: [Fault; 5] = [
 ];
 
 pub async fn run(seed: u64) -> Result<()> {
+    let mut peers = vec![Peer::Cadastre, Peer::KubeControllerManager];
+    if is_available(Program::NodeIpamController).await? {
+        peers.push(Peer::NodeIpamController);
+    }
     say(&format!(
         "| podCIDRs: {} rounds | version | nodes that joined | overlapping podCIDRs | nodes without podCIDRs after {} s | podCIDRs lost at the end | slowest round | a podCIDR went to another node at the earliest |",
         FAULTS.len() * TIMES,
         REST.as_secs(),
     ))?;
     say("|---|---|---|---|---|---|---|---|")?;
-    for peer in [
-        Peer::Cadastre,
-        Peer::KubeControllerManager,
-        Peer::NodeIpamController,
-    ] {
-        if peer == Peer::NodeIpamController && !is_available(Program::NodeIpamController).await? {
-            continue;
-        }
+    for peer in peers {
         let (name, version) = peer.name();
         let result = Torture::start(peer, seed).await?.run().await?;
         say(&format!(
