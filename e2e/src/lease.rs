@@ -25,6 +25,12 @@ pub async fn version(client: &Client) -> Result<Option<String>> {
     Ok(read(client).await?.and_then(|it| it.resource_version()))
 }
 
+/// Returns how long the Lease lasts after a renewal, in seconds; `None` if there is no Lease.
+pub async fn duration(client: &Client) -> Result<Option<i32>> {
+    let lease = read(client).await?;
+    Ok(lease.and_then(|it| it.spec?.lease_duration_seconds))
+}
+
 async fn read(client: &Client) -> Result<Option<Lease>> {
     let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
     Ok(leases.get_opt(LEASE_NAME).await?)
