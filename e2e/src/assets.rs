@@ -53,8 +53,8 @@ pub const GRPC_GO: &str = "v1.83.2";
 pub const WHEREABOUTS: &str = "v0.9.2";
 /// The release of Calico, with whose IPAM Cadastre is compared.
 pub const CALICO: &str = "v3.31.0";
-/// The version of node-ipam-controller, with which Cadastre is compared. The project has published no release since
-/// its Go module has its present path.
+/// The version of node-ipam-controller, with which Cadastre is compared. The newest release is of an earlier path of
+/// the Go module, so this is a commit.
 pub const NODE_IPAM_CONTROLLER: &str = "v0.2.1-0.20260722110352-aa9996c92490";
 /// The release of porcupine, with which histories are checked.
 pub const PORCUPINE: &str = "v1.3.1";
@@ -466,9 +466,12 @@ fn downloaded(program: Program, folder: &Path, server: &mut ReleaseServer, title
 fn announcement(programs: &[Program]) -> String {
     let seconds = programs.iter().map(|it| it.source().seconds());
     let minutes = seconds.sum::<u64>().div_ceil(60);
+    let what = match programs.len() {
+        1 => "a program".to_owned(),
+        count => format!("{count} programs"),
+    };
     format!(
-        "building {} programs of Kubernetes and its surroundings, once: about {minutes} min on two cores",
-        programs.len()
+        "building {what} of Kubernetes and its surroundings, once: about {minutes} min on two cores"
     )
 }
 

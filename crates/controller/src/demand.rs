@@ -355,9 +355,9 @@ impl Demand {
                 self.no_longer_waits(pool, node, cx);
                 return None;
             }
-            // A node gets a second block only when all nodes without blocks have got their first one.
-            let is_first_only = carved > 0 && self.first.has_ready(cx.now.mono);
-            if carved >= AT_ONCE_PER_NODE || is_first_only {
+            // While nodes without blocks wait for their first one, a node gets one block at a time.
+            let others_come_first = carved > 0 && self.first.has_ready(cx.now.mono);
+            if carved >= AT_ONCE_PER_NODE || others_come_first {
                 self.more.add(node.name.clone());
                 return None;
             }

@@ -463,7 +463,7 @@ fn write(
 ) -> PodCidrDecision {
     let mut cidrs: Vec<Cidr> = cidrs.collect();
     // Without services, the primary family is searched among all nodes. So it is not searched for a single range.
-    if let [_, _, ..] = *cidrs {
+    if cidrs.len() > 1 {
         let first = first_family(allocations, cache);
         cidrs.sort_by_key(|cidr| (cidr.family() != first, *cidr));
     }

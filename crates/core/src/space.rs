@@ -136,7 +136,7 @@ impl Space {
         if self.root.entry == FREE {
             self.root = Slot {
                 entry: FREE,
-                // `set` computes it.
+                // `set`, which comes next, computes it.
                 fits: 0,
                 order: even,
                 base: first & !ones(even),
@@ -383,17 +383,17 @@ mod tests {
             [space.next(0x600, 0x3fff), space.next(0, 0xff)],
             [None, None]
         );
-        let mut space = Space::default();
-        space.cover(0x1_8000, 8, 1);
-        space.cover(0x1_c000, 8, 2);
-        assert_eq!(
-            space.next(0x1_8100, 0x1_bfff),
-            None,
-            "no slot with a holding begins in time"
-        );
         assert_eq!(
             [next(0x1_000f), next(0x1_0010), next(u128::MAX)],
             [Some(3), None, None]
         );
+    }
+
+    #[test]
+    fn next_searches_no_slot_that_begins_too_late() {
+        let mut space = Space::default();
+        space.cover(0x1_8000, 8, 1);
+        space.cover(0x1_c000, 8, 2);
+        assert_eq!(space.next(0x1_8100, 0x1_bfff), None);
     }
 }

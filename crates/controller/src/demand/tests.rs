@@ -271,20 +271,26 @@ fn the_last_block_is_recalled_if_the_pool_allocates_only_on_request() {
     }
 }
 
-#[test]
-fn blocks_are_recalled_at_most_once_a_second() {
+/// Returns how many blocks are recalled at these times, in milliseconds, if four nodes have the pool's blocks and use
+/// none, and a fifth one waits.
+fn recalls_at<const N: usize>(times: [u64; N]) -> [usize; N] {
     let subnets = four_idle_and(subnet("fifth", &[], 4));
     let cache = cluster_of(vec![pool("p", "10.0.0.0/26")], subnets);
     let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
-    let counts = [0, 4_500, 5_000, 5_500].map(|ms| {
+    times.map(|ms| {
         let now = crate::Now {
             mono: Duration::from_millis(ms),
             ..NOW
         };
         handle_all(&mut demand, &cache, &mut allocations, now);
-        recalled(&allocations, "idle-0")
-    });
-    assert_eq!(counts, [0, 0, 0, 1]);
+        let all = allocations.blocks.iter();
+        all.filter(|it| it.recall.is_some()).count()
+    })
+}
+
+#[test]
+fn blocks_are_recalled_at_most_once_a_second() {
+    assert_eq!(recalls_at([0, 4_500, 5_000, 5_500]), [0, 0, 0, 1]);
 }
 
 #[test]
@@ -298,15 +304,7 @@ fn at_most_64_blocks_are_requested_at_once() {
 
 #[test]
 fn an_agent_that_does_not_answer_delays_nobody_for_long() {
-    let subnets = four_idle_and(subnet("fifth", &[], 4));
-    let cache = cluster_of(vec![pool("p", "10.0.0.0/26")], subnets);
-    let (mut demand, mut allocations) = (Demand::default(), rebuilt(&cache));
-    let counts = [0, 5, 14, 15].map(|second| {
-        handle_all(&mut demand, &cache, &mut allocations, at(second));
-        let all = allocations.blocks.iter();
-        all.filter(|it| it.recall.is_some()).count()
-    });
-    assert_eq!(counts, [0, 1, 1, 2]);
+    assert_eq!(recalls_at([0, 5_000, 14_000, 15_000]), [0, 1, 1, 2]);
 }
 
 /// The blocks are /48s. An agent reports for them the largest numbers that the API allows, and sums of these must not
@@ -341,15 +339,14 @@ fn sums_of_addresses_beyond_64_bits_do_not_overflow() {
     }
 }
 
+fn on_demand(spec: &mut IPPoolSpec) {
+    spec.first_block = FirstBlock::OnDemand;
+}
+
 /// Pods fail and are created again, so the demand of their node comes and goes while the pool stays exhausted.
 #[test]
 fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_only_much_later() {
-    let pools = |range: &str| {
-        let on_demand = |spec: &mut IPPoolSpec| {
-            spec.first_block = FirstBlock::OnDemand;
-        };
-        vec![pool_with("p", range, on_demand)]
-    };
+    let pools = |range: &str| vec![pool_with("p", range, on_demand)];
     let nodes = |wanted| vec![subnet("a", &[], wanted), subnet("b", &["10.0.0.0/28"], 16)];
     let (mut demand, mut allocations) = handled(pools("10.0.0.0/28"), nodes(0));
     // Handles both nodes, and returns the reasons of the events.
@@ -375,12 +372,8 @@ fn a_wait_that_ends_without_a_block_is_not_reported_as_one_and_reported_again_on
 #[test]
 fn blocks_of_another_pool_do_not_end_a_wait() {
     let cache = |of_p: u64, of_q: u64| {
-        let pools = [("p", "10.0.0.0/28"), ("q", "10.0.1.0/24")].map(|(name, range)| {
-            let on_demand = |spec: &mut IPPoolSpec| {
-                spec.first_block = FirstBlock::OnDemand;
-            };
-            pool_with(name, range, on_demand)
-        });
+        let pools = [("p", "10.0.0.0/28"), ("q", "10.0.1.0/24")];
+        let pools = pools.map(|(name, range)| pool_with(name, range, on_demand));
         let mut wants = subnet("a", &[], 0);
         wants.report.as_mut().unwrap().demand = [("p".into(), of_p), ("q".into(), of_q)].into();
         let all = vec![wants, subnet("b", &["10.0.0.0/28"], 16)];
@@ -395,7 +388,7 @@ fn blocks_of_another_pool_do_not_end_a_wait() {
     };
     assert_eq!(handle(5, 0), [WAITING_FOR_BLOCK]);
     assert!(handle(5, 5).is_empty(), "a block of pool q");
-    assert_eq!(handle(0, 5), [] as [&str; 0], "nothing of pool p");
+    assert!(handle(0, 5).is_empty(), "nothing of pool p");
     assert_eq!(count(&allocations, "a"), 1);
 }
 

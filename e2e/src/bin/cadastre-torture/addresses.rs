@@ -19,14 +19,13 @@ use cadastre_e2e::cni_callers::{Callers, Kills, Network};
 use cadastre_e2e::control_plane::ADMIN;
 use cadastre_e2e::fixtures::LIMIT;
 use cadastre_e2e::linearizability::{Call, Outcome, Verb};
-use cadastre_e2e::wait::until;
 use cadastre_e2e::{Balancer, ControlPlane, Daemon, NodeAgent, Options, assets, cluster, daemon};
 use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{is_available, progress, say};
+use crate::{create, install, is_available, progress, say};
 
 /// The node's range.
 const RANGE: &str = "10.70.0.0/28";
@@ -177,10 +176,7 @@ impl Torture {
 
     async fn prepare_whereabouts(&mut self) -> Result<()> {
         let control_plane = ControlPlane::start(Options::default()).await?;
-        for crd in assets::whereabouts_crds()? {
-            let crd = crd.display().to_string();
-            control_plane.kubectl(&["apply", "-f", &crd]).await?;
-        }
+        install(&control_plane, &assets::whereabouts_crds()?).await?;
         let balancer = Balancer::start(vec![control_plane.address()])?;
         let kubeconfig = control_plane.kubeconfig_through(ADMIN, balancer.address())?;
         // As whereabouts' own installation does, the kubeconfig is named in a file of its own.
@@ -202,24 +198,14 @@ impl Torture {
 
     async fn prepare_calico(&mut self) -> Result<()> {
         let control_plane = ControlPlane::start(Options::default()).await?;
-        for crd in assets::calico_ipam_crds()? {
-            let crd = crd.display().to_string();
-            control_plane.kubectl(&["apply", "-f", &crd]).await?;
-        }
-        let wait = "wait --for=condition=Established --timeout=120s crd --all";
-        control_plane.kubectl_line(wait).await?;
+        install(&control_plane, &assets::calico_ipam_crds()?).await?;
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}});
         let pool = json!({
             "apiVersion": "crd.projectcalico.org/v1", "kind": "IPPool", "metadata": {"name": "node"},
             "spec": {"cidr": RANGE, "blockSize": 28, "nodeSelector": "all()"},
         });
-        let both = json!({"apiVersion": "v1", "kind": "List", "items": [node, pool]}).to_string();
-        // A kind may be established a moment before it can be discovered.
-        until("Calico's pool is there", LIMIT, async || {
-            let apply = ["apply", "-f", "-"];
-            control_plane.kubectl_stdin(&apply, &both).await.map(Some)
-        })
-        .await?;
+        let both = json!({"apiVersion": "v1", "kind": "List", "items": [node, pool]});
+        create(&control_plane, &both).await?;
         let balancer = Balancer::start(vec![control_plane.address()])?;
         let kubeconfig = control_plane.kubeconfig_through(ADMIN, balancer.address())?;
         // As the configuration that Calico installs, but the lock is in a folder of this run.

@@ -4,9 +4,14 @@
 //! Usage: `cadastre-torture [podcidrs|addresses|all] [SEED]`
 
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
+use cadastre_e2e::ControlPlane;
 use cadastre_e2e::assets::{self, Program};
+use cadastre_e2e::fixtures::LIMIT;
+use cadastre_e2e::wait::until;
+use serde_json::Value;
 
 mod addresses;
 mod pod_cidrs;
@@ -42,6 +47,29 @@ async fn is_available(program: Program) -> Result<bool> {
         progress(&format!("{} is left out: {error:#}", program.name()))?;
     }
     Ok(built.is_ok())
+}
+
+/// Installs CRDs, and waits until their kinds are served.
+async fn install(cluster: &ControlPlane, crds: &[PathBuf]) -> Result<()> {
+    for crd in crds {
+        let crd = crd.display().to_string();
+        cluster.kubectl(&["apply", "-f", &crd]).await?;
+    }
+    let wait = "wait --for=condition=Established --timeout=120s crd --all";
+    cluster.kubectl_line(wait).await?;
+    Ok(())
+}
+
+/// Creates an object, or those of a List. Their kinds may have been installed a moment ago.
+async fn create(cluster: &ControlPlane, object: &Value) -> Result<()> {
+    let object = object.to_string();
+    // A kind may be established a moment before it can be discovered.
+    until("the objects are there", LIMIT, async || {
+        let apply = ["apply", "-f", "-"];
+        cluster.kubectl_stdin(&apply, &object).await.map(Some)
+    })
+    .await?;
+    Ok(())
 }
 
 /// Writes a line of a table to standard output.

@@ -23,7 +23,7 @@ use fastrand::Rng;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::{is_available, progress, say};
+use crate::{create, install, is_available, progress, say};
 
 /// The range, which has 64 podCIDRs of size /24.
 const RANGE: &str = "10.64.0.0/18";
@@ -165,7 +165,14 @@ impl Torture {
                 fixtures.pool("all", spec).await?;
             }
             Peer::KubeControllerManager => {}
-            Peer::NodeIpamController => create_cluster_cidr(&cluster).await?,
+            Peer::NodeIpamController => {
+                install(&cluster, &[assets::cluster_cidr_crd()?]).await?;
+                let ranges = json!({
+                    "apiVersion": "networking.x-k8s.io/v1", "kind": "ClusterCIDR",
+                    "metadata": {"name": "all"}, "spec": {"perNodeHostBits": 8, "ipv4": RANGE},
+                });
+                create(&cluster, &ranges).await?;
+            }
         }
         let mut this = Self {
             peer,
@@ -421,28 +428,6 @@ impl Torture {
         }
         Ok(())
     }
-}
-
-/// Creates the object that gives node-ipam-controller the range.
-async fn create_cluster_cidr(cluster: &ControlPlane) -> Result<()> {
-    let crd = assets::cluster_cidr_crd()?.display().to_string();
-    cluster.kubectl(&["apply", "-f", &crd]).await?;
-    let wait = "wait --for=condition=Established --timeout=120s crd --all";
-    cluster.kubectl_line(wait).await?;
-    let object = json!({
-        "apiVersion": "networking.x-k8s.io/v1", "kind": "ClusterCIDR", "metadata": {"name": "all"},
-        "spec": {"perNodeHostBits": 8, "ipv4": RANGE},
-    });
-    let object = object.to_string();
-    // A kind may be established a moment before it can be discovered.
-    until("the ClusterCIDR is there", REST, async || {
-        cluster
-            .kubectl_stdin(&["apply", "-f", "-"], &object)
-            .await
-            .map(Some)
-    })
-    .await?;
-    Ok(())
 }
 
 /// Returns the shortest time from the deletion of a node until another node got its podCIDR.

@@ -88,10 +88,6 @@ fn a_block_whose_addresses_wait_for_a_probe_is_searched_again() {
     assert_eq!(node.add_one(3), "10.0.0.0");
 }
 
-fn records(node: &Node) -> usize {
-    node.count(KvTable::Probes)
-}
-
 #[test]
 fn a_block_that_comes_back_is_probed_again() {
     let mut node = probing();
@@ -110,10 +106,14 @@ fn probes_that_count_no_longer_are_forgotten() {
     let mut node = probing();
     clean(&mut node, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
     conflict(&mut node, "10.0.0.4");
-    assert_eq!(records(&node), 4);
+    assert_eq!(node.count(KvTable::Probes), 4);
     node.later(301);
     clean(&mut node, &["10.0.0.1"]);
-    assert_eq!(records(&node), 2, "of 10.0.0.1 and the conflict");
+    assert_eq!(
+        node.count(KvTable::Probes),
+        2,
+        "of 10.0.0.1 and the conflict"
+    );
 }
 
 #[test]
