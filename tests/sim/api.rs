@@ -248,6 +248,25 @@ impl Api {
         pods.filter(move |pod| self.placed.get(&pod.uid).is_some_and(|n| n == node))
     }
 
+    /// Lists the pods of a node. The cache of an API server may be as old as the request allows, so a request with a
+    /// revision gets the pods of that revision.
+    fn list_pods_of(&self, node: &NodeName, not_older_than: Option<u64>) -> RequestOutcome {
+        match not_older_than {
+            Some(revision) if revision > self.revision => {
+                RequestOutcome::Indeterminate("504 Too large resource version".to_owned())
+            }
+            Some(revision) => {
+                let all = self.pods.at(revision).into_iter();
+                let bound = all.filter(|pod| self.placed.get(&pod.uid) == Some(node));
+                RequestOutcome::Pods(bound.cloned().collect(), None)
+            }
+            None => {
+                let bound = self.pods_on(node).map(|pod| Pod::clone(pod));
+                RequestOutcome::Pods(bound.collect(), Some(self.revision))
+            }
+        }
+    }
+
     // Requests of controllers, with the preconditions that each request names.
 
     pub fn execute(&mut self, request: &ApiRequest, at: Time) -> RequestOutcome {
@@ -266,9 +285,10 @@ impl Api {
                 RequestOutcome::FrrConfigurations(all(&self.frr_configurations))
             }
             ApiRequest::List(Of::Pool) => RequestOutcome::Pools(all(&self.pools)),
-            ApiRequest::ListPodsOf { node } => {
-                RequestOutcome::Pods(self.pods_on(node).map(|p| Pod::clone(p)).collect())
-            }
+            ApiRequest::ListPodsOf {
+                node,
+                not_older_than,
+            } => self.list_pods_of(node, *not_older_than),
             ApiRequest::Read(Of::Node, name) => RequestOutcome::Node(read(&self.nodes, name)?),
             ApiRequest::Read(Of::Subnet, name) => {
                 RequestOutcome::Subnet(read(&self.subnets, name)?)

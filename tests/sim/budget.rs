@@ -149,7 +149,7 @@ fn object(request: &ApiRequest) -> Option<Text> {
         ApiRequest::SetTaints(change) => of("taints of node", &change.uid),
         ApiRequest::SetExhausted(change) => of("condition of node", &change.uid),
         ApiRequest::Read(ObjectKind::Node, name) => of("read of node", name),
-        ApiRequest::ListPodsOf { node } => of("pods of", node),
+        ApiRequest::ListPodsOf { node, .. } => of("pods of", node),
         _ => {
             let (kind, name) = request.about()?;
             of(kind.name(), name?)

@@ -80,7 +80,8 @@ pub struct DeadNode {
     /// Whether a user has edited the ranges' record in the NodeSubnet. A controller that received the edit counts the
     /// quarantine as over.
     pub edited: bool,
-    /// The times at which lists of the node's pods contained none of the node's addresses.
+    /// Lists of the node's pods contained none of the node's addresses. For each list, the time up to which it contained
+    /// all changes.
     pub looked: Vec<Time>,
 }
 
@@ -92,6 +93,8 @@ pub struct Checks {
     /// UIDs of nodes whose podCIDRs a controller has allocated.
     pub ours: BTreeSet<ObjectUid>,
     pub dead_nodes: Vec<DeadNode>,
+    /// For each revision that a consistent list of pods has shown, the last time at which it was the newest.
+    revisions_shown: BTreeMap<u64, Time>,
     /// For each choice of ranges (the UID of the node that gets them, and the ranges), the dead nodes (by UID) whose
     /// quarantine the choice had to respect. If several processes chose the ranges, the last choice counts.
     pub considered_dead: BTreeMap<(ObjectUid, Vec<Cidr>), BTreeSet<ObjectUid>>,
@@ -189,15 +192,26 @@ impl Checks {
         self.chose(run_id, a, received, api, now)
     }
 
-    /// Records the time if a request listed the pods of a dead node, and none of these pods had an address of the node.
-    /// Other requests are ignored.
+    /// If a request listed the pods of a dead node, and none of these pods had an address of the node, records the time
+    /// up to which the list contained all changes. Other requests are ignored.
     pub fn executed(&mut self, request: &ApiRequest, outcome: &RequestOutcome, now: Time) {
-        if let (ApiRequest::ListPodsOf { node }, RequestOutcome::Pods(pods)) = (request, outcome) {
+        let RequestOutcome::Pods(pods, shown) = outcome else {
+            return;
+        };
+        if let Some(revision) = shown {
+            self.revisions_shown.insert(*revision, now);
+        }
+        if let ApiRequest::ListPodsOf {
+            node,
+            not_older_than,
+        } = request
+        {
+            let as_of = not_older_than.map_or(now, |it| self.revisions_shown[&it]);
             for dead in &mut self.dead_nodes {
                 let mut addresses = pods.iter().flat_map(|pod| pod.addresses.iter());
                 let is_used = |addr: &Addr| dead.ranges.iter().any(|it| it.contains_addr(*addr));
                 if dead.name == *node && !addresses.any(is_used) {
-                    dead.looked.push(now);
+                    dead.looked.push(as_of);
                 }
             }
         }

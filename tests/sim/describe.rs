@@ -79,7 +79,7 @@ fn pool(pool: &Pool) -> String {
 /// The name of the object or node that a request is about; `None` if it is about all objects of a kind.
 pub fn name_of(request: &ApiRequest) -> Option<&str> {
     match request {
-        ApiRequest::ListPodsOf { node } => Some(node),
+        ApiRequest::ListPodsOf { node, .. } => Some(node),
         ApiRequest::Create(_, ObjectSpec::Block(spec))
         | ApiRequest::Replace(_, ObjectSpec::Block(spec)) => Some(&spec.owner.name),
         _ => request.about()?.1,
@@ -190,7 +190,7 @@ pub fn of_outcome(outcome: &RequestOutcome) -> String {
         RequestOutcome::Blocks(blocks) => format!("{} blocks", blocks.len()),
         RequestOutcome::Nodes(nodes) => format!("{} nodes", nodes.len()),
         RequestOutcome::Subnets(subnets) => format!("{} subnets", subnets.len()),
-        RequestOutcome::Pods(pods) => format!("{} pods", pods.len()),
+        RequestOutcome::Pods(pods, _) => format!("{} pods", pods.len()),
         RequestOutcome::Pool(it) => pool(it),
         other => format!("{other:?}"),
     }

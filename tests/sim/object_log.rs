@@ -77,6 +77,21 @@ impl<T: Stored> Kind<T> {
         self.log.iter().map(|change| &*change.object)
     }
 
+    /// Returns the objects that existed at a version.
+    pub fn at(&self, version: u64) -> Vec<&T> {
+        let until = self.log.iter();
+        let until = until.take_while(|change| change.object.version() <= version);
+        let mut then: BTreeMap<&T::Name, &T> = BTreeMap::new();
+        for change in until {
+            if change.deleted {
+                then.remove(change.object.name());
+            } else {
+                then.insert(change.object.name(), &change.object);
+            }
+        }
+        then.into_values().collect()
+    }
+
     pub fn put(&mut self, object: T, version: u64) -> Arc<T> {
         let object = self.record(object, version, false);
         self.live.insert(object.name().clone(), object.clone());

@@ -160,7 +160,7 @@ fn is_concerned(request: &ApiRequest, subject: Subject, all: bool) -> bool {
             it,
         ) => (Subject::Subnets, &it.name),
         ApiRequest::SetSubnetConditions(it, _) => (Subject::SubnetConditions, &it.name),
-        ApiRequest::ListPodsOf { node } => (Subject::Pods, node),
+        ApiRequest::ListPodsOf { node, .. } => (Subject::Pods, node),
         _ => return false,
     };
     let sum: u32 = name.bytes().map(u32::from).sum();

@@ -187,7 +187,7 @@ pub fn proof(mutation: Mutation) -> Proof {
         ),
 
         // Mutations of the quarantine of deleted nodes' ranges
-        NoQuarantine => sim(AsDrawn, 200),
+        NoQuarantine => sim(AsDrawn, 500),
         DeletingNodeCountsAsGone => sim(AsDrawn, 1_000),
         UnseenDeletionNotQuarantined => sim(AsDrawn, 500),
         UnrecordedDeathForgotten => unit(
@@ -202,8 +202,9 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::quarantine::tests::a_range_stays_quarantined_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_stays_quarantined_while_a_consistent_list_shows_an_address_of_it",
+            "controller::quarantine::tests::a_range_stays_quarantined_while_a_list_of_its_pods_shows_an_address_of_it",
         ),
+        EarlierPodListCounts => sim(AsDrawn, 2_000),
         FreedWhileNamed => unit(
             "controller::quarantine::tests::a_range_stays_quarantined_while_a_node_subnet_names_the_deleted_node",
         ),

@@ -17,6 +17,7 @@ pub mod foreign;
 pub mod holders;
 pub mod lending;
 pub mod open_routes;
+pub mod pod_proof;
 mod quarantined;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,7 @@ use crate::allocations::foreign::AllTooWide;
 use crate::allocations::holders::{HolderIds, HolderUse};
 use crate::allocations::lending::LendingTable;
 use crate::allocations::open_routes::OpenRoutes;
+use crate::allocations::pod_proof::PodProof;
 use crate::cluster::cache::ClusterCache;
 use crate::cluster::names::{NodeName, ObjectUid};
 use crate::cluster::objects::{Node, PodUid, Subnet};
@@ -85,6 +87,8 @@ pub struct AllocationState {
     pub after_gap: bool,
     /// Failed calls, each with the end of its back-off
     pub refusals: FailingCalls,
+    /// The revision of etcd that the newest consistent list of pods has shown
+    pub(crate) pod_proof: PodProof,
     /// Ranges in writes of NodeRoutes and FRRConfigurations whose outcome is not known yet
     pub(crate) open_routes: OpenRoutes,
     /// podCIDR writes that may be in flight. The Lease must name each write before the write is sent

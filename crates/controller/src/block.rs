@@ -3,8 +3,8 @@
 //! The entry of each block contains the next step for its object ([`crate::purpose::Step`]). This loop sends the
 //! request for that step. At most one request per block is in flight, and after each answer the loop decides anew. The
 //! block of a deleted node is deleted once its quarantine is over and no pod has an address in it. To prove that no pod
-//! has an address in the block, the loop checks the cached pods, and a consistent list of the pods that are bound to
-//! the node's name.
+//! has an address in the block, the loop checks the cached pods, and a list of the pods bound to the node's name that is
+//! newer than the end of the quarantine ([`pod_proof`](crate::allocations::pod_proof)).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -61,8 +61,9 @@ impl Loop for BlockLoop {
                 holding,
                 step,
             } => self.written_or_read((cidr, *holding), *step, answer.outcome, cx),
-            Purpose::BlockPods { uid, .. } => {
-                self.looked_at_pods(uid, answer.outcome, cx);
+            Purpose::BlockPods { uid, as_of, .. } => {
+                cx.allocations.pod_proof.listed(*as_of, answer.outcome);
+                self.looked_at_pods(uid, *as_of, answer.outcome, cx);
                 AffectedLoops::default()
             }
             _ => AffectedLoops::default(),
@@ -189,11 +190,8 @@ impl BlockLoop {
         if !self.listing_pods.insert(uid.clone()) {
             return KeyDecision::Done;
         }
-        let node = name.clone();
-        KeyDecision::Send(
-            ApiRequest::ListPodsOf { node },
-            Purpose::BlockPods { name, uid },
-        )
+        let (request, as_of) = cx.allocations.list_pods_of(&name, until, cx.now);
+        KeyDecision::Send(request, Purpose::BlockPods { name, uid, as_of })
     }
 
     /// Keeps a block in quarantine: schedules the next check, and reports the reason once.
@@ -209,24 +207,33 @@ impl BlockLoop {
         }
     }
 
-    /// Handles the list of a deleted node's pods. Of the node's blocks whose quarantine is over, deletes those that no
-    /// pod uses.
-    fn looked_at_pods(&mut self, uid: &ObjectUid, outcome: &RequestOutcome, cx: &mut Context) {
+    /// Handles the list of a deleted node's pods. Of the node's blocks whose quarantine was over at the time `as_of`,
+    /// deletes those that no pod uses.
+    fn looked_at_pods(
+        &mut self,
+        uid: &ObjectUid,
+        as_of: Duration,
+        outcome: &RequestOutcome,
+        cx: &mut Context,
+    ) {
         self.listing_pods.remove(uid);
-        let now = cx.now.mono;
-        let over = |entry: &&BlockEntry| {
-            entry.owner.quarantined
-                && entry.step == Step::Settled
-                && entry.quarantined_until.is_some_and(|until| until <= now)
-        };
-        let due = cx.allocations.blocks.of(uid).filter(over);
-        let due = due.map(|entry| (entry.cidr, entry.owner.name.clone()));
-        let due: Vec<(Cidr, NodeName)> = due.collect();
-        for (cidr, name) in due {
-            let RequestOutcome::Pods(pods) = outcome else {
+        let settled = |entry: &&BlockEntry| entry.owner.quarantined && entry.step == Step::Settled;
+        let settled = cx.allocations.blocks.of(uid).filter(settled);
+        let due = settled.filter_map(|entry| {
+            let until = entry.quarantined_until.filter(|it| *it <= cx.now.mono)?;
+            Some((entry.cidr, entry.owner.name.clone(), until))
+        });
+        let due: Vec<(Cidr, NodeName, Duration)> = due.collect();
+        for (cidr, name, until) in due {
+            let RequestOutcome::Pods(pods, _) = outcome else {
                 self.queue.add(cidr);
                 continue;
             };
+            // The quarantine ended after the list was requested, so the node's pods have to be listed again.
+            if until > as_of {
+                self.queue.add(cidr);
+                continue;
+            }
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
             let by_pod = reported.find(|addr| is_of_block(*addr, &cidr, cx));
             let by_pod = by_pod.or_else(|| used_by_pod(&name, &cidr, cx));

@@ -84,7 +84,7 @@ impl Loop for Leaks {
         let Purpose::LeakPods { name, uid } = answer.purpose else {
             return affected;
         };
-        let RequestOutcome::Pods(pods) = answer.outcome else {
+        let RequestOutcome::Pods(pods, _) = answer.outcome else {
             self.queue.add(name.clone());
             return affected;
         };
@@ -148,7 +148,10 @@ impl Leaks {
         self.listed_at.insert(name.clone(), cx.now.mono);
         let (node, name, uid) = (name.clone(), name.clone(), node.uid.clone());
         KeyDecision::Send(
-            ApiRequest::ListPodsOf { node },
+            ApiRequest::ListPodsOf {
+                node,
+                not_older_than: None,
+            },
             Purpose::LeakPods { name, uid },
         )
     }

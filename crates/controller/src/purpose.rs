@@ -1,5 +1,7 @@
 //! The purposes of requests. The purpose decides which loop gets the answer.
 
+use std::time::Duration;
+
 use crate::cluster::names::{ClaimName, NodeName, ObjectUid, PoolName};
 use crate::cluster::request::ObjectKind;
 use cadastre_core::{Cidr, HoldingId};
@@ -59,8 +61,13 @@ pub enum Purpose {
     ListRoutes(ObjectKind),
     /// A write or a read of the object of this kind that lists the ranges of a node: its NodeRoutes or FRRConfiguration
     Routes { kind: ObjectKind, name: NodeName },
-    /// The list of a deleted node's pods. It is the last check before the node's podCIDRs become free
-    Quarantine { name: NodeName, uid: ObjectUid },
+    /// The list of a deleted node's pods. It is the last check before the node's podCIDRs become free. The list contains
+    /// all changes that were made before the monotonic time `as_of`
+    Quarantine {
+        name: NodeName,
+        uid: ObjectUid,
+        as_of: Duration,
+    },
     /// A request about a block's object: the write of `step`, or a read if there is no step. Two blocks can have the
     /// same CIDR one after the other. `holding` distinguishes them, so that an answer about an earlier block does not
     /// reach the later one
@@ -69,8 +76,13 @@ pub enum Purpose {
         holding: HoldingId,
         step: Option<Step>,
     },
-    /// The list of a deleted node's pods. It is the last check before the node's blocks become free
-    BlockPods { name: NodeName, uid: ObjectUid },
+    /// The list of a deleted node's pods. It is the last check before the node's blocks become free. The list contains
+    /// all changes that were made before the monotonic time `as_of`
+    BlockPods {
+        name: NodeName,
+        uid: ObjectUid,
+        as_of: Duration,
+    },
     /// A list of a node's pods, from which the leak loop learns whether the pods of orphans are gone. If they are gone,
     /// the orphans become leak candidates
     LeakPods { name: NodeName, uid: ObjectUid },

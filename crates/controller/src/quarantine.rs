@@ -4,7 +4,8 @@
 //! - The node's UID is gone.
 //! - The pool's quarantine is over.
 //! - No cached pod reports an address in the range.
-//! - In a consistent list of the pods bound to the node's name, no pod reports an address in the range either.
+//! - In a list of the pods bound to the node's name that is newer than the end of the quarantine, no pod reports an
+//!   address in the range either ([`pod_proof`](crate::allocations::pod_proof)).
 //! - This controller has written the NodeSubnet without the node's UID.
 //!
 //! The NodeSubnet records the quarantine (`spec.quarantined`), so a restart of the controller does not shorten it.
@@ -43,21 +44,22 @@ impl Loop for Quarantine {
     /// stop recording the quarantine. Otherwise the loop checks again later.
     fn answered(&mut self, answer: &RequestAnswer, cx: &mut Context) -> AffectedLoops {
         let mut affected = AffectedLoops::default();
-        let Purpose::Quarantine { name, uid } = answer.purpose else {
+        let Purpose::Quarantine { name, uid, as_of } = answer.purpose else {
             return affected;
         };
+        cx.allocations.pod_proof.listed(*as_of, answer.outcome);
         let key = (name.clone(), uid.clone());
         let Some(quarantined) = cx.allocations.quarantined.get_mut(&key) else {
             return affected;
         };
         let ranges = &quarantined.ranges;
         match answer.outcome {
-            RequestOutcome::Pods(pods)
+            RequestOutcome::Pods(pods, _)
                 if in_use(name, ranges, cx.cache) || used_by(pods, ranges) =>
             {
                 self.queue.add_at(key, cx.now.next_check());
             }
-            RequestOutcome::Pods(_) => {
+            RequestOutcome::Pods(..) => {
                 quarantined.released = true;
                 affected.subnets.push(name.clone());
             }
@@ -90,11 +92,10 @@ impl Quarantine {
         if let Some(at) = cx.paused(&ObjectCall::ListPods(name.clone())) {
             return KeyDecision::Later(at);
         }
-        let (node, name, uid) = (name.clone(), name.clone(), uid.clone());
-        KeyDecision::Send(
-            ApiRequest::ListPodsOf { node },
-            Purpose::Quarantine { name, uid },
-        )
+        let until = quarantined.until;
+        let (request, as_of) = cx.allocations.list_pods_of(name, until, cx.now);
+        let (name, uid) = (name.clone(), uid.clone());
+        KeyDecision::Send(request, Purpose::Quarantine { name, uid, as_of })
     }
 
     /// Frees the ranges of earlier nodes with this name whose quarantine is over and which the NodeSubnet no longer
@@ -184,13 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn a_range_stays_quarantined_while_a_consistent_list_shows_an_address_of_it() {
+    fn a_range_stays_quarantined_while_a_list_of_its_pods_shows_an_address_of_it() {
         let cache = ClusterCache::default();
         let (mut allocations, mut quarantine) = quarantined();
         let (name, uid) = ("n".into(), "n".into());
-        let purpose = Purpose::Quarantine { name, uid };
+        let as_of = later().mono;
+        let purpose = Purpose::Quarantine { name, uid, as_of };
         for (pods, is_free) in [(vec![pod(1, &["10.0.0.7"])], false), (Vec::new(), true)] {
-            let outcome = RequestOutcome::Pods(pods);
+            let outcome = RequestOutcome::Pods(pods, None);
             let answer = RequestAnswer::to_read(&purpose, &outcome);
             let answered = |cx: &mut Context| quarantine.answered(&answer, cx);
             let affected = in_step(&cache, &mut allocations, later(), answered);

@@ -142,8 +142,10 @@ mutations! {
     PodsNotLookedAt,
     /// Ranges of deleted nodes are freed without a check of the index of all pods.
     PodIndexNotLookedAt,
-    /// Ranges of deleted nodes are freed even if a consistent read of the node's pods shows an address in them.
+    /// Ranges of deleted nodes are freed even if the last list of the node's pods shows an address in them.
     BoundPodsNotLookedAt,
+    /// The last list of a deleted node's pods may be older than the end of the quarantine.
+    EarlierPodListCounts,
     /// Ranges of deleted nodes are freed while a NodeSubnet still names the deleted node.
     FreedWhileNamed,
     /// A range that a live node got back is still quarantined for an earlier node with the same name.

@@ -64,10 +64,20 @@ impl Fixture {
         );
     }
 
-    /// Passes to the loop a consistent list of the pods of node `n1`. Returns the reasons of the events.
+    /// Passes to the loop a list of the pods of node `n1` that was requested just now. Returns the reasons of the events.
     fn list_pods(&mut self, outcome: &RequestOutcome, now: Now) -> Vec<&'static str> {
+        self.list_pods_as_of(now.mono, outcome, now)
+    }
+
+    /// Like [`Self::list_pods`], with a list that contains the changes until `as_of`.
+    fn list_pods_as_of(
+        &mut self,
+        as_of: Duration,
+        outcome: &RequestOutcome,
+        now: Now,
+    ) -> Vec<&'static str> {
         let (name, uid) = ("n1".into(), "n1".into());
-        let purpose = Purpose::BlockPods { name, uid };
+        let purpose = Purpose::BlockPods { name, uid, as_of };
         let answer = RequestAnswer::to_read(&purpose, outcome);
         let answered = |cx: &mut Context| self.blocks.answered(&answer, cx);
         reported(
@@ -262,7 +272,7 @@ fn a_quarantined_block_is_deleted_once_its_time_is_over_and_no_pod_has_an_addres
     assert_eq!(fixture.blocks.load().next_at, Some(over));
     let request = fixture.next(&cache, at(OVER)).0;
     assert!(
-        matches!(&request, Some(ApiRequest::ListPodsOf { node }) if **node == *"n1"),
+        matches!(&request, Some(ApiRequest::ListPodsOf { node, .. }) if **node == *"n1"),
         "{request:?}"
     );
     fixture.blocks.queue.add(cidr(BLOCK));
@@ -272,8 +282,34 @@ fn a_quarantined_block_is_deleted_once_its_time_is_over_and_no_pod_has_an_addres
     fixture.list_pods(&busy, at(OVER));
     assert_eq!(fixture.entry().step, Step::Settled);
     assert!(fixture.next(&cache, at(OVER)).0.is_some(), "listed again");
-    fixture.list_pods(&RequestOutcome::Pods(Vec::new()), at(OVER));
+    fixture.list_pods(&RequestOutcome::Pods(Vec::new(), None), at(OVER));
     assert_eq!(fixture.entry().step, Step::Delete);
+}
+
+#[test]
+fn a_list_that_is_older_than_the_end_of_the_quarantine_is_repeated() {
+    let mut fixture = Fixture::quarantined();
+    let cache = ClusterCache::default();
+    let none = RequestOutcome::Pods(Vec::new(), None);
+    fixture.next(&cache, at(OVER));
+    fixture.list_pods_as_of(at(OVER - 1).mono, &none, at(OVER));
+    assert_eq!(fixture.entry().step, Step::Settled);
+    assert!(fixture.next(&cache, at(OVER)).0.is_some(), "listed again");
+}
+
+#[test]
+fn the_blocks_of_many_nodes_need_one_consistent_list() {
+    let mut fixture = Fixture::quarantined();
+    let cache = ClusterCache::default();
+    let asks = |request: Option<ApiRequest>| match request {
+        Some(ApiRequest::ListPodsOf { not_older_than, .. }) => not_older_than,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(asks(fixture.next(&cache, at(OVER)).0), None);
+    let used = RequestOutcome::Pods(vec![pod(1, &["10.0.0.7"])], Some(7));
+    fixture.list_pods(&used, at(OVER));
+    fixture.blocks.queue.add(cidr(BLOCK));
+    assert_eq!(asks(fixture.next(&cache, at(OVER)).0), Some(7));
 }
 
 #[test]
@@ -294,7 +330,7 @@ fn a_quarantined_block_stays_while_a_pod_has_an_address_of_it() {
         }
         // The cache does not have the pod, but the consistent list has it.
         let mut fixture = Fixture::quarantined();
-        let listed = RequestOutcome::Pods(vec![pod(1, &[address])]);
+        let listed = RequestOutcome::Pods(vec![pod(1, &[address])], None);
         assert_eq!(fixture.list_pods(&listed, at(OVER)), kept);
         assert_eq!(fixture.entry().step == Step::Settled, stays);
     }
@@ -311,7 +347,7 @@ fn a_list_of_pods_ends_only_quarantines_whose_time_is_over() {
         let entry = fixture.entry();
         (entry.owner.quarantined, entry.step) = (quarantined, step);
         entry.quarantined_until = Some(Duration::from_secs(until));
-        fixture.list_pods(&RequestOutcome::Pods(Vec::new()), at(OVER));
+        fixture.list_pods(&RequestOutcome::Pods(Vec::new(), None), at(OVER));
         assert_eq!(fixture.entry().step, step);
     }
 }

@@ -396,8 +396,13 @@ impl Elector {
             }
             (CallKind::Acquire, LeaseAnswer::Written(record)) => {
                 self.note(&record, now);
+                let is_longer = record.lease_duration > self.lease_duration();
                 self.acquired(record);
                 self.due = self.next_renewal(at, now);
+                // If this process crashed, others would have to wait for the long duration of a created Lease.
+                if is_longer {
+                    self.due = now;
+                }
             }
             (CallKind::Renew, LeaseAnswer::Conflict)
                 if Mutation::RenewalConflictIgnored.is_on() =>

@@ -92,9 +92,13 @@ pub enum ApiRequest {
     List(ObjectKind),
     /// Reads one object from etcd, not from the API server's cache.
     Read(ObjectKind, Text),
-    /// Lists the pods that are bound to the node. The API server reads the list from etcd. This list is the last check
-    /// before the node's ranges become free.
-    ListPodsOf { node: NodeName },
+    /// Lists the pods that are bound to the node. This list is the last check before the node's ranges become free. The
+    /// list is consistent, unless `not_older_than` is a revision of etcd. Then it may come from the API server's cache,
+    /// as soon as the cache has reached this revision.
+    ListPodsOf {
+        node: NodeName,
+        not_older_than: Option<u64>,
+    },
     /// Reads kubeadm's ConfigMap, which may name ranges for the default pool.
     ReadKubeadm,
     /// Creates an object of that name. The API server rejects the creation if the name exists.
@@ -382,8 +386,9 @@ pub enum RequestOutcome {
     IpamClaim(IpamClaim),
     /// The text of kubeadm's `ClusterConfiguration`; `None` if the ConfigMap lacks this key.
     Kubeadm(Option<String>),
-    /// The pods that are bound to the node that the request names.
-    Pods(Vec<Pod>),
+    /// The pods that are bound to the node that the request names. If the list is consistent, also contains the revision
+    /// of etcd that it shows.
+    Pods(Vec<Pod>, Option<u64>),
     /// The object does not exist any more; perhaps it was deleted before the request.
     Gone,
     /// The request had no effect, and will never have one.

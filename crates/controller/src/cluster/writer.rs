@@ -14,7 +14,7 @@ use std::time::Duration;
 use http::Method;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, ListParams, VersionMatch};
 use kube::{Client, Error, Resource};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -112,11 +112,24 @@ impl Writer {
                 self.object(kind, RequestMethod::Get, &self.path(kind, &name))
                     .await
             }
-            ApiRequest::ListPodsOf { node } => {
+            ApiRequest::ListPodsOf {
+                node,
+                not_older_than,
+            } => {
                 let pods: Api<PodLite> = Api::all(self.client.clone());
                 let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
-                let pods = pods.list(&bound).await?.items.into_iter();
-                Ok(RequestOutcome::Pods(pods.map(convert::pod).collect()))
+                let bound = match not_older_than {
+                    None => bound,
+                    Some(revision) => bound
+                        .at(&revision.to_string())
+                        .matching(VersionMatch::NotOlderThan),
+                };
+                let list = pods.list(&bound).await?;
+                let shown = list.metadata.resource_version;
+                let shown = shown.filter(|_| not_older_than.is_none());
+                let revision = shown.and_then(|it| it.parse().ok());
+                let pods = list.items.into_iter().map(convert::pod).collect();
+                Ok(RequestOutcome::Pods(pods, revision))
             }
             ApiRequest::ReadIpamClaim(name) => {
                 let request = RequestMethod::Get.request(&ipam_claim_path(&name))?;
@@ -256,7 +269,7 @@ impl Writer {
             ObjectKind::Pod => {
                 let encoding = Encoding::Protobuf(protobuf::pod);
                 let all = self.all_in(encoding, convert::pod).await;
-                listed(all, RequestOutcome::Pods)
+                listed(all, |pods| RequestOutcome::Pods(pods, None))
             }
         }
     }
@@ -361,7 +374,8 @@ impl Writer {
                 RequestOutcome::Claim(convert::claim(client.request(request).await?))
             }
             ObjectKind::Pod => {
-                RequestOutcome::Pods(vec![convert::pod(client.request(request).await?)])
+                let pod = convert::pod(client.request(request).await?);
+                RequestOutcome::Pods(vec![pod], None)
             }
         })
     }

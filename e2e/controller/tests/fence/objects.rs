@@ -183,17 +183,43 @@ async fn the_last_list_of_a_deleted_node_has_its_pods_and_no_others() {
         pods.list(&ListParams::default()).await.unwrap().items.len(),
         4
     );
-    let outcome = bench
-        .send(ApiRequest::ListPodsOf {
-            node: "looked-at".into(),
-        })
-        .await;
-    let RequestOutcome::Pods(mut found) = outcome else {
+    let list = async |not_older_than| {
+        let node = "looked-at".into();
+        let request = ApiRequest::ListPodsOf {
+            node,
+            not_older_than,
+        };
+        bench.send(request).await
+    };
+    let names = |found: &[objects::Pod]| {
+        let mut names: Vec<String> = found.iter().map(|pod| pod.name.to_string()).collect();
+        names.sort();
+        names
+    };
+    let outcome = list(None).await;
+    let RequestOutcome::Pods(mut found, Some(shown)) = outcome else {
         panic!("{outcome:?}");
     };
+    assert_eq!(names(&found), ["default/here", "default/here-too"]);
     found.sort_by(|a, b| a.name.cmp(&b.name));
-    let names: Vec<&str> = found.iter().map(|pod| &*pod.name).collect();
-    assert_eq!(names, ["default/here", "default/here-too"]);
     let addresses: Vec<String> = found[0].addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["10.64.1.5", "fd00:64:0:1::5"]);
+
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("here", &now).await.unwrap();
+    let outcome = list(None).await;
+    let RequestOutcome::Pods(_, Some(later)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(later > shown, "{later} after {shown}");
+    let outcome = list(Some(later)).await;
+    let RequestOutcome::Pods(found, None) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(names(&found), ["default/here-too"]);
+    let outcome = list(Some(later + 1_000_000)).await;
+    assert!(
+        matches!(&outcome, RequestOutcome::Indeterminate(why) if why.contains("resource version")),
+        "{outcome:?}"
+    );
 }

@@ -99,6 +99,20 @@ fn the_first_candidate_creates_the_lease_and_may_write_for_the_renew_deadline() 
 }
 
 #[test]
+fn a_created_lease_names_the_usual_duration_at_once() {
+    let usual = s(3);
+    let mut a = Elector::new(LeaseSettings {
+        lease_duration: usual,
+        renew_deadline: s(2),
+        retry_period: ms(500),
+        ..settings("a")
+    });
+    let mut server = Server::default();
+    settle(&mut a, &mut server, s(0));
+    assert_eq!(newest(&server).lease_duration, usual);
+}
+
+#[test]
 fn a_candidate_waits_a_full_lease_after_the_last_change() {
     let (mut a, mut b, mut server) = leader_and_standby();
     settle(&mut a, &mut server, s(2));
