@@ -528,6 +528,29 @@ fn one_deviation_finds_mutations() {
     }
 }
 
+/// Tries bugs in the shipped programs, one after the other, and prints which of them a run without or with one deviation
+/// finds.
+#[cfg(debug_assertions)]
+#[test]
+#[ignore = "takes hours"]
+fn mutations() {
+    use cadastre_core::mutation::{self, Mutation};
+    let (only, script) = (variable("MUTANT"), variable("ONLY").unwrap_or_default());
+    let is_tried = |it: &&Mutation| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
+    for mutation in Mutation::ALL.iter().copied().filter(|it| is_tried(&it)) {
+        let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&script));
+        let found = scripts.into_iter().find_map(|script| {
+            let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));
+            let (deviations, violation) = report.failure?;
+            Some(format!(
+                "{}, {deviations:?}, {} runs: rule {:?}: {}",
+                script.name, report.runs, violation.rule, violation.text
+            ))
+        });
+        println!("{mutation:?}: {}", found.as_deref().unwrap_or("not found"));
+    }
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn every_deviation() {

@@ -35,6 +35,7 @@ async fn a_block_of_a_deleted_node_is_quarantined_under_its_last_owner_and_then_
     let block = quarantined(&fixtures, &had[0]).await?;
     let until = block.spec.until.unwrap().0;
     assert!(until >= wall + SignedDuration::from_secs(8));
+    assert_eq!(block.metadata.managed_fields, None, "they only cost space");
     assert_eq!(Some(block.spec.owner.uid), first.metadata.uid);
     assert_eq!(block.spec.owner.name, "dead-1");
     assert_eq!(

@@ -164,10 +164,14 @@ impl Writer {
                 let kind = spec.kind();
                 let mut object = object(&known.name, spec).map_err(Error::SerdeError)?;
                 let mut patch = spec_patch(&known, &object["spec"].take());
-                let strips = matches!(kind, ObjectKind::Routes | ObjectKind::Subnet);
+                let strips = matches!(
+                    kind,
+                    ObjectKind::Routes | ObjectKind::Subnet | ObjectKind::Block
+                );
                 if let (true, Some(patch)) = (strips, patch.as_array_mut()) {
                     // From this write on, the API server keeps no managed fields, which would be half of the object.
-                    // Every node receives every NodeRoutes, and each write of a status stores the whole NodeSubnet.
+                    // Every node receives every NodeRoutes, each write of a status stores the whole NodeSubnet, and the
+                    // API server decodes a block several times to delete it.
                     let none =
                         json!({"op": "add", "path": "/metadata/managedFields", "value": [{}]});
                     patch.push(none);

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use cadastre_api::{AllocatedBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSubnetSpec};
 use cadastre_core::Cidr;
 use cadastre_e2e::cluster::{start_controller, with_crds};
@@ -11,6 +11,7 @@ use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
 use cadastre_e2e::{Daemon, Fixtures, nodes};
 use http::Method;
+use k8s_openapi::jiff::Timestamp;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -135,10 +136,15 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
 }
 
 async fn raw(count: u32) -> Result<Phases> {
-    let (cluster, _) = with_crds(Options::default()).await?;
+    let nodes_count = usize::try_from(count)?;
+    let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
+    // The same watches as in the other measurement, because the API server encodes each event for them.
+    let mut watching = Watching::start(&client);
     let endpoint = cluster.endpoint()?;
-    let send = async |calls: Vec<Call>| -> Result<Duration> {
-        Ok(endpoint.send_all(nodes::CONNECTIONS, calls).await?.elapsed)
+    let mut send = async |calls: Vec<Call>, done: &dyn Fn(&Seen) -> bool| -> Result<Duration> {
+        let begun = Instant::now();
+        endpoint.send_all(nodes::CONNECTIONS, calls).await?;
+        Ok(watching.until("raw requests", LIMIT, done).await?.at - begun)
     };
     let mut calls = Vec::new();
     for node in 0..count {
@@ -150,7 +156,7 @@ async fn raw(count: u32) -> Result<Phases> {
             &listing(node, &[node])?,
         ));
     }
-    let first = send(calls).await?;
+    let first = send(calls, &|seen| seen.listed >= nodes_count).await?;
     let mut calls = Vec::new();
     for node in 0..count {
         let more = [count + 2 * node, count + 2 * node + 1];
@@ -166,14 +172,14 @@ async fn raw(count: u32) -> Result<Phases> {
             &json!({"spec": body["spec"]}),
         ));
     }
-    let more = send(calls).await?;
+    let more = send(calls, &|seen| seen.listed >= 3 * nodes_count).await?;
     let calls = (0..3 * count)
         .map(|i| {
             let path = format!("{BLOCKS}/{}", cadastre_api::block_name(&block(i)?));
             Ok(Call::new(Method::DELETE, path, JSON, &json!({})))
         })
         .collect::<Result<Vec<Call>>>()?;
-    let collected = send(calls).await?;
+    let collected = send(calls, &|seen| seen.allocated == 0).await?;
     Ok(Phases {
         first,
         more,
@@ -245,8 +251,8 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     );
     daemon.wait_ready(LIMIT).await?;
     let before = cluster.apiserver_metrics().await?;
-    let begins = |seen: &Seen| seen.quarantined < 3 * nodes_count;
-    let begun = watching.until("collection begins", LIMIT, begins).await?.at;
+    let over = all_quarantined.until.context("no block has a time")?;
+    let begun = Instant::now() + Duration::try_from(over - Timestamp::now())?;
     let none = |seen: &Seen| seen.quarantined + seen.allocated == 0;
     let collected = watching
         .until("all blocks collected", LIMIT, none)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use cadastre_api::{IPAMBlockLite, NodeSubnetLite};
 use futures::StreamExt as _;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
@@ -21,6 +22,7 @@ struct Counts {
     blocks: BTreeMap<String, bool>,
     quarantined: usize,
     entered: usize,
+    until: Option<Timestamp>,
     subnets: BTreeMap<String, usize>,
     listed: usize,
 }
@@ -34,6 +36,8 @@ pub struct Seen {
     pub quarantined: usize,
     /// Blocks that have entered quarantine so far, including those that have left quarantine
     pub entered: usize,
+    /// The latest time at which the quarantine of a block ends
+    pub until: Option<Timestamp>,
     /// Entries in the block lists of all NodeSubnets
     pub listed: usize,
     pub subnets: usize,
@@ -58,6 +62,8 @@ impl Watching {
             Arc::clone(&counts),
             Arc::clone(&publish),
             |counts, name, block| {
+                let until = block.and_then(|it| it.spec["until"].as_str()?.parse().ok());
+                counts.until = counts.until.max(until);
                 let quarantined = block.map(|it| it.spec["owner"]["kind"] == "Quarantine");
                 counts.block(name, quarantined);
             },
@@ -144,6 +150,7 @@ impl Counts {
             allocated: self.blocks.len() - self.quarantined,
             quarantined: self.quarantined,
             entered: self.entered,
+            until: self.until,
             listed: self.listed,
             subnets: self.subnets.len(),
             at: Instant::now(),
