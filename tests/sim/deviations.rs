@@ -517,6 +517,8 @@ fn one_deviation_finds_mutations() {
         (Mutation::OneProofIsEnough, "forced"),
         (Mutation::SandboxesIgnored, "forced"),
         (Mutation::RangesRecordedLate, "return"),
+        (Mutation::PodCidrWaitersNotWoken, "podCIDRs"),
+        (Mutation::LeaksNotFreed, "addresses"),
     ] {
         let script = SCRIPTS.iter().find(|it| it.name.starts_with(name)).unwrap();
         let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));
