@@ -172,8 +172,8 @@ async fn invariant_1_random_faults_never_make_a_duplicate_and_lose_nothing() {
     lab.pool("default", "10.64.0.0/17", "fd00:64::/57", 1).await;
     let holders = lease::Holders::watch(lab.client.clone());
     let mut seats: Vec<Seat> = NAMES.map(|name| Seat::new(&lab, name)).into();
-    // The process that creates the Lease writes its longest duration, and the usual one a second later. If the process
-    // were killed in between, no other one would lead for most of the run.
+    // The process that creates the Lease writes its longest duration, and the usual one with the next write. If the
+    // process were killed in between, no other one would lead for most of the run.
     wait::until("the Lease lasts 3 s", LIMIT, async || {
         let duration = lease::duration(&lab.client).await?;
         Ok(duration.filter(|it| *it == 3))

@@ -536,10 +536,9 @@ fn one_deviation_finds_mutations() {
 #[test]
 #[ignore = "takes hours"]
 fn mutations() {
-    use cadastre_core::mutation::{self, Mutation};
-    let (only, script) = (variable("MUTANT"), variable("ONLY").unwrap_or_default());
-    let is_tried = |it: &&Mutation| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
-    for mutation in Mutation::ALL.iter().copied().filter(|it| is_tried(&it)) {
+    use cadastre_core::mutation;
+    let script = variable("ONLY").unwrap_or_default();
+    for mutation in super::mutations::chosen() {
         let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&script));
         let found = scripts.into_iter().find_map(|script| {
             let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));

@@ -5,7 +5,12 @@
 //! always searches. With `UPDATE=1` it also tries the following seeds, because some find the mutation in fewer steps,
 //! and writes the file. Mutations that unit tests find are tried in `tests/common/mutated.rs`.
 
+#[cfg(debug_assertions)]
+use cadastre_core::mutation::Mutation;
+
 use super::proofs::Scenario;
+#[cfg(debug_assertions)]
+use super::seeds::variable;
 
 /// How to run seeds for a mutation. Optimised builds have no mutations.
 #[derive(Clone, Copy)]
@@ -14,6 +19,15 @@ pub struct Trial {
     pub scenario: Scenario,
     /// If `Some`, only a violation of this rule ends a run. If `None`, a violation of any rule ends a run.
     pub rule: Option<&'static str>,
+}
+
+/// Returns the mutations to try: the one that the environment variable `MUTANT` names, or all if it is not set.
+#[cfg(debug_assertions)]
+pub fn chosen() -> impl Iterator<Item = Mutation> {
+    let named = variable("MUTANT");
+    let is_chosen =
+        move |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
+    Mutation::ALL.iter().copied().filter(is_chosen)
 }
 
 #[cfg(debug_assertions)]
@@ -30,7 +44,7 @@ mod tried {
     use super::super::run::Sim;
     use super::super::seeds::variable;
     use super::super::trace::Trace;
-    use super::Trial;
+    use super::{Trial, chosen};
 
     /// The path of a file that has one line for each mutation: the mutation's name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
@@ -150,15 +164,11 @@ mod tried {
         }
     }
 
-    /// The environment variable `MUTANT` names the mutation to try. If it is not set, all mutations that the simulation
-    /// has to find are tried.
+    /// Of the [`chosen`] mutations, tries all that the simulation has to find.
     #[test]
     fn the_simulation_finds_its_mutations() {
-        let named = variable("MUTANT");
-        let is_named = |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
-        let all = Mutation::ALL.iter().copied().filter(is_named);
         let (known_seeds, update) = (known_seeds(), variable("UPDATE").is_some());
-        let (seeds, failed) = try_all(all.filter(|it| simulated(*it).is_some()), |mutation| {
+        let (seeds, failed) = try_all(chosen().filter(|it| simulated(*it).is_some()), |mutation| {
             let (trial, thousands) = simulated(mutation).ok_or("nothing to try")?;
             let seed = known_seeds.get(&format!("{mutation:?}"));
             let known = seed.and_then(|seed| try_seed(*seed, mutation, trial, u64::MAX).ok());

@@ -267,16 +267,16 @@ impl Checks {
                 let text = format!("{node} gets {lost} of {dead} ({uid}) {why}");
                 wrong("quarantine", text, [node.clone(), dead.clone()])
             };
-            if !self.clocks_lie && decided < self.quarantined_until(dead) {
-                let ms = decided.saturating_sub(dead.died) / 1000;
-                return fail(format!("dead for {ms} ms only"));
-            }
-            let from = if self.clocks_lie {
+            let over = if self.clocks_lie {
                 0
             } else {
                 self.quarantined_until(dead)
             };
-            if !dead.looked.iter().any(|at| (from..=decided).contains(at)) {
+            if decided < over {
+                let ms = decided.saturating_sub(dead.died) / 1000;
+                return fail(format!("dead for {ms} ms only"));
+            }
+            if !dead.looked.iter().any(|at| (over..=decided).contains(at)) {
                 return fail("without a look at its pods".to_owned());
             }
         }

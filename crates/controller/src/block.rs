@@ -225,15 +225,14 @@ impl BlockLoop {
         });
         let due: Vec<(Cidr, NodeName, Duration)> = due.collect();
         for (cidr, name, until) in due {
-            let RequestOutcome::Pods(pods, _) = outcome else {
-                self.queue.add(cidr);
-                continue;
+            let pods = match outcome {
+                RequestOutcome::Pods(pods, _) if until <= as_of => pods,
+                // The list failed, or the quarantine ended after the list was requested.
+                _ => {
+                    self.queue.add(cidr);
+                    continue;
+                }
             };
-            // The quarantine ended after the list was requested, so the node's pods have to be listed again.
-            if until > as_of {
-                self.queue.add(cidr);
-                continue;
-            }
             let mut reported = pods.iter().flat_map(|pod| pod.addresses.iter().copied());
             let by_pod = reported.find(|addr| is_of_block(*addr, &cidr, cx));
             let by_pod = by_pod.or_else(|| used_by_pod(&name, &cidr, cx));

@@ -175,12 +175,8 @@ fn a_waiter_that_nobody_wakes_is_found() {
 #[test]
 #[ignore = "takes minutes"]
 fn mutations() {
-    use cadastre_core::mutation::Mutation;
-
     let states = number("STATES").unwrap_or(20_000);
-    let only = variable("MUTANT");
-    let is_tried = |it: &&Mutation| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
-    for mutation in Mutation::ALL.iter().filter(is_tried) {
+    for mutation in super::mutations::chosen() {
         let attempts = (0..=2).flat_map(|faults| SCENARIOS.iter().map(move |it| (faults, it)));
         let found = attempts.into_iter().find_map(|(faults, scenario)| {
             let time = Duration::from_secs(60);
@@ -189,7 +185,7 @@ fn mutations() {
                 states,
                 time,
             };
-            let report = explore(scenario, Some(*mutation), limits);
+            let report = explore(scenario, Some(mutation), limits);
             let failure = report.failure?;
             let rule = failure.lines().next().unwrap_or_default().to_owned();
             let name = scenario.name;

@@ -398,11 +398,12 @@ impl Elector {
                 self.note(&record, now);
                 let is_longer = record.lease_duration > self.lease_duration();
                 self.acquired(record);
-                self.due = self.next_renewal(at, now);
                 // If this process crashed, others would have to wait for the long duration of a created Lease.
-                if is_longer {
-                    self.due = now;
-                }
+                self.due = if is_longer {
+                    now
+                } else {
+                    self.next_renewal(at, now)
+                };
             }
             (CallKind::Renew, LeaseAnswer::Conflict)
                 if Mutation::RenewalConflictIgnored.is_on() =>
