@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cadastre_controller::cluster::lease::{Elector, Leadership, LeaseAnswer, LeaseCall};
+use cadastre_controller::cluster::lease::{
+    Elector, Leadership, LeaseAnswer, LeaseCall, LeaseRecord,
+};
 use cadastre_controller::cluster::request::{Rejection, RequestId, RequestOutcome};
 use cadastre_controller::{Controller, ControllerEvent, ControllerSettings, Now, OutgoingRequest};
 
-use super::super::api::Api;
 use super::super::checks::{Violation, wrong};
-use super::super::process::{Feeds, Watched, lease_settings, may_send};
+use super::super::process::{lease_settings, may_send};
 
 /// If the controller and the elector take more steps than this at one moment, a loop spins.
 const SPIN: u32 = 500;
 
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    pub controller: Controller,
-    pub elector: Elector,
-    pub feeds: Feeds,
+    controller: Controller,
+    elector: Elector,
     /// The leadership that was last passed to the controller
     observed: Option<Leadership>,
     is_lease_asked: bool,
@@ -27,6 +27,19 @@ pub struct Candidate {
     in_flight: BTreeMap<RequestId, OutgoingRequest>,
     /// Requests that wait because no write of the Lease has followed their decision yet
     awaiting_lease: Vec<OutgoingRequest>,
+}
+
+/// What a process receives.
+#[derive(Debug)]
+pub enum Input {
+    /// The process starts or resumes, or the time has come for which it has planned something.
+    Time,
+    Answer(RequestId, Box<RequestOutcome>),
+    LeaseAnswer(LeaseAnswer),
+    /// The Lease, from its watch.
+    Lease(Box<LeaseRecord>),
+    /// All pending events of a watch.
+    Events(Vec<ControllerEvent>),
 }
 
 /// The requests that a process sends after an event.
@@ -41,7 +54,6 @@ impl Candidate {
         Candidate {
             controller: Controller::new(ControllerSettings::default()),
             elector: Elector::new(lease_settings(process, incarnation)),
-            feeds: Feeds::default(),
             observed: None,
             is_lease_asked: false,
             has_read_lease: false,
@@ -50,8 +62,25 @@ impl Candidate {
         }
     }
 
-    /// Calls the controller and the elector until they have nothing more to send.
-    pub fn work(&mut self, now: Now) -> Result<Sent, Violation> {
+    /// Passes the input to the controller or the elector, and calls both until they have nothing more to send.
+    pub fn receive(&mut self, input: Input, now: Now) -> Result<Sent, Violation> {
+        match input {
+            Input::Time => {}
+            Input::Answer(id, outcome) => self.answered(id, *outcome, now),
+            Input::LeaseAnswer(answer) => self.lease_answered(answer, now),
+            Input::Lease(lease) => {
+                self.elector.watch_applied(&lease, now.mono);
+            }
+            Input::Events(events) => {
+                for event in events {
+                    self.controller.on(event, now);
+                }
+            }
+        }
+        self.work(now)
+    }
+
+    fn work(&mut self, now: Now) -> Result<Sent, Violation> {
         let mut sent = Sent::default();
         for _ in 0..SPIN {
             if !self.step(now, &mut sent) {
@@ -108,27 +137,17 @@ impl Candidate {
         }
     }
 
-    pub fn answered(&mut self, id: RequestId, outcome: RequestOutcome, now: Now) {
+    fn answered(&mut self, id: RequestId, outcome: RequestOutcome, now: Now) {
         if self.in_flight.remove(&id).is_some() {
             self.controller
                 .on(ControllerEvent::Answer(id, outcome), now);
         }
     }
 
-    pub fn lease_answered(&mut self, answer: LeaseAnswer, now: Now) {
+    fn lease_answered(&mut self, answer: LeaseAnswer, now: Now) {
         self.is_lease_asked = false;
         self.has_read_lease |= !matches!(answer, LeaseAnswer::Unclear | LeaseAnswer::Failed);
         self.elector.answer(answer, now.mono);
-    }
-
-    /// Delivers all pending events of a watch to the controller.
-    pub fn deliver(&mut self, kind: Watched, api: &Api, now: Now) {
-        while self.feeds.of(kind).has_next(api) {
-            let Some(event) = self.feeds.next(kind, api, now.mono) else {
-                continue;
-            };
-            self.controller.on(event, now);
-        }
     }
 
     pub fn leads(&self) -> bool {

@@ -1,29 +1,28 @@
 //! A small cluster in one state, and the transitions that are possible in it.
 
-use std::cell::RefCell;
 use std::fmt::{self, Write};
-use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadastre_api::{IPPoolSpec, NodeSubnetStatus};
-use cadastre_controller::cluster::lease::{LeaseAnswer, LeaseCall};
+use cadastre_api::IPPoolSpec;
+use cadastre_controller::cluster::lease::LeaseAnswer;
 use cadastre_controller::cluster::names::{NodeName, ObjectUid};
 use cadastre_controller::cluster::objects::{MachineIdentity, Node, Object};
-use cadastre_controller::cluster::request::{ApiRequest, Rejection, RequestId, RequestOutcome};
+use cadastre_controller::cluster::request::{Rejection, RequestOutcome};
 use cadastre_controller::{Now, OutgoingRequest};
 
 use super::super::api::{Api, new_pool};
 use super::super::checks::{Verdict, Violation, wrong};
 use super::super::clock::{Clocks, SECOND, Time};
-use super::super::describe::{of_outcome, of_request};
 use super::super::object_log::Kind;
 use super::super::pool_workload::service;
-use super::super::process::Watched;
+use super::super::process::{Feeds, Watched};
 use super::super::run::RunId;
 use super::agent::Agent;
-use super::candidate::Candidate;
+use super::candidate::{Candidate, Input};
 use super::invariants;
+use super::reactions::{Reactions, Run};
+use super::wire::{Answer, InTransit, Message, hash_of, hash_of_messages};
 
 /// The maximum number of transitions from a state until the cluster is at rest, if nothing fails.
 pub const PATIENCE: u32 = 3_000;
@@ -61,76 +60,6 @@ pub struct Scenario {
     pub relisted: &'static [Watched],
 }
 
-/// A message that has not arrived. If it is given up, its sender no longer waits for it, but it may still arrive.
-#[derive(Clone, Debug)]
-pub struct InTransit {
-    message: Arc<Message>,
-    /// The hash of `message`, for [`Cluster::fingerprint`]
-    hash: u64,
-    is_given_up: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Answer {
-    outcome: RequestOutcome,
-    /// Whether the answered request only reads
-    is_read: bool,
-}
-
-#[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "few are small")]
-enum Message {
-    Request(RunId, OutgoingRequest),
-    Answer(RunId, RequestId, Answer),
-    LeaseCall(RunId, LeaseCall),
-    LeaseAnswer(RunId, LeaseAnswer),
-    /// An agent's write of its status, with the version of the NodeSubnet on which the status is based.
-    Status(NodeName, u64, NodeSubnetStatus),
-}
-
-impl InTransit {
-    /// Reads of one process arrive in the order in which they were sent, and so do the answers to reads. Returns the
-    /// process and the direction of such a message. Returns `None` for other messages, which may overtake each other.
-    fn line(&self) -> Option<(RunId, bool)> {
-        match &*self.message {
-            Message::Request(from, it) if !self.is_given_up && !it.request.is_write() => {
-                Some((*from, true))
-            }
-            Message::Answer(to, _, outcome) if !self.is_given_up && outcome.is_read => {
-                Some((*to, false))
-            }
-            _ => None,
-        }
-    }
-}
-
-impl Message {
-    /// The process that gets the message; `None` for the API server.
-    fn recipient(&self) -> Option<RunId> {
-        match self {
-            Message::Answer(to, ..) | Message::LeaseAnswer(to, _) => Some(*to),
-            Message::Request(..) | Message::LeaseCall(..) | Message::Status(..) => None,
-        }
-    }
-
-    fn text(&self) -> String {
-        match self {
-            Message::Request(from, it) => format!("{from}'s {}", of_request(&it.request)),
-            Message::Answer(to, _, it) => {
-                format!("the answer to {to}: {}", of_outcome(&it.outcome))
-            }
-            Message::LeaseCall(from, it) => format!("{from}'s call {it:?}"),
-            Message::LeaseAnswer(to, it) => format!("the answer about the Lease to {to}: {it:?}"),
-            Message::Status(node, version, it) => {
-                format!(
-                    "{node}'s status at v{version}: {:?} {:?}",
-                    it.pools, it.blocks
-                )
-            }
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
     /// The message at this index of `wire` arrives.
@@ -161,26 +90,29 @@ pub enum Transition {
     SlowTick,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Process {
     incarnation: u32,
-    /// States share the runs that do not differ
-    run: Option<Arc<Candidate>>,
+    run: Option<Run>,
     is_paused: bool,
+    feeds: Feeds,
     /// The version of the Lease that the process's watch delivered last
     lease_shown: String,
-    /// The hash of `incarnation`, `run` and `lease_shown`; `None` if one of them may have changed
-    hash: Option<u64>,
-    /// The hash of the events that the watches of `run` have yet to deliver; `None` if `run` or the API server may have
-    /// changed
+    /// The hash of the events that `feeds` have yet to deliver; `None` if `feeds` or the API server may have changed
     feeds_hash: Option<u64>,
 }
 
 impl Process {
-    /// Returns the run, to change it.
-    fn run_mut(&mut self) -> Option<&mut Candidate> {
-        (self.hash, self.feeds_hash) = (None, None);
-        self.run.as_mut().map(Arc::make_mut)
+    /// The process with the number `id`, at the start of a run.
+    fn new(id: usize, incarnation: u32) -> Self {
+        Process {
+            incarnation,
+            run: Some(Run::new(Candidate::new(id, incarnation))),
+            is_paused: false,
+            feeds: Feeds::default(),
+            lease_shown: String::new(),
+            feeds_hash: None,
+        }
     }
 }
 
@@ -222,6 +154,8 @@ pub struct Cluster {
     api_hash: Option<u64>,
     now: Time,
     processes: [Process; 2],
+    /// All states share it
+    reactions: Arc<Reactions>,
     /// The agents of the nodes that exist
     agents: Vec<Agent>,
     wire: Vec<InTransit>,
@@ -238,28 +172,21 @@ impl Cluster {
         let uid = api.uid();
         api.put(new_pool("pool".into(), uid, (scenario.pool)(), 0));
         api.commits.clear();
-        let process = |id| Process {
-            incarnation: 1,
-            run: Some(Arc::new(Candidate::new(id, 1))),
-            is_paused: false,
-            lease_shown: String::new(),
-            hash: None,
-            feeds_hash: None,
-        };
         let mut cluster = Cluster {
             scenario,
             api: Arc::new(api),
             api_hash: None,
             now: SECOND,
-            processes: [process(0), process(1)],
+            processes: [Process::new(0, 1), Process::new(1, 1)],
+            reactions: Arc::default(),
             agents: Vec::new(),
             wire: Vec::new(),
             faults_left: 0,
             changes_done: 0,
             path: None,
         };
-        cluster.work(0)?;
-        cluster.work(1)?;
+        cluster.receive(0, Input::Time)?;
+        cluster.receive(1, Input::Time)?;
         cluster.settle()?;
         for change in scenario.before {
             cluster.change(*change)?;
@@ -299,7 +226,8 @@ impl Cluster {
     /// The present run of a process, or `None` if the process is down or paused.
     fn active(&self, process: usize) -> Option<&Candidate> {
         let process = &self.processes[process];
-        process.run.as_deref().filter(|_| !process.is_paused)
+        let run = process.run.as_ref().filter(|_| !process.is_paused);
+        run.map(|it| &*it.candidate)
     }
 
     fn can_arrive(&self, it: &InTransit) -> bool {
@@ -317,10 +245,8 @@ impl Cluster {
     }
 
     fn has_next(&self, process: usize, kind: Watched) -> bool {
-        let Some(run) = self.active(process).filter(|it| it.has_read_lease) else {
-            return false;
-        };
-        run.feeds.of(kind).has_next(&self.api)
+        let watches = self.active(process).is_some_and(|it| it.has_read_lease);
+        watches && self.processes[process].feeds.of(kind).has_next(&self.api)
     }
 
     fn deliveries(&self) -> impl Iterator<Item = Transition> + '_ {
@@ -467,10 +393,7 @@ impl Cluster {
                 self.arrive(&it)?;
             }
             Transition::Deliver(process, kind) => {
-                let now = self.clock();
-                let run = self.processes[process].run_mut().unwrap();
-                run.deliver(kind, &self.api, now);
-                self.work(process)?;
+                self.deliver(process, kind)?;
             }
             Transition::ShowSubnet(at) => {
                 let agent = &mut self.agents[at];
@@ -483,23 +406,18 @@ impl Cluster {
             }
             Transition::ShowLease(process) => {
                 let lease = self.api.lease.clone().unwrap();
-                let now = self.clock();
                 let it = &mut self.processes[process];
                 it.lease_shown.clone_from(&lease.resource_version);
-                let run = it.run_mut().unwrap();
-                run.elector.watch_applied(&lease, now.mono);
-                self.work(process)?;
+                self.receive(process, Input::Lease(Box::new(lease)))?;
             }
             Transition::Start(process) => {
                 let it = &mut self.processes[process];
-                it.incarnation += 1;
-                it.run = Some(Arc::new(Candidate::new(process, it.incarnation)));
-                it.lease_shown = String::new();
-                self.work(process)?;
+                *it = Process::new(process, it.incarnation + 1);
+                self.receive(process, Input::Time)?;
             }
             Transition::Resume(process) => {
                 self.processes[process].is_paused = false;
-                self.work(process)?;
+                self.receive(process, Input::Time)?;
             }
             Transition::Change => {
                 let change = self.scenario.changes[self.changes_done];
@@ -519,18 +437,13 @@ impl Cluster {
         match fault {
             Transition::GiveUp(at) => {
                 self.wire[at].is_given_up = true;
-                let now = self.clock();
                 match &*Arc::clone(&self.wire[at].message) {
                     Message::Request(from, it) => {
                         let outcome = RequestOutcome::Indeterminate("no answer".to_owned());
-                        let run = self.processes[from.process].run_mut().unwrap();
-                        run.answered(it.id, outcome, now);
-                        self.work(from.process)
+                        self.receive(from.process, Input::Answer(it.id, Box::new(outcome)))
                     }
                     Message::LeaseCall(from, _) => {
-                        let run = self.processes[from.process].run_mut().unwrap();
-                        run.lease_answered(LeaseAnswer::Unclear, now);
-                        self.work(from.process)
+                        self.receive(from.process, Input::LeaseAnswer(LeaseAnswer::Unclear))
                     }
                     _ => Ok(()),
                 }
@@ -546,7 +459,7 @@ impl Cluster {
             }
             Transition::Crash(process) => {
                 self.processes[process].run = None;
-                self.processes[process].hash = None;
+                self.processes[process].feeds = Feeds::default();
                 self.processes[process].feeds_hash = None;
                 let ended = self.id(process);
                 // Messages that the process has sent may still arrive. Messages to the process are dropped.
@@ -564,8 +477,8 @@ impl Cluster {
                 Ok(())
             }
             Transition::Relist(process, kind) => {
-                let run = self.processes[process].run_mut().unwrap();
-                run.feeds.of_mut(kind).relist();
+                self.processes[process].feeds.of_mut(kind).relist();
+                self.processes[process].feeds_hash = None;
                 Ok(())
             }
             Transition::SlowTick => self.tick(),
@@ -577,41 +490,27 @@ impl Cluster {
         self.now = self.next_time().unwrap();
         for process in 0..2 {
             if self.active(process).is_some() {
-                self.work(process)?;
+                self.receive(process, Input::Time)?;
             }
         }
         Ok(())
     }
 
     fn send(&mut self, message: Message) {
-        self.wire.push(InTransit {
-            hash: hash_of(|text| write!(text, "{message:?}")),
-            message: Arc::new(message),
-            is_given_up: false,
-        });
+        self.wire.push(InTransit::new(message));
     }
 
-    /// Calls the controller and the elector of a process, and sends their requests.
-    fn work(&mut self, process: usize) -> Verdict {
+    /// Passes the input to a process, unless the process is down, and sends the requests of the process.
+    fn receive(&mut self, process: usize, input: Input) -> Verdict {
         let (id, now) = (self.id(process), self.clock());
-        let Some(run) = self.processes[process].run_mut() else {
+        let Some(run) = &mut self.processes[process].run else {
             return Ok(());
         };
-        let sent = run.work(now)?;
-        let (status, requests): (Vec<_>, Vec<_>) = sent
-            .requests
-            .into_iter()
-            .partition(|it| is_of_status(&it.request));
-        for request in requests {
-            self.send(Message::Request(id, request));
-        }
-        if let Some(call) = sent.lease {
-            self.send(Message::LeaseCall(id, call));
-        }
-        for request in status {
-            self.write_status(process, &request)?;
-        }
-        Ok(())
+        let reaction = self.reactions.of(id, run, input, self.now, now)?;
+        run.clone_from(&reaction.run);
+        self.wire.extend_from_slice(&reaction.sent);
+        let mut statuses = reaction.statuses.iter();
+        statuses.try_for_each(|it| self.write_status(process, it))
     }
 
     /// Executes a write of a status at once, and delivers the changed pools to all processes at once.
@@ -620,14 +519,8 @@ impl Cluster {
         let api = self.api_mut();
         let outcome = api.execute(&request.request, at);
         api.commits.clear();
-        let now = self.clock();
-        if let Some(run) = self.processes[process].run_mut() {
-            run.answered(request.id, outcome, now);
-        }
-        for process in 0..2 {
-            self.show_pools(process)?;
-        }
-        self.work(process)
+        self.receive(process, Input::Answer(request.id, Box::new(outcome)))?;
+        (0..2).try_for_each(|process| self.show_pools(process))
     }
 
     /// Delivers all pending changes of pools to a process, unless the process is paused.
@@ -635,10 +528,19 @@ impl Cluster {
         if !self.has_next(process, Watched::Pools) {
             return Ok(());
         }
+        self.deliver(process, Watched::Pools)
+    }
+
+    /// Delivers all pending events of a watch to a process.
+    fn deliver(&mut self, process: usize, kind: Watched) -> Verdict {
         let now = self.clock();
-        let run = self.processes[process].run_mut().unwrap();
-        run.deliver(Watched::Pools, &self.api, now);
-        self.work(process)
+        let it = &mut self.processes[process];
+        it.feeds_hash = None;
+        let mut events = Vec::new();
+        while it.feeds.of(kind).has_next(&self.api) {
+            events.extend(it.feeds.next(kind, &self.api, now.mono));
+        }
+        self.receive(process, Input::Events(events))
     }
 
     fn arrive(&mut self, it: &InTransit) -> Verdict {
@@ -670,16 +572,13 @@ impl Cluster {
                 self.check()?;
             }
             Message::Answer(to, id, answer) if *to == self.id(to.process) => {
-                if let Some(run) = self.processes[to.process].run_mut() {
-                    run.answered(*id, answer.outcome.clone(), now);
-                }
-                self.work(to.process)?;
+                self.receive(
+                    to.process,
+                    Input::Answer(*id, Box::new(answer.outcome.clone())),
+                )?;
             }
             Message::LeaseAnswer(to, answer) if *to == self.id(to.process) => {
-                if let Some(run) = self.processes[to.process].run_mut() {
-                    run.lease_answered(answer.clone(), now);
-                }
-                self.work(to.process)?;
+                self.receive(to.process, Input::LeaseAnswer(answer.clone()))?;
             }
             Message::Answer(..) | Message::LeaseAnswer(..) => {}
         }
@@ -733,42 +632,20 @@ impl Cluster {
         let (now, faults, changes) = (self.now, self.faults_left, self.changes_done);
         let agents = &self.agents;
         let mut all = hash_of(|text| write!(text, "{now} {faults} {changes} {api} {agents:?}"));
-        for (n, process) in self.processes.iter_mut().enumerate() {
-            let hash = *process.hash.get_or_insert_with(|| {
-                let (incarnation, run, shown) =
-                    (process.incarnation, &process.run, &process.lease_shown);
-                hash_of(|text| write!(text, "{incarnation} {run:?} {shown}"))
-            });
+        for process in &mut self.processes {
             let feeds = *process.feeds_hash.get_or_insert_with(|| {
-                let of_run = |run: &Arc<Candidate>| {
-                    hash_of(|text| {
-                        let mut feeds = KINDS.iter().map(|kind| run.feeds.of(*kind));
-                        feeds.try_for_each(|it| it.describe(&self.api, text))
-                    })
-                };
-                process.run.as_ref().map_or(0, of_run)
+                hash_of(|text| {
+                    let mut feeds = KINDS.iter().map(|kind| process.feeds.of(*kind));
+                    feeds.try_for_each(|it| it.describe(&self.api, text))
+                })
             });
-            let of_process = (n, hash, feeds, process.is_paused);
+            let run = process.run.as_ref().map(|it| it.hash);
+            let (incarnation, shown) = (process.incarnation, &process.lease_shown);
+            let of_process = (incarnation, run, process.is_paused, shown, feeds);
             all = all.rotate_left(7) ^ hash_of(|text| write!(text, "{of_process:?}"));
         }
-        let messages = self.wire.iter().map(|it| (it.hash, it.is_given_up));
-        all.wrapping_add(hash_of_messages(messages))
+        all.wrapping_add(hash_of_messages(&self.wire))
     }
-}
-
-/// Whether the request writes a status. No decision depends on these statuses, so their order is not explored.
-fn is_of_status(request: &ApiRequest) -> bool {
-    matches!(
-        request,
-        ApiRequest::SetPoolStatus(..) | ApiRequest::SetExhausted(_)
-    )
-}
-
-/// Returns a hash that does not depend on the order of the messages. Each message is given by its own hash and by
-/// whether it is given up.
-fn hash_of_messages(messages: impl Iterator<Item = (u64, bool)>) -> u64 {
-    let hashes = messages.map(|(hash, is_given_up)| hash.rotate_left(u32::from(is_given_up)));
-    hashes.fold(0, u64::wrapping_add)
 }
 
 /// Returns the violation of a cluster that never comes to rest.
@@ -791,19 +668,6 @@ fn describe(api: &Api, text: &mut String) -> fmt::Result {
     all(&api.routes, text)
 }
 
-fn hash_of(write: impl FnOnce(&mut String) -> fmt::Result) -> u64 {
-    thread_local! {
-        static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
-    }
-    TEXT.with_borrow_mut(|text| {
-        text.clear();
-        write(text).unwrap();
-        let mut hasher = DefaultHasher::new();
-        hasher.write(text.as_bytes());
-        hasher.finish()
-    })
-}
-
 pub fn new_node(name: NodeName, uid: ObjectUid) -> Node {
     Node {
         name,
@@ -822,13 +686,4 @@ pub fn new_node(name: NodeName, uid: ObjectUid) -> Node {
         max_pods: 110,
         asn: None,
     }
-}
-
-#[test]
-fn it_matters_which_message_is_given_up() {
-    let hash = |first, second| hash_of_messages([(2, first), (4, second)].into_iter());
-    assert_ne!(hash(true, false), hash(false, true));
-    let orders = [[(2, true), (4, false)], [(4, false), (2, true)]];
-    let [one, other] = orders.map(|it| hash_of_messages(it.into_iter()));
-    assert_eq!(one, other, "the order does not matter");
 }

@@ -8,7 +8,9 @@
 //! | file | subject |
 //! |---|---|
 //! | `cluster` | a state, and its transitions |
+//! | `wire` | the messages on their way |
 //! | `candidate` | one run of a controller process |
+//! | `reactions` | what each process does when it receives something |
 //! | `agent` | a model of an agent |
 //! | `invariants` | the conditions of every state, and of a state at rest |
 //! | `search` | visits all states |
@@ -19,7 +21,9 @@ mod agent;
 mod candidate;
 mod cluster;
 mod invariants;
+mod reactions;
 mod search;
+mod wire;
 
 use std::time::Duration;
 
