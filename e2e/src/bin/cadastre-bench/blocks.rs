@@ -16,7 +16,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::seen::{Seen, Watching};
-use super::{LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say};
+use super::{
+    LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say, until_writable,
+};
 
 const POOL: &str = r"
 apiVersion: cadastre.dev/v1alpha1
@@ -138,9 +140,15 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
 async fn raw(count: u32) -> Result<Phases> {
     let nodes_count = usize::try_from(count)?;
     let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
+    let endpoint = cluster.endpoint()?;
+    let create_subnet = |node: u32, blocks: &[u32]| {
+        let body = listing(node, blocks)?;
+        anyhow::Ok(Call::new(Method::POST, SUBNETS.to_owned(), JSON, &body))
+    };
+    let creations = vec![create_block(0, 0)?, create_subnet(0, &[0])?];
+    until_writable(&endpoint, creations).await?;
     // The same watches as in the other measurement, because the API server encodes each event for them.
     let mut watching = Watching::start(&client);
-    let endpoint = cluster.endpoint()?;
     let mut send = async |calls: Vec<Call>, done: &dyn Fn(&Seen) -> bool| -> Result<Duration> {
         let begun = Instant::now();
         endpoint.send_all(nodes::CONNECTIONS, calls).await?;
@@ -149,12 +157,7 @@ async fn raw(count: u32) -> Result<Phases> {
     let mut calls = Vec::new();
     for node in 0..count {
         calls.push(create_block(node, node)?);
-        calls.push(Call::new(
-            Method::POST,
-            SUBNETS.to_owned(),
-            JSON,
-            &listing(node, &[node])?,
-        ));
+        calls.push(create_subnet(node, &[node])?);
     }
     let first = send(calls, &|seen| seen.listed >= nodes_count).await?;
     let mut calls = Vec::new();

@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 
 use super::{
     LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say, until_subnets,
+    until_writable,
 };
 
 const POOL: &str = r"
@@ -168,8 +169,9 @@ fn create_block(i: u32) -> Call {
 async fn raw(count: u32) -> Result<Phases> {
     let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
     let endpoint = cluster.endpoint()?;
+    until_writable(&endpoint, vec![create_claim(0), create_block(0)]).await?;
     // The same watch as in the other measurement, because the API server encodes each event for it.
-    let mut claims = Watching::start(&client);
+    let mut claims = Watching::start(&client).await?;
     let mut send = async |steps: &[fn(u32) -> Call], bound: bool| -> Result<Duration> {
         let begun = Instant::now();
         for make in steps {
@@ -200,7 +202,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     daemon.wait_ready(LIMIT).await?;
     until_subnets(&cluster, of_nodes).await?;
-    let mut claims = Watching::start(&client);
+    let mut claims = Watching::start(&client).await?;
     let count_of_claims = usize::try_from(count)?;
     let usage = daemon.process().usage()?;
     let empty = usage.rss;
@@ -236,20 +238,23 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
 
 /// A watch that counts the claims with addresses, and the claims whose addresses are at a node.
 struct Watching {
-    seen: watch::Receiver<(usize, usize)>,
+    /// `None` until the watch has begun
+    seen: watch::Receiver<Option<(usize, usize)>>,
     _tasks: JoinSet<()>,
 }
 
 impl Watching {
-    fn start(client: &Client) -> Self {
+    /// Returns when the watch has begun.
+    async fn start(client: &Client) -> Result<Self> {
         let claims = Api::<IPClaim>::all(client.clone());
-        let (publish, seen) = watch::channel((0, 0));
+        let (publish, mut seen) = watch::channel(None);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut known: BTreeMap<String, (bool, bool)> = BTreeMap::new();
             let (mut allocated, mut bound) = (0, 0);
             let mut events = watcher(claims, Config::default()).default_backoff().boxed();
             while let Some(event) = events.next().await {
+                let is_current = matches!(event, Ok(Event::InitDone | Event::Apply(_)));
                 if let Ok(Event::Apply(claim) | Event::InitApply(claim)) = event {
                     let status = claim.status.as_ref();
                     let has_address = status.is_some_and(|it| !it.addresses.is_empty());
@@ -258,19 +263,25 @@ impl Watching {
                     let before = known.insert(claim.name_any(), now).unwrap_or_default();
                     allocated += usize::from(now.0 && !before.0);
                     bound += usize::from(now.1 && !before.1);
-                    publish.send_replace((allocated, bound));
+                }
+                if is_current {
+                    publish.send_replace(Some((allocated, bound)));
                 }
             }
         });
-        Watching {
+        tokio::time::timeout(LIMIT, seen.wait_for(Option::is_some)).await??;
+        Ok(Watching {
             seen,
             _tasks: tasks,
-        }
+        })
     }
 
     /// Waits until `count` claims have addresses or, with `bound`, until the addresses of `count` claims are at a node.
     async fn until(&mut self, count: usize, bound: bool) -> Result<()> {
-        let reached = |seen: &(usize, usize)| if bound { seen.1 } else { seen.0 } >= count;
+        let reached = |seen: &Option<(usize, usize)>| {
+            let of_phase = seen.map(|seen| if bound { seen.1 } else { seen.0 });
+            of_phase >= Some(count)
+        };
         let wait = tokio::time::timeout(LIMIT, self.seen.wait_for(reached)).await;
         let what = if bound { "at nodes" } else { "with addresses" };
         let seen = wait.map(|it| it.map(|_| ()));

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cadastre_api::NodeSubnet;
-use cadastre_e2e::ControlPlane;
 use cadastre_e2e::metrics::{self, Sample};
-use cadastre_e2e::raw::{Call, JSON, PROTOBUF};
+use cadastre_e2e::raw::{Call, Endpoint, JSON, PROTOBUF};
 use cadastre_e2e::wait::until;
+use cadastre_e2e::{ControlPlane, nodes};
 use http::Method;
 use kube::Api;
 use kube::api::ListParams;
@@ -135,6 +135,17 @@ const LISTS: [(&str, &str); 8] = [
     ("/apis/cadastre.dev/v1alpha1/ipclaims", JSON),
     ("/apis/networking.k8s.io/v1/servicecidrs", JSON),
 ];
+
+/// Waits until the API server accepts creations of new kinds: it answers the first ones only some two seconds after it
+/// has begun to serve the kinds. `creations` has one for each kind; they are dry runs, so they leave nothing.
+async fn until_writable(endpoint: &Endpoint, creations: Vec<Call>) -> Result<()> {
+    let dry = creations.into_iter().map(|call| Call {
+        path: format!("{}?dryRun=All", call.path),
+        ..call
+    });
+    endpoint.send_all(nodes::CONNECTIONS, dry.collect()).await?;
+    Ok(())
+}
 
 /// Measures how long the controller's LIST requests take if they are sent concurrently and the answers are not decoded.
 async fn lists(cluster: &ControlPlane) -> Result<Duration> {
