@@ -15,274 +15,31 @@
 //! | `MINUTES` | the maximum time for each script |
 //! | `DEVIATIONS` | [`replay`]: the deviations of one run, as a failure prints them |
 
+#[cfg(debug_assertions)]
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use cadastre_api::{AllocationMode, BlockSizing, FirstBlock, IPPoolSpec, IPv4Ranges};
-use cadastre_controller::cluster::objects::{MachineIdentity, Pod, Text};
+#[cfg(debug_assertions)]
+use cadastre_core::mutation::{self, Mutation};
 
 use super::checks::Violation;
-use super::clock::{MS, SECOND};
-use super::exhaustive::new_node;
-use super::plan::{Faults, Network, Plan};
-use super::pool_workload::service;
-use super::rng::Rng;
+use super::clock::SECOND;
 use super::run::{Due, Sim};
+use super::scripts::{SCRIPTS, Script};
 use super::search::number;
 use super::seeds::{seed_of_commit, variable};
-use super::settle::QUIET;
 use super::trace::Trace;
-use super::workload::addr;
 
-/// How long the cluster usually has after a change, until the next change. It is enough for everything to settle.
-const CALM: u64 = 8 * SECOND;
-/// How long a pod runs on that was deleted by force: longer than the agent waits before it looks for a leak.
-const FORCED: u64 = 40 * SECOND;
-/// Long enough for a released address to be free again, and for its block to go to another node.
-const COOLDOWN: u64 = 40 * SECOND;
 /// How long a process stands still that pauses as a deviation.
 const PAUSE: u64 = 25 * SECOND;
 
 /// A run's deviations: the numbers of the draws, each with its outcome.
-type Deviations = Vec<(usize, u8)>;
-
-/// A change of an object.
-#[derive(Clone, Copy, Debug)]
-pub enum Act {
-    /// A machine registers as a Node with this name.
-    Node(&'static str),
-    /// The Node with this name is deleted.
-    NodeGone(&'static str),
-    /// A pod with this name is bound to this Node.
-    Pod(&'static str, &'static str),
-    /// The pod with this name is deleted.
-    PodGone(&'static str),
-    /// The pod with this name is deleted by force: it runs on for [`FORCED`].
-    PodForced(&'static str),
-    /// Nothing happens for [`COOLDOWN`].
-    Cooldown,
-}
-
-/// The objects of a run and their changes, in this order.
-pub struct Script {
-    name: &'static str,
-    pool: fn() -> IPPoolSpec,
-    /// After a reboot, an agent's watches deliver nothing for this long.
-    silence_after_reboot: u64,
-    acts: &'static [Act],
-}
-
-/// What most scripts have: a pool with one block of two addresses.
-const USUAL: Script = Script {
-    name: "",
-    pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
-    silence_after_reboot: 0,
-    acts: &[],
-};
-
-static SCRIPTS: [Script; 5] = [
-    Script {
-        name: "podCIDRs: a node is replaced",
-        pool: || pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24),
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::NodeGone("a"),
-            Act::Node("c"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "addresses: pods follow each other",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Pod("a", "w"),
-            Act::PodGone("v"),
-            Act::Pod("a", "x"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "blocks: from one node to another",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Pod("b", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "forced: a pod is deleted that runs on",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Pod("a", "w"),
-            Act::PodForced("w"),
-            Act::Pod("a", "x"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "return: a node that gave its block away wants one again",
-        silence_after_reboot: 20 * SECOND,
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Pod("b", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::Pod("a", "x"),
-            Act::PodGone("w"),
-        ],
-        ..USUAL
-    },
-];
-
-fn pool(mode: AllocationMode, cidr: &str, block_size: u32) -> IPPoolSpec {
-    IPPoolSpec {
-        ipv4: Some(IPv4Ranges {
-            cidrs: vec![cidr.to_owned()],
-            block_size: Some(block_size),
-            block_sizing: BlockSizing::Fixed,
-            gateway: Some("None".to_owned()),
-        }),
-        first_block: FirstBlock::OnDemand,
-        quarantine_seconds: 1,
-        ..IPPoolSpec::new(mode, Vec::new(), Vec::new())
-    }
-}
-
-/// The conditions of a script. Every fault is possible, and none is ordinary.
-fn plan(script: &Script) -> Plan {
-    let acts = u64::try_from(script.acts.len()).unwrap();
-    let waits = script.acts.iter().map(|act| match act {
-        Act::PodForced(_) => FORCED,
-        Act::Cooldown => COOLDOWN,
-        _ => 0,
-    });
-    Plan {
-        processes: 2,
-        names: 3,
-        pools: 1,
-        blocks: 10_000,
-        slice: 23,
-        crowded: false,
-        limit: 4,
-        faults_for: (acts + 1) * CALM + waits.sum::<u64>(),
-        settle_for: 200 * SECOND,
-        work_every: CALM,
-        fault_every: 600 * SECOND,
-        network: Network {
-            lost_before: 1,
-            lost_after: 1,
-            late: 1,
-            slow: 1,
-            last_words: 0,
-            refused: 1,
-            busy: 1,
-            rejected: 1,
-            lagging: 1,
-            gap: 1,
-            lease_lost: 1,
-        },
-        faults: Faults::default(),
-        skew: 0,
-        foreign_allocator: false,
-        tampering: false,
-        tampering_blocks: false,
-        claims: 0,
-        agents: true,
-        ..Plan::draw(&mut Rng::new(0))
-    }
-}
+pub type Deviations = Vec<(usize, u8)>;
 
 impl Sim {
-    fn scripted(script: &'static Script, deviations: Deviations, trace: Trace) -> Self {
-        let mut sim = Sim::under(plan(script), Rng::chosen(deviations), None, trace);
-        sim.script = Some(script);
-        sim.api.put(service("kubernetes", "10.96.0.0/16"));
-        let uid = sim.api.uid();
-        let pool = super::api::new_pool("pool".into(), uid, (script.pool)(), 0);
-        sim.api.put(pool);
-        sim.api.commits.clear();
-        sim.checks.begin(&sim.api);
-        sim.begin();
-        sim.after(CALM, Due::Script(0));
-        sim
-    }
-
-    /// Carries out the next change of the script.
-    pub fn follow_script(&mut self, nth: usize) {
-        let Some(act) = self.script.and_then(|it| it.acts.get(nth)) else {
-            return;
-        };
-        match *act {
-            Act::Node(name) => self.register_in_script(name, nth),
-            Act::NodeGone(name) => self.delete_node_named(&name.into()),
-            Act::Pod(node, name) => self.run_in_script(node, name),
-            Act::PodGone(name) => {
-                let name = format!("default/{name}");
-                self.pod_gone(&name.as_str().into());
-            }
-            Act::PodForced(name) => {
-                let name: Text = format!("default/{name}").as_str().into();
-                if let Some(pod) = self.api.pods.get(&name).cloned() {
-                    self.api.remove::<Pod>(&name);
-                    self.pod_ends_after(&pod.uid, FORCED);
-                }
-            }
-            Act::Cooldown => return self.after(COOLDOWN, Due::Script(nth + 1)),
-        }
-        self.publish();
-        let pause = *self.rng.pick(&[CALM, 20 * MS, SECOND]);
-        self.after(pause, Due::Script(nth + 1));
-    }
-
-    fn register_in_script(&mut self, name: &str, nth: usize) {
-        let mut node = new_node(name.into(), self.api.uid());
-        node.addresses = [addr(&format!("192.168.0.{}", nth + 1))].into();
-        node.machine = MachineIdentity {
-            provider_id: Some(format!("cloud://{nth}").into()),
-            machine_id: Some(format!("m{nth}").into()),
-        };
-        self.log(Some(name), || format!("node {} is created", node.uid));
-        self.settle_in(&node);
-        self.api.put(node);
-    }
-
-    fn run_in_script(&mut self, node: &str, name: &str) {
-        let Some(node) = self.api.nodes.get(node).cloned() else {
-            return;
-        };
-        let uid = self.api.uid();
-        let (uid, name) = self.put_pod(&node, uid, name, [].into(), None, None);
-        if let Some(id) = self.machines.of_node.get(&node.uid).copied() {
-            let on = (id, node.uid.clone());
-            self.machines.of_pod.insert(uid.clone(), on);
-            self.host_runs(id, &uid, &name);
-        }
-    }
-
-    /// For how long an agent's watches deliver nothing after a reboot.
-    pub fn silence_after_reboot(&self) -> u64 {
-        self.script.map_or(0, |it| it.silence_after_reboot)
-    }
-
-    /// Whether a run that follows a script is over, although its time is not: nothing was requested for [`QUIET`] since
-    /// the end of the faults, so nothing may happen any more.
-    pub fn is_over(&self) -> bool {
-        let (write, request) = (self.checks.last_write.0, self.checks.last_request.0);
-        let last = write.max(request).max(self.machines.last_write);
-        self.script.is_some() && self.now > last.max(self.plan.faults_for) + QUIET
-    }
-
     /// Before an event of a process, lets the process end or stand still, if that is the deviation.
     pub fn deviate(&mut self, due: &Due) {
         if self.script.is_none() || !self.has_faults {
@@ -394,16 +151,26 @@ const EVERY_ONE: Limits = Limits {
     from: 0,
 };
 
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
 /// Tries all runs within the limits, with one thread for each processor, until the time is over or a run fails.
-/// Each thread calls `prepare` first.
-fn explore(script: &'static Script, limits: Limits, prepare: impl Fn() + Sync) -> Report {
+/// Each thread calls `prepare` first. Runs are left out if `matters` returns false for their first deviation.
+fn explore(
+    script: &'static Script,
+    limits: Limits,
+    prepare: impl Fn() + Sync,
+    matters: impl Fn(&Deviations) -> bool,
+) -> Report {
     let Limits { most, time, .. } = limits;
     let begun = Instant::now();
     prepare();
     let ordinary = run(script, &Vec::new());
     let fails = ordinary.violation.map(|it| (Vec::new(), it));
     let first = more(&[], &ordinary.counts).skip(limits.from);
-    let first: Vec<Deviations> = first.step_by(limits.every).collect();
+    let first = first.step_by(limits.every).filter(matters);
+    let first: Vec<Deviations> = first.collect();
     let (runs, steps) = (AtomicU64::new(1), AtomicU64::new(ordinary.steps));
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let is_over = AtomicBool::new(fails.is_some() || most == 0);
@@ -441,9 +208,8 @@ fn explore(script: &'static Script, limits: Limits, prepare: impl Fn() + Sync) -
             done.fetch_add(1, Ordering::Relaxed);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, Into::into);
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..threads() {
             scope.spawn(work);
         }
     });
@@ -487,7 +253,7 @@ fn fail(script: &'static Script, deviations: &Deviations, violation: &Violation)
 fn explore_all(limits: Limits) {
     let only = variable("ONLY").unwrap_or_default();
     for script in SCRIPTS.iter().filter(|it| it.name.contains(&only)) {
-        let report = explore(script, limits, || {});
+        let report = explore(script, limits, || {}, |_| true);
         print(script, limits.most, &report);
         if let Some((deviations, violation)) = &report.failure {
             fail(script, deviations, violation);
@@ -497,7 +263,7 @@ fn explore_all(limits: Limits) {
 
 /// A run of all tests tries one of this many parts of all deviations. Which part depends on the commit. The number is a
 /// prime, because all seeds of commits are multiples of ten.
-const PARTS: usize = 23;
+const PARTS: usize = 89;
 
 #[test]
 fn some_deviations_hold() {
@@ -512,16 +278,24 @@ fn some_deviations_hold() {
 #[cfg(debug_assertions)]
 #[test]
 fn one_deviation_finds_mutations() {
-    use cadastre_core::mutation::{self, Mutation};
     for (mutation, name) in [
         (Mutation::OneProofIsEnough, "forced"),
         (Mutation::SandboxesIgnored, "forced"),
         (Mutation::RangesRecordedLate, "return"),
         (Mutation::PodCidrWaitersNotWoken, "podCIDRs"),
         (Mutation::LeaksNotFreed, "addresses"),
+        (Mutation::RenewalConflictIgnored, "podCIDRs"),
+        (Mutation::IndeterminateLeaseWriteCounts, "podCIDRs"),
+        (Mutation::LostStoreTakenForReboot, "addresses"),
+        (Mutation::RebootEndsCooldown, "addresses"),
     ] {
         let script = SCRIPTS.iter().find(|it| it.name.starts_with(name)).unwrap();
-        let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));
+        let report = explore(
+            script,
+            EVERY_ONE,
+            || mutation::set(Some(mutation)),
+            |_| true,
+        );
         let (deviations, violation) = report.failure.unwrap_or_else(|| panic!("{mutation:?}"));
         println!(
             "{mutation:?}: {} runs, {deviations:?}: {}",
@@ -530,25 +304,74 @@ fn one_deviation_finds_mutations() {
     }
 }
 
+/// For each run with at most one deviation, the bugs whose switches it reads. No other bug changes the run.
+#[cfg(debug_assertions)]
+fn reads(script: &'static Script) -> BTreeMap<Deviations, BTreeSet<Mutation>> {
+    let ordinary = run(script, &Vec::new());
+    let one = more(&[], &ordinary.counts);
+    let all: Vec<Deviations> = std::iter::once(Vec::new()).chain(one).collect();
+    let of_run = |deviations: &Deviations| {
+        mutation::take_read();
+        run(script, deviations);
+        (
+            deviations.clone(),
+            mutation::take_read().into_iter().collect(),
+        )
+    };
+    std::thread::scope(|scope| {
+        let parts = all.chunks(all.len().div_ceil(threads()));
+        let parts = parts.map(|part| scope.spawn(|| part.iter().map(of_run).collect::<Vec<_>>()));
+        let parts: Vec<_> = parts.collect();
+        parts
+            .into_iter()
+            .flat_map(|it| it.join().unwrap())
+            .collect()
+    })
+}
+
 /// Tries bugs in the shipped programs, one after the other, and prints which of them a run without or with one deviation
-/// finds.
+/// finds. `MINUTES` limits the time for each bug.
 #[cfg(debug_assertions)]
 #[test]
 #[ignore = "takes hours"]
 fn mutations() {
-    use cadastre_core::mutation;
-    let script = variable("ONLY").unwrap_or_default();
-    for mutation in super::mutations::chosen() {
-        let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&script));
-        let found = scripts.into_iter().find_map(|script| {
-            let report = explore(script, EVERY_ONE, || mutation::set(Some(mutation)));
+    let only = variable("ONLY").unwrap_or_default();
+    let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&only));
+    let scripts: Vec<_> = scripts.map(|it| (it, reads(it))).collect();
+    let runs_of = |mutation: Mutation| {
+        let reads = scripts.iter().flat_map(|(_, reads)| reads.values());
+        reads.filter(|it| it.contains(&mutation)).count()
+    };
+    let mutations = super::mutations::chosen().map(|it| (runs_of(it), it));
+    let mut mutations: Vec<_> = mutations.collect();
+    mutations.sort();
+    for (runs, mutation) in mutations {
+        let of_script = |reads: &BTreeMap<_, BTreeSet<_>>| {
+            let mut reads = reads.values();
+            reads.any(|it| it.contains(&mutation))
+        };
+        let scripts = scripts.iter().filter(|(_, reads)| of_script(reads));
+        let scripts: Vec<_> = scripts.collect();
+        let limits = Limits {
+            time: number("MINUTES").map_or(Duration::MAX, |it| {
+                Duration::from_secs(60 * it) / u32::try_from(scripts.len().max(1)).unwrap()
+            }),
+            ..EVERY_ONE
+        };
+        let mut tried = 0;
+        let found = scripts.into_iter().find_map(|(script, reads)| {
+            let matters = |it: &Deviations| reads.get(it).is_none_or(|it| it.contains(&mutation));
+            let report = explore(script, limits, || mutation::set(Some(mutation)), matters);
+            mutation::set(None);
+            tried += report.runs;
             let (deviations, violation) = report.failure?;
             Some(format!(
                 "{}, {deviations:?}, {} runs: rule {:?}: {}",
                 script.name, report.runs, violation.rule, violation.text
             ))
         });
-        println!("{mutation:?}: {}", found.as_deref().unwrap_or("not found"));
+        let found = found.unwrap_or_else(|| format!("not found in {tried} runs"));
+        println!("{mutation:?} changes {runs} runs: {found}");
     }
 }
 

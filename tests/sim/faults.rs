@@ -91,7 +91,7 @@ impl Sim {
         self.after(0, Due::CallController(run_id));
     }
 
-    fn stop(&mut self, run_id: RunId) {
+    pub fn stop(&mut self, run_id: RunId) {
         let patience = self.rng.stretch(500 * MS, 30 * SECOND);
         let run = self.processes[run_id.process].run();
         if run.stopping.is_none() {

@@ -26,7 +26,8 @@
 //! | `settle`, `settle_blocks`, `exhaustion` | checks at the end |
 //! | `trace`, `describe` | readable traces |
 //! | `mutations`, `proofs` | deliberate bugs, and which check or test finds each of them |
-//! | `deviations` | runs of a script with every fault and delay at every point, one or two in a run
+//! | `scripts` | short courses of changes, in which nothing else happens |
+//! | `deviations` | runs of a script with every fault and delay at every point, one or two in a run |
 //! | `exhaustive` | small clusters, in which every order of events is tried and not a random one |
 //!
 //! `make sim SEED=7` runs one seed. `make sim STEPS=10000000` runs consecutive seeds until that many steps are done.
@@ -78,6 +79,7 @@ mod restore;
 mod rng;
 mod routes;
 mod run;
+mod scripts;
 mod search;
 #[path = "../common/seeds.rs"]
 mod seeds;

@@ -36,6 +36,11 @@ pub struct MigrationRecords {
 }
 
 impl MigrationRecords {
+    /// Records the virtual machine of a pod.
+    pub fn note_vmi(&mut self, pod: &ObjectUid, vmi: &ObjectUid) {
+        self.of_pod.insert(pod.clone(), vmi.clone());
+    }
+
     /// Whether the two pods belong to the same virtual machine, so that they may have the same address.
     pub fn are_one(&self, pod: &ObjectUid, other: &ObjectUid) -> bool {
         let vmi = self.of_pod.get(pod);
@@ -108,7 +113,7 @@ impl Sim {
         let running = running.filter(|_| !self.rng.chance(1_500));
         let vmi = running.unwrap_or_else(|| self.api.uid());
         let uid = self.api.uid();
-        self.migrations.of_pod.insert(uid.clone(), vmi.clone());
+        self.migrations.note_vmi(&uid, &vmi);
         let machine = VirtualMachine {
             vmi,
             is_migrated_to: false,

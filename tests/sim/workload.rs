@@ -531,21 +531,34 @@ impl Sim {
     pub fn put_asking_pod(&mut self, node: &Node, addr: Addr) -> (ObjectUid, Text) {
         let uid = self.api.uid();
         let name = format!("asks-{uid}");
-        let claim = pod_claim::claim_of_addresses(&name, &uid);
+        let is_by_cni = self.rng.chance(5_000);
+        let claim = self.asks_for(&uid, &name, addr, is_by_cni);
+        self.put_pod(node, uid, &name, [].into(), claim, None)
+    }
+
+    /// Records that a new pod asks for an address. Returns the claim that the pod's annotation stands for, or `None` if
+    /// the runtime asks in the ADD instead.
+    pub fn asks_for(
+        &mut self,
+        uid: &ObjectUid,
+        name: &str,
+        addr: Addr,
+        is_by_cni: bool,
+    ) -> Option<(ClaimName, ClaimSource)> {
+        self.claims.note_asked(uid, addr);
+        let claim = pod_claim::claim_of_addresses(name, uid);
+        let claim: ClaimName = format!("default/{claim}").as_str().into();
+        if is_by_cni {
+            self.claims.note_pod(uid, &claim);
+            self.claims.note_by_cni(uid);
+            return None;
+        }
         let asked = AskedAddresses {
             addresses: [addr].into(),
             is_served: false,
             is_by_cni: false,
         };
-        self.claims.note_asked(&uid, addr);
-        let claim: ClaimName = format!("default/{claim}").as_str().into();
-        if self.rng.chance(5_000) {
-            self.claims.note_pod(&uid, &claim);
-            self.claims.note_by_cni(&uid);
-            return self.put_pod(node, uid, &name, [].into(), None, None);
-        }
-        let claim = (claim, ClaimSource::Addresses(Box::new(asked)));
-        self.put_pod(node, uid, &name, [].into(), Some(claim), None)
+        Some((claim, ClaimSource::Addresses(Box::new(asked))))
     }
 
     /// Creates a pod. If `machine` is given, the pod runs this virtual machine. Returns the UID and the name of the
@@ -697,7 +710,7 @@ impl Sim {
         Cidr::new(addr, u8::try_from(len).unwrap())
     }
 
-    fn request(&mut self, subnet: &Subnet, requests: Requests) {
+    pub fn request(&mut self, subnet: &Subnet, requests: Requests) {
         if subnet.requests != requests {
             let subnet = Subnet {
                 requests,

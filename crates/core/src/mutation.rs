@@ -418,11 +418,15 @@ mod switch {
 
     thread_local! {
         static ON: Cell<Option<Mutation>> = Cell::new(by_variable());
+        /// For each bug, whether its switch was read.
+        static READ: [Cell<bool>; Mutation::ALL.len()] =
+            const { [const { Cell::new(false) }; Mutation::ALL.len()] };
     }
 
     impl Mutation {
         /// Whether this bug is enabled in the current thread.
         pub fn is_on(self) -> bool {
+            READ.with(|read| read[self as usize].set(true));
             ON.get() == Some(self)
         }
     }
@@ -430,6 +434,13 @@ mod switch {
     /// Enables one bug in the current thread; `None` disables all bugs.
     pub fn set(mutation: Option<Mutation>) {
         ON.set(mutation);
+    }
+
+    /// Returns the bugs whose switches were read in the current thread since the last call. No other bug could have
+    /// changed anything.
+    pub fn take_read() -> Vec<Mutation> {
+        let all = Mutation::ALL.iter().copied();
+        READ.with(|read| all.filter(|it| read[*it as usize].take()).collect())
     }
 
     fn by_variable() -> Option<Mutation> {
@@ -440,4 +451,4 @@ mod switch {
 }
 
 #[cfg(debug_assertions)]
-pub use switch::set;
+pub use switch::{set, take_read};
