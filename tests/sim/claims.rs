@@ -204,6 +204,17 @@ impl Sim {
         } else {
             None
         };
+        self.put_claim(name, pool, addresses, ttl);
+    }
+
+    /// Creates a claim for these addresses, or for any address of the pool if there are none.
+    pub fn put_claim(
+        &mut self,
+        name: ClaimName,
+        pool: PoolName,
+        addresses: Vec<Addr>,
+        ttl: Option<u32>,
+    ) {
         let claim = Claim {
             uid: self.api.uid(),
             version: 0,

@@ -338,19 +338,19 @@ fn mutations() {
     let only = variable("ONLY").unwrap_or_default();
     let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&only));
     let scripts: Vec<_> = scripts.map(|it| (it, reads(it))).collect();
-    let runs_of = |mutation: Mutation| {
-        let reads = scripts.iter().flat_map(|(_, reads)| reads.values());
+    let runs_of = |mutation, reads: &BTreeMap<_, BTreeSet<_>>| {
+        let reads = reads.values();
         reads.filter(|it| it.contains(&mutation)).count()
     };
-    let mutations = super::mutations::chosen().map(|it| (runs_of(it), it));
+    let mutations = super::mutations::chosen().map(|it| {
+        let runs = scripts.iter().map(|(_, reads)| runs_of(it, reads));
+        (runs.sum::<usize>(), it)
+    });
     let mut mutations: Vec<_> = mutations.collect();
     mutations.sort();
     for (runs, mutation) in mutations {
-        let of_script = |reads: &BTreeMap<_, BTreeSet<_>>| {
-            let mut reads = reads.values();
-            reads.any(|it| it.contains(&mutation))
-        };
-        let scripts = scripts.iter().filter(|(_, reads)| of_script(reads));
+        let scripts = scripts.iter();
+        let scripts = scripts.filter(|(_, reads)| runs_of(mutation, reads) > 0);
         let scripts: Vec<_> = scripts.collect();
         let limits = Limits {
             time: number("MINUTES").map_or(Duration::MAX, |it| {

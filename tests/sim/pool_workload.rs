@@ -342,6 +342,22 @@ fn four_blocks(range: &str, block_size: Option<u32>) -> String {
     Cidr::new(cidr(range).first(), len).unwrap().to_string()
 }
 
+/// Returns the spec of a pool of podCIDRs or blocks of this size, which are allocated on demand and whose quarantine is
+/// short.
+pub fn small_pool(mode: AllocationMode, cidr: &str, block_size: u32) -> IPPoolSpec {
+    IPPoolSpec {
+        ipv4: Some(IPv4Ranges {
+            cidrs: vec![cidr.to_owned()],
+            block_size: Some(block_size),
+            block_sizing: BlockSizing::Fixed,
+            gateway: None,
+        }),
+        first_block: FirstBlock::OnDemand,
+        quarantine_seconds: 1,
+        ..IPPoolSpec::new(mode, Vec::new(), Vec::new())
+    }
+}
+
 pub fn service(name: &str, range: &str) -> ServiceRange {
     ServiceRange {
         name: name.into(),

@@ -1,22 +1,18 @@
 //! Scripts: short courses of changes for the runs with deviations (see `deviations`).
 
-use cadastre_api::{
-    AllocationMode, BlockSizing, Borrowing, FirstBlock, IPPoolSpec, IPv4Ranges, NodeAssignment,
-    Requests,
-};
+use cadastre_api::{AllocationMode, Borrowing, FirstBlock, IPPoolSpec, NodeAssignment, Requests};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
 use cadastre_controller::cluster::objects::{
-    Claim, ClaimSource, ClaimSpec, ClaimStatus, MachineIdentity, Pod, Pool, Text, VirtualMachine,
+    Claim, ClaimSource, MachineIdentity, Pod, Pool, Text, VirtualMachine,
 };
-
 use cadastre_core::Addr;
 
 use super::clock::{MS, SECOND, Time};
 use super::deviations::Deviations;
 use super::exhaustive::new_node;
 use super::plan::{Faults, Network, Plan};
-use super::pool_workload::service;
+use super::pool_workload::{service, small_pool};
 use super::process::Run;
 use super::rng::Rng;
 use super::run::{Due, RunId, Sim};
@@ -383,18 +379,16 @@ fn two_immediate_blocks() -> IPPoolSpec {
     }
 }
 
+/// A pool without a gateway: pods can have all of its addresses.
 fn pool(mode: AllocationMode, cidr: &str, block_size: u32) -> IPPoolSpec {
-    IPPoolSpec {
-        ipv4: Some(IPv4Ranges {
-            cidrs: vec![cidr.to_owned()],
-            block_size: Some(block_size),
-            block_sizing: BlockSizing::Fixed,
-            gateway: Some("None".to_owned()),
-        }),
-        first_block: FirstBlock::OnDemand,
-        quarantine_seconds: 1,
-        ..IPPoolSpec::new(mode, Vec::new(), Vec::new())
-    }
+    let mut spec = small_pool(mode, cidr, block_size);
+    spec.ipv4.as_mut().unwrap().gateway = Some("None".to_owned());
+    spec
+}
+
+/// Returns the name of an object in the namespace of all scripts.
+fn in_namespace<T: for<'a> From<&'a str>>(name: &str) -> T {
+    format!("default/{name}").as_str().into()
 }
 
 /// The conditions of a script. Every fault is possible, and none is ordinary.
@@ -464,41 +458,47 @@ impl Sim {
             return;
         };
         match *act {
-            Act::Node(name) => self.register_in_script(name, nth),
+            Act::Node(name) => {
+                let machine = MachineIdentity {
+                    provider_id: Some(format!("cloud://{nth}").into()),
+                    machine_id: Some(format!("m{nth}").into()),
+                };
+                let address = addr(&format!("192.168.0.{}", nth + 1));
+                self.register_in_script(name, &[address], machine);
+            }
             Act::Finalizer(name) => {
                 let node = self.api.nodes.get(name).map(|it| it.uid.clone());
                 self.api.finalized.extend(node);
             }
             Act::NodeGone(name) => self.delete_node_named(&name.into()),
-            Act::NodeAgain(name) => self.register_again_in_script(name),
+            Act::NodeAgain(name) => {
+                if let Some(before) = self.api.nodes.get(name).cloned() {
+                    self.api.delete_node(&before.name);
+                    self.register_in_script(name, &before.addresses, before.machine.clone());
+                }
+            }
             Act::Pod(node, name) => self.run_in_script(node, name, None),
             Act::PodWith(node, name, wants) => self.run_in_script(node, name, Some(wants)),
-            Act::Migrated(name) => {
-                let name = format!("default/{name}");
-                self.pod_is_migrated_to(&name.as_str().into());
-            }
+            Act::Migrated(name) => self.pod_is_migrated_to(&in_namespace(name)),
             Act::Stranger(node, address) => {
                 let uid = self.api.uid();
                 if let Some(node) = self.api.nodes.get(node).cloned() {
                     self.put_pod(&node, uid, "stranger", [addr(address)].into(), None, None);
                 }
             }
-            Act::PodGone(name) => {
-                let name = format!("default/{name}");
-                self.pod_gone(&name.as_str().into());
-            }
+            Act::PodGone(name) => self.pod_gone(&in_namespace(name)),
             Act::PodForced(name) => {
-                let name: Text = format!("default/{name}").as_str().into();
+                let name: Text = in_namespace(name);
                 if let Some(pod) = self.api.pods.get(&name).cloned() {
                     self.api.remove::<Pod>(&name);
                     self.pod_ends_after(&pod.uid, FORCED);
                 }
             }
-            Act::Claim(name, addresses) => self.claim_in_script(name, addresses),
-            Act::ClaimGone(name) => {
-                let name = format!("default/{name}");
-                self.api.delete::<Claim>(&name.as_str().into());
+            Act::Claim(name, addresses) => {
+                let addresses = addresses.iter().map(|it| addr(it)).collect();
+                self.put_claim(in_namespace(name), "pool".into(), addresses, None);
             }
+            Act::ClaimGone(name) => self.api.delete::<Claim>(&in_namespace(name)),
             Act::Drain(node, block) => {
                 if let Some(subnet) = self.api.subnets.get(node).cloned() {
                     let drain = [cidr(block)].into_iter().collect();
@@ -537,29 +537,11 @@ impl Sim {
         self.after(pause, Due::Script(nth + 1));
     }
 
-    fn register_in_script(&mut self, name: &str, nth: usize) {
+    fn register_in_script(&mut self, name: &str, addresses: &[Addr], machine: MachineIdentity) {
         let mut node = new_node(name.into(), self.api.uid());
-        node.addresses = [addr(&format!("192.168.0.{}", nth + 1))].into();
-        node.machine = MachineIdentity {
-            provider_id: Some(format!("cloud://{nth}").into()),
-            machine_id: Some(format!("m{nth}").into()),
-        };
+        node.addresses = addresses.into();
+        node.machine = machine;
         self.log(Some(name), || format!("node {} is created", node.uid));
-        self.settle_in(&node);
-        self.api.put(node);
-    }
-
-    fn register_again_in_script(&mut self, name: &'static str) {
-        let Some(before) = self.api.nodes.get(name).cloned() else {
-            return;
-        };
-        self.api.delete_node(&name.into());
-        let mut node = new_node(name.into(), self.api.uid());
-        node.addresses.clone_from(&before.addresses);
-        node.machine.clone_from(&before.machine);
-        self.log(Some(name), || {
-            format!("node {} registers as {}", before.uid, node.uid)
-        });
         self.settle_in(&node);
         self.api.put(node);
     }
@@ -589,10 +571,9 @@ impl Sim {
         name: &str,
         wants: Option<Wants>,
     ) -> (Option<(ClaimName, ClaimSource)>, Option<VirtualMachine>) {
-        let named = |name: &str| ClaimName::from(format!("default/{name}").as_str());
         match wants {
             None | Some(Wants::Sticky) => (None, None),
-            Some(Wants::Claim(claim)) => (Some((named(claim), ClaimSource::User)), None),
+            Some(Wants::Claim(claim)) => (Some((in_namespace(claim), ClaimSource::User)), None),
             Some(Wants::Machine(claim)) => {
                 let vmi: ObjectUid = "vmi".into();
                 self.migrations.note_vmi(uid, &vmi);
@@ -600,35 +581,16 @@ impl Sim {
                     vmi,
                     is_migrated_to: false,
                 };
-                (Some((named(claim), ClaimSource::User)), Some(machine))
+                (
+                    Some((in_namespace(claim), ClaimSource::User)),
+                    Some(machine),
+                )
             }
             Some(Wants::Address(address)) => (self.asks_for(uid, name, addr(address), false), None),
             Some(Wants::AddressByCni(address)) => {
                 (self.asks_for(uid, name, addr(address), true), None)
             }
         }
-    }
-
-    fn claim_in_script(&mut self, name: &str, addresses: &[&str]) {
-        let addresses: Vec<Addr> = addresses.iter().map(|it| addr(it)).collect();
-        let claim = Claim {
-            uid: self.api.uid(),
-            version: 0,
-            generation: 1,
-            created: 0,
-            deleting: false,
-            finalizers: Vec::new().into(),
-            spec: Ok(ClaimSpec {
-                pool: addresses.is_empty().then(|| "pool".into()),
-                addresses,
-                ttl: None,
-            }),
-            status: ClaimStatus::default(),
-            only_pod: None,
-            ipam_claim: None,
-            name: format!("default/{name}").as_str().into(),
-        };
-        self.api.put(claim);
     }
 
     /// For how long an agent's watches deliver nothing after a reboot.

@@ -506,7 +506,7 @@ impl Cluster {
         let Some(run) = &mut self.processes[process].run else {
             return Ok(());
         };
-        let reaction = self.reactions.of(id, run, input, self.now, now)?;
+        let reaction = self.reactions.of(id, run, input, now)?;
         run.clone_from(&reaction.run);
         self.wire.extend_from_slice(&reaction.sent);
         let mut statuses = reaction.statuses.iter();

@@ -27,8 +27,9 @@ mod wire;
 
 use std::time::Duration;
 
-use cadastre_api::{AllocationMode, BlockSizing, FirstBlock, IPPoolSpec, IPv4Ranges};
+use cadastre_api::{AllocationMode, IPPoolSpec};
 
+use super::pool_workload::small_pool;
 use super::process::Watched;
 use super::search::number;
 use super::seeds::variable;
@@ -39,31 +40,12 @@ pub use cluster::new_node;
 
 /// A pool with exactly two ranges.
 fn two_pod_cidrs() -> IPPoolSpec {
-    IPPoolSpec {
-        ipv4: Some(IPv4Ranges {
-            cidrs: vec!["10.244.0.0/23".to_owned()],
-            block_size: Some(24),
-            block_sizing: BlockSizing::Fixed,
-            gateway: None,
-        }),
-        quarantine_seconds: 1,
-        ..IPPoolSpec::new(AllocationMode::NodeCIDR, Vec::new(), Vec::new())
-    }
+    small_pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24)
 }
 
 /// A pool with exactly two blocks, of 16 addresses each.
 fn two_blocks() -> IPPoolSpec {
-    IPPoolSpec {
-        ipv4: Some(IPv4Ranges {
-            cidrs: vec!["10.245.0.0/27".to_owned()],
-            block_size: Some(28),
-            block_sizing: BlockSizing::Fixed,
-            gateway: None,
-        }),
-        first_block: FirstBlock::OnDemand,
-        quarantine_seconds: 1,
-        ..IPPoolSpec::new(AllocationMode::Blocks, Vec::new(), Vec::new())
-    }
+    small_pool(AllocationMode::Blocks, "10.245.0.0/27", 28)
 }
 
 static SCENARIOS: [Scenario; 3] = [

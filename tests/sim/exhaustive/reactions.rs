@@ -7,12 +7,12 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cadastre_controller::cluster::request::ApiRequest;
 use cadastre_controller::{Now, OutgoingRequest};
 
 use super::super::checks::Violation;
-use super::super::clock::Time;
 use super::super::run::RunId;
 use super::candidate::{Candidate, Input};
 use super::wire::{InTransit, Message, hash_of};
@@ -48,8 +48,8 @@ pub struct Reaction {
     pub statuses: Vec<OutgoingRequest>,
 }
 
-/// The hash of the run, the hash of what it receives, and the time.
-type Key = (u64, u64, Time);
+/// The hash of the run, the hash of what it receives, and the reading of the clock of all processes.
+type Key = (u64, u64, Duration);
 
 pub struct Reactions {
     shards: Vec<Mutex<HashMap<Key, Arc<Reaction>>>>,
@@ -69,10 +69,13 @@ impl Reactions {
         id: RunId,
         run: &Run,
         input: Input,
-        at: Time,
         now: Now,
     ) -> Result<Arc<Reaction>, Violation> {
-        let key = (run.hash, hash_of(|text| write!(text, "{input:?}")), at);
+        let key = (
+            run.hash,
+            hash_of(|text| write!(text, "{input:?}")),
+            now.mono,
+        );
         let shard = &self.shards[usize::try_from((key.0 ^ key.1) % SHARDS).unwrap()];
         if let Some(known) = shard.lock().unwrap().get(&key) {
             return Ok(Arc::clone(known));
