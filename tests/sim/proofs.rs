@@ -333,6 +333,9 @@ pub fn proof(mutation: Mutation) -> Proof {
         BlocksReleasedInUse | CoolingBlocksReleased | ReleasedBlocksForgotten => {
             unit("node::ledger::tests::a_released_block_is_used_again_only_under_another_uid")
         }
+        LostReleaseForgotten => {
+            unit("node::ledger::tests::a_released_block_stays_released_if_the_store_is_lost")
+        }
         DrainingBlocksAssign => sim(Agents, 5_000),
         DeleteFreesWholePod => sim(Agents, 10_000),
         OneProofIsEnough => sim(Agents, 10_000),

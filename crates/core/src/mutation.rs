@@ -305,6 +305,8 @@ mutations! {
     /// After a restore of the API server to an older state, a NodeSubnet lists a released block again, and the agent
     /// uses the block.
     ReleasedBlocksForgotten,
+    /// A new store that replaces a lost one does not know which blocks the node has released.
+    LostReleaseForgotten,
     /// A lost store is rebuilt without the sandboxes that the runtime knows.
     SandboxesIgnored,
     /// A new store does not record that pods use addresses outside of the node's ranges.

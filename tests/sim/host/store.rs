@@ -303,9 +303,11 @@ impl Sim {
             } => {
                 let disk = MemoryDisk::default();
                 disk.set_fate(fate);
+                let before = holdings.read().ok().flatten();
                 let made = disk.create().and_then(|store| {
                     store.recording(holdings.clone()).transact(&now, |ledger| {
-                        ledger.rebuild(&holding, &known, has_addresses_outside)
+                        let before = before.as_ref();
+                        ledger.rebuild(&holding, &known, has_addresses_outside, before)
                     })
                 });
                 if made.is_ok() {

@@ -165,20 +165,26 @@ pub(crate) fn restore(
         kv.index(KvTable::Assigning, &block.pool, *cidr, assigns)?;
         kv.index(KvTable::Open, &block.pool, *cidr, assigns)?;
     }
-    for (cidr, uid) in &ranges.released {
-        let sequence = kv.take_sequence()?;
-        kv.put_json(
-            KvTable::ReleasedBlocks,
-            &released_key(*cidr, uid),
-            &sequence,
-        )?;
-    }
+    restore_released(kv, holdings)?;
     for (range, state) in &ranges.withdrawals {
         kv.put_json(KvTable::Withdrawals, &cidr_key(*range), state)?;
     }
     for note in pods {
         let key = full_name(&note.pod);
         kv.put_json(KvTable::Pods, key.as_bytes(), note)?;
+    }
+    Ok(())
+}
+
+/// Records in an empty ledger which blocks were released according to `holdings`.
+pub(crate) fn restore_released(
+    kv: &mut dyn KvMut,
+    holdings: &Holdings,
+) -> Result<(), StorageFault> {
+    for (cidr, uid) in &holdings.ranges.released {
+        let sequence = kv.take_sequence()?;
+        let key = released_key(*cidr, uid);
+        kv.put_json(KvTable::ReleasedBlocks, &key, &sequence)?;
     }
     Ok(())
 }

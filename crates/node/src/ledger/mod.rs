@@ -208,14 +208,19 @@ impl<'a> AddressLedger<'a> {
 
     /// Does what [`Self::take_over`] does, for a new ledger that replaces a lost one. `has_addresses_outside` says
     /// whether pods use addresses outside of the node's ranges (see [`Snapshot::has_addresses_outside`]). The node may
-    /// get such addresses in a block later.
+    /// get such addresses in a block later. `before` has the ranges of the lost ledger, if they are known: a block that
+    /// was released stays released, because the report of the release may be on its way to the API server.
     pub fn rebuild(
         &mut self,
         allocation: &NodeAllocation,
         remembered: &[RememberedAttachment],
         has_addresses_outside: bool,
+        before: Option<&Holdings>,
     ) -> Result<Vec<RememberedAttachment>, StorageFault> {
         self.record_boot()?;
+        if let Some(before) = before.filter(|_| !Mutation::LostReleaseForgotten.is_on()) {
+            holdings::restore_released(self.kv, before)?;
+        }
         if has_addresses_outside {
             self.kv.put_addresses_outside(self.now)?;
         }

@@ -854,6 +854,22 @@ fn a_released_block_is_used_again_only_under_another_uid() {
 }
 
 #[test]
+fn a_released_block_stays_released_if_the_store_is_lost() {
+    let mut node = Node::new(&[("10.0.0.0/30", ""), ("10.0.0.4/30", "")]);
+    let it = cidr("10.0.0.0/30");
+    assert!(node.ledger().release(it, "u1").unwrap());
+    let before = node.ledger().holdings().unwrap();
+    node.memory = Memory::default();
+    let allocation = node.allocation.clone();
+    let mut ledger = node.ledger();
+    ledger
+        .rebuild(&allocation, &[], false, Some(&before))
+        .unwrap();
+    assert_eq!(node.state("10.0.0.0/30"), Some(BlockState::Released));
+    assert_eq!(node.state("10.0.0.4/30"), Some(BlockState::Active));
+}
+
+#[test]
 fn the_last_1024_released_blocks_are_remembered() {
     let mut node = Node::new(&[("10.0.0.0/30", "")]);
     let it = cidr("10.0.0.0/30");
