@@ -8,6 +8,7 @@ use cadastre_api::{AllocatedBlock, NodePool, NodePoolRanges, NodeSubnet, NodeSub
 use cadastre_core::Cidr;
 use cadastre_e2e::cluster::{start_controller, with_crds};
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
+use cadastre_e2e::metrics::Sample;
 use cadastre_e2e::raw::{Call, JSON, MERGE_PATCH};
 use cadastre_e2e::{Daemon, Fixtures, nodes};
 use http::Method;
@@ -17,7 +18,8 @@ use serde_json::{Value, json};
 
 use super::seen::{Seen, Watching};
 use super::{
-    LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, mib, progress, say, until_writable,
+    LIMIT, ROUNDS, beside_raw, beside_raw_header, grown, median, mib, progress, say, spent,
+    until_writable,
 };
 
 const POOL: &str = r"
@@ -31,18 +33,28 @@ const RANGE: &str = "10.0.0.0/8";
 const BLOCKS: &str = "/apis/cadastre.dev/v1alpha1/ipamblocks";
 const SUBNETS: &str = "/apis/cadastre.dev/v1alpha1/nodesubnets";
 
-/// How long each phase of one round took.
-struct Phases {
-    first: Duration,
-    more: Duration,
-    collected: Duration,
+/// How long a phase took, and the processor time that it cost.
+#[derive(Clone, Copy)]
+struct Phase {
+    wall: Duration,
+    /// The processor time of the control plane and of this process
+    others: Duration,
+    /// The processor time of the controller; zero for raw requests
+    own: Duration,
 }
 
-type Pick = fn(&Phases) -> Duration;
+/// The phases of one round.
+struct Phases {
+    first: Phase,
+    more: Phase,
+    collected: Phase,
+}
+
+type Pick = fn(&Phases) -> Phase;
 
 /// Further results of the controller's last round, for the report that is printed.
 struct Details {
-    requests: Vec<String>,
+    requests: [String; 3],
     cpu: Duration,
     peak: u64,
     edit: String,
@@ -69,11 +81,27 @@ pub async fn run(count: u32) -> Result<()> {
             p.collected
         }),
     ];
+    let mut work = Vec::new();
     for ((name, pick), requests) in phases.into_iter().zip(&details.requests) {
         let [raws, ours] = [&raws, &ours].map(|it| it.iter().map(pick).collect::<Vec<_>>());
-        beside_raw(name, &raws, &ours, requests)?;
+        let [raw_walls, walls] = [&raws, &ours].map(|it| it.iter().map(|it| it.wall));
+        beside_raw(
+            name,
+            &raw_walls.collect::<Vec<_>>(),
+            &walls.collect::<Vec<_>>(),
+            requests,
+        )?;
+        let seconds =
+            |all: &[Phase], of: fn(&Phase) -> Duration| median(all.iter().map(of)).as_secs_f64();
+        work.push(format!(
+            "{:.1} s with raw requests, and {:.1} s with the controller, which itself used {:.1} s",
+            seconds(&raws, |it| it.others),
+            seconds(&ours, |it| it.others + it.own),
+            seconds(&ours, |it| it.own),
+        ));
     }
     say("")?;
+    say(&format!("CPU of all programs: {}.", work.join("; ")))?;
     say(&format!(
         "Controller: {:.2} s CPU for all of it, {:.1} MiB peak. {}",
         details.cpu.as_secs_f64(),
@@ -102,6 +130,42 @@ fn create_block(i: u32, node: u32) -> Result<Call> {
         },
     });
     Ok(Call::new(Method::POST, BLOCKS.to_owned(), JSON, &body))
+}
+
+/// What the controller and the others have spent before a phase of the controller.
+struct Before {
+    metrics: Vec<Sample>,
+    others: Duration,
+    own: Duration,
+}
+
+impl Before {
+    async fn of(cluster: &ControlPlane, daemon: Option<&mut Daemon>) -> Result<Self> {
+        let own = daemon.map(|it| it.process().usage()).transpose()?;
+        Ok(Self {
+            metrics: cluster.apiserver_metrics().await?,
+            others: spent(cluster)?,
+            own: own.map(|it| it.cpu).unwrap_or_default(),
+        })
+    }
+
+    /// Returns what a phase that took `wall` cost, and its API requests.
+    async fn phase(
+        self,
+        cluster: &ControlPlane,
+        daemon: &mut Daemon,
+        wall: Duration,
+    ) -> Result<(Phase, String)> {
+        let phase = Phase {
+            wall,
+            others: spent(cluster)?.saturating_sub(self.others),
+            own: daemon.process().usage()?.cpu.saturating_sub(self.own),
+        };
+        Ok((
+            phase,
+            grown(&self.metrics, &cluster.apiserver_metrics().await?),
+        ))
+    }
 }
 
 /// Returns a NodeSubnet with the fields that the controller writes.
@@ -140,6 +204,8 @@ fn listing(node: u32, blocks: &[u32]) -> Result<Value> {
 async fn raw(count: u32) -> Result<Phases> {
     let nodes_count = usize::try_from(count)?;
     let (cluster, Fixtures { client, .. }) = with_crds(Options::default()).await?;
+    // The API server has as many objects as in the other measurement.
+    nodes::create(&cluster, count, nodes::numbered).await?;
     let endpoint = cluster.endpoint()?;
     let create_subnet = |node: u32, blocks: &[u32]| {
         let body = listing(node, blocks)?;
@@ -149,10 +215,16 @@ async fn raw(count: u32) -> Result<Phases> {
     until_writable(&endpoint, creations).await?;
     // The same watches as in the other measurement, because the API server encodes each event for them.
     let mut watching = Watching::start(&client);
-    let mut send = async |calls: Vec<Call>, done: &dyn Fn(&Seen) -> bool| -> Result<Duration> {
+    let mut send = async |calls: Vec<Call>, done: &dyn Fn(&Seen) -> bool| -> Result<Phase> {
+        let before = spent(&cluster)?;
         let begun = Instant::now();
         endpoint.send_all(nodes::CONNECTIONS, calls).await?;
-        Ok(watching.until("raw requests", LIMIT, done).await?.at - begun)
+        let wall = watching.until("raw requests", LIMIT, done).await?.at - begun;
+        Ok(Phase {
+            wall,
+            others: spent(&cluster)?.saturating_sub(before),
+            own: Duration::ZERO,
+        })
     };
     let mut calls = Vec::new();
     for node in 0..count {
@@ -201,15 +273,13 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
         .filter_map(|node| Some((node.metadata.name?, node.metadata.uid?)))
         .collect();
     let mut watching = Watching::start(&client);
-    let mut requests = Vec::new();
 
-    let before = cluster.apiserver_metrics().await?;
+    let before = Before::of(&cluster, None).await?;
     let begun = Instant::now();
     let mut daemon = start_controller(&cluster, ADMIN, &[])?;
     let done = |seen: &Seen| seen.listed >= nodes_count;
     let first = watching.until("first blocks", LIMIT, done).await?.at - begun;
-    let after = cluster.apiserver_metrics().await?;
-    requests.push(grown(&before, &after));
+    let (first, of_first) = before.phase(&cluster, &mut daemon, first).await?;
 
     // The controller is stopped while the agents' demand is written, so that it finds the demand of all agents when it
     // resumes.
@@ -228,13 +298,12 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
     endpoint
         .send_all(nodes::CONNECTIONS, demand(3 * 60))
         .await?;
-    let before = cluster.apiserver_metrics().await?;
+    let before = Before::of(&cluster, Some(&mut daemon)).await?;
     let begun = Instant::now();
     daemon.process().signal(Signal::CONT)?;
     let done = |seen: &Seen| seen.listed >= 3 * nodes_count;
     let more = watching.until("more blocks", LIMIT, done).await?.at - begun;
-    let after = cluster.apiserver_metrics().await?;
-    requests.push(grown(&before, &after));
+    let (more, of_more) = before.phase(&cluster, &mut daemon, more).await?;
 
     let edit = pool_edit(&cluster, &mut daemon, count).await?;
     let usage = daemon.process().usage()?;
@@ -253,7 +322,7 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
         "the quarantine was over before all blocks were in it: choose a longer one"
     );
     daemon.wait_ready(LIMIT).await?;
-    let before = cluster.apiserver_metrics().await?;
+    let before = Before::of(&cluster, Some(&mut daemon)).await?;
     let over = all_quarantined.until.context("no block has a time")?;
     let begun = Instant::now() + Duration::try_from(over - Timestamp::now())?;
     let none = |seen: &Seen| seen.quarantined + seen.allocated == 0;
@@ -262,10 +331,10 @@ async fn cadastre(count: u32) -> Result<(Phases, Details)> {
         .await?
         .at
         - begun;
-    requests.push(grown(&before, &cluster.apiserver_metrics().await?));
+    let (collected, of_collected) = before.phase(&cluster, &mut daemon, collected).await?;
     let peak = usage.peak_rss.max(daemon.process().usage()?.peak_rss);
     let details = Details {
-        requests,
+        requests: [of_first, of_more, of_collected],
         cpu: usage.cpu + daemon.process().usage()?.cpu,
         peak,
         edit,

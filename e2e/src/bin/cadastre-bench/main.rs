@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use cadastre_api::NodeSubnet;
 use cadastre_e2e::metrics::{self, Sample};
+use cadastre_e2e::process::usage;
 use cadastre_e2e::raw::{Call, Endpoint, JSON, PROTOBUF};
 use cadastre_e2e::wait::until;
 use cadastre_e2e::{ControlPlane, nodes};
@@ -96,6 +97,14 @@ fn median(values: impl Iterator<Item = Duration>) -> Duration {
     let mut values: Vec<Duration> = values.collect();
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Returns the processor time that the control plane and this process have used so far. This process sends the raw
+/// requests and runs watches.
+fn spent(cluster: &ControlPlane) -> Result<Duration> {
+    let own = usage(std::process::id())?;
+    let theirs = [cluster.apiserver()?.usage()?, cluster.etcd()?.usage()?];
+    Ok(own.cpu + theirs[0].cpu + theirs[1].cpu)
 }
 
 /// Prints the header of a table that compares the controller with raw requests, phase by phase.
