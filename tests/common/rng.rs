@@ -142,10 +142,17 @@ impl Rng {
     }
 
     /// A number from `low` to `high`, for example a duration. How many times `low` is doubled is drawn first, so short
-    /// and long durations are about equally likely.
+    /// and long durations are about equally likely. If outcomes are chosen, a wide range has a third one, as many times
+    /// longer than the shortest as the longest is longer than this one.
     pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         if self.chosen.is_some() {
-            return self.between(low, high);
+            let ratio = high / low.max(1);
+            return match self.choose(if ratio < 100 { 1 } else { 3 }) {
+                Some(1) => low.max(1) * ratio.isqrt(),
+                Some(2) => high,
+                _ if ratio < 100 => self.between(low, high),
+                _ => low,
+            };
         }
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);

@@ -16,28 +16,42 @@
 //! | `DEVIATIONS` | [`replay`]: the deviations of one run, as a failure prints them |
 
 #[cfg(debug_assertions)]
-use std::collections::BTreeMap;
+mod bugs;
+
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-#[cfg(debug_assertions)]
-use cadastre_core::mutation::{self, Mutation};
-
 use super::checks::Violation;
-use super::clock::SECOND;
-use super::run::{Due, Sim};
+use super::clock::{SECOND, Time};
+use super::run::{Due, RunId, Sim};
 use super::scripts::{SCRIPTS, Script};
 use super::search::number;
 use super::seeds::{seed_of_commit, variable};
 use super::trace::Trace;
 
 /// How long a process stands still that pauses as a deviation.
-const PAUSE: u64 = 25 * SECOND;
+const PAUSE: Time = 25 * SECOND;
 
 /// A run's deviations: the numbers of the draws, each with its outcome.
 pub type Deviations = Vec<(usize, u8)>;
+
+fn show(deviations: &Deviations) -> String {
+    let texts = deviations
+        .iter()
+        .map(|(at, outcome)| format!("{at}:{outcome}"));
+    texts.collect::<Vec<_>>().join(",")
+}
+
+/// Reads deviations as [`show`] prints them.
+fn parse(text: &str) -> Deviations {
+    let deviation = |it: &str| {
+        let (at, outcome) = it.split_once(':').unwrap();
+        (at.parse().unwrap(), outcome.parse().unwrap())
+    };
+    text.split_terminator(',').map(deviation).collect()
+}
 
 impl Sim {
     /// Before an event of a process, lets the process end or stand still, if that is the deviation.
@@ -90,6 +104,19 @@ impl Sim {
             // The machine loses its power while its agent's write is on its way.
             self.inject_fault(*id, 20);
         }
+    }
+
+    /// Lets an allocation take effect late and its sender stand still for as long, if that is the deviation.
+    pub fn last_words(&mut self, run_id: RunId) -> Option<Time> {
+        if self.script.is_none() || !self.has_faults {
+            return None;
+        }
+        let late = *self.rng.pick(&[None, Some(20 * SECOND), Some(60 * SECOND)]);
+        if let Some(late) = late {
+            self.log(None, || format!("{run_id} pauses"));
+            self.processes[run_id.process].paused_until = self.now + late;
+        }
+        late
     }
 }
 
@@ -237,15 +264,12 @@ fn print(script: &Script, most: u64, report: &Report) {
 fn fail(script: &'static Script, deviations: &Deviations, violation: &Violation) -> ! {
     let mut again = Sim::scripted(script, deviations.clone(), Trace::on());
     let _ = again.go(u64::MAX);
-    let texts = deviations
-        .iter()
-        .map(|(at, outcome)| format!("{at}:{outcome}"));
     panic!(
         "{}: rule \"{}\" is broken: {}\nagain: DEVIATIONS={}\n{}",
         script.name,
         violation.rule,
         violation.text,
-        texts.collect::<Vec<_>>().join(","),
+        show(deviations),
         again.trace.tail(&violation.names)
     );
 }
@@ -263,7 +287,7 @@ fn explore_all(limits: Limits) {
 
 /// A run of all tests tries one of this many parts of all deviations. Which part depends on the commit. The number is a
 /// prime, because all seeds of commits are multiples of ten.
-const PARTS: usize = 89;
+const PARTS: usize = 179;
 
 #[test]
 fn some_deviations_hold() {
@@ -272,107 +296,6 @@ fn some_deviations_hold() {
         from: usize::try_from(seed_of_commit().0 % PARTS as u64).unwrap(),
         ..EVERY_ONE
     });
-}
-
-/// Bugs that only a certain fault at a certain point reveals: each of them is found by one deviation of its script.
-#[cfg(debug_assertions)]
-#[test]
-fn one_deviation_finds_mutations() {
-    for (mutation, name) in [
-        (Mutation::OneProofIsEnough, "forced"),
-        (Mutation::SandboxesIgnored, "forced"),
-        (Mutation::RangesRecordedLate, "return"),
-        (Mutation::PodCidrWaitersNotWoken, "podCIDRs"),
-        (Mutation::LeaksNotFreed, "addresses"),
-        (Mutation::RenewalConflictIgnored, "podCIDRs"),
-        (Mutation::IndeterminateLeaseWriteCounts, "podCIDRs"),
-        (Mutation::LostStoreTakenForReboot, "addresses"),
-        (Mutation::RebootEndsCooldown, "addresses"),
-    ] {
-        let script = SCRIPTS.iter().find(|it| it.name.starts_with(name)).unwrap();
-        let report = explore(
-            script,
-            EVERY_ONE,
-            || mutation::set(Some(mutation)),
-            |_| true,
-        );
-        let (deviations, violation) = report.failure.unwrap_or_else(|| panic!("{mutation:?}"));
-        println!(
-            "{mutation:?}: {} runs, {deviations:?}: {}",
-            report.runs, violation.text
-        );
-    }
-}
-
-/// For each run with at most one deviation, the bugs whose switches it reads. No other bug changes the run.
-#[cfg(debug_assertions)]
-fn reads(script: &'static Script) -> BTreeMap<Deviations, BTreeSet<Mutation>> {
-    let ordinary = run(script, &Vec::new());
-    let one = more(&[], &ordinary.counts);
-    let all: Vec<Deviations> = std::iter::once(Vec::new()).chain(one).collect();
-    let of_run = |deviations: &Deviations| {
-        mutation::take_read();
-        run(script, deviations);
-        (
-            deviations.clone(),
-            mutation::take_read().into_iter().collect(),
-        )
-    };
-    std::thread::scope(|scope| {
-        let parts = all.chunks(all.len().div_ceil(threads()));
-        let parts = parts.map(|part| scope.spawn(|| part.iter().map(of_run).collect::<Vec<_>>()));
-        let parts: Vec<_> = parts.collect();
-        parts
-            .into_iter()
-            .flat_map(|it| it.join().unwrap())
-            .collect()
-    })
-}
-
-/// Tries bugs in the shipped programs, one after the other, and prints which of them a run without or with one deviation
-/// finds. `MINUTES` limits the time for each bug.
-#[cfg(debug_assertions)]
-#[test]
-#[ignore = "takes hours"]
-fn mutations() {
-    let only = variable("ONLY").unwrap_or_default();
-    let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&only));
-    let scripts: Vec<_> = scripts.map(|it| (it, reads(it))).collect();
-    let runs_of = |mutation, reads: &BTreeMap<_, BTreeSet<_>>| {
-        let reads = reads.values();
-        reads.filter(|it| it.contains(&mutation)).count()
-    };
-    let mutations = super::mutations::chosen().map(|it| {
-        let runs = scripts.iter().map(|(_, reads)| runs_of(it, reads));
-        (runs.sum::<usize>(), it)
-    });
-    let mut mutations: Vec<_> = mutations.collect();
-    mutations.sort();
-    for (runs, mutation) in mutations {
-        let scripts = scripts.iter();
-        let scripts = scripts.filter(|(_, reads)| runs_of(mutation, reads) > 0);
-        let scripts: Vec<_> = scripts.collect();
-        let limits = Limits {
-            time: number("MINUTES").map_or(Duration::MAX, |it| {
-                Duration::from_secs(60 * it) / u32::try_from(scripts.len().max(1)).unwrap()
-            }),
-            ..EVERY_ONE
-        };
-        let mut tried = 0;
-        let found = scripts.into_iter().find_map(|(script, reads)| {
-            let matters = |it: &Deviations| reads.get(it).is_none_or(|it| it.contains(&mutation));
-            let report = explore(script, limits, || mutation::set(Some(mutation)), matters);
-            mutation::set(None);
-            tried += report.runs;
-            let (deviations, violation) = report.failure?;
-            Some(format!(
-                "{}, {deviations:?}, {} runs: rule {:?}: {}",
-                script.name, report.runs, violation.rule, violation.text
-            ))
-        });
-        let found = found.unwrap_or_else(|| format!("not found in {tried} runs"));
-        println!("{mutation:?} changes {runs} runs: {found}");
-    }
 }
 
 #[test]
@@ -393,12 +316,7 @@ fn every_deviation() {
 #[test]
 #[ignore = "for one run"]
 fn replay() {
-    let text = variable("DEVIATIONS").unwrap_or_default();
-    let deviation = |it: &str| {
-        let (at, outcome) = it.split_once(':').unwrap();
-        (at.parse().unwrap(), outcome.parse().unwrap())
-    };
-    let deviations: Deviations = text.split_terminator(',').map(deviation).collect();
+    let deviations = parse(&variable("DEVIATIONS").unwrap_or_default());
     let only = variable("ONLY").unwrap_or_default();
     let script = SCRIPTS.iter().find(|it| it.name.contains(&only)).unwrap();
     let mut sim = Sim::scripted(script, deviations.clone(), Trace::on());

@@ -119,8 +119,7 @@ impl Sim {
             is_migrated_to: false,
         };
         let source = if nth + 1 == MACHINES {
-            self.want_ipam_claim(&claim);
-            self.migrations.of_interface.insert(uid.clone());
+            self.want_ipam_claim_for(&uid, &claim);
             ClaimSource::IpamClaim
         } else {
             ClaimSource::User
@@ -133,6 +132,12 @@ impl Sim {
             self.after(lag, Due::Migrated(put.1.clone()));
         }
         Some(put)
+    }
+
+    /// Makes KubeVirt create the IPAMClaim that a new pod names for its interface.
+    pub fn want_ipam_claim_for(&mut self, pod: &ObjectUid, claim: &ClaimName) {
+        self.want_ipam_claim(claim);
+        self.migrations.of_interface.insert(pod.clone());
     }
 
     /// Makes KubeVirt mark the pod as the one in which the virtual machine runs.

@@ -21,13 +21,27 @@ pub struct Trial {
     pub rule: Option<&'static str>,
 }
 
-/// Returns the mutations to try: the one that the environment variable `MUTANT` names, or all if it is not set.
+/// Returns the mutations to try: those that the environment variable `MUTANT` names, with commas between them, or all if
+/// it is not set.
 #[cfg(debug_assertions)]
 pub fn chosen() -> impl Iterator<Item = Mutation> {
     let named = variable("MUTANT");
-    let is_chosen =
-        move |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
+    let is_chosen = move |it: &Mutation| {
+        let it = format!("{it:?}");
+        named
+            .as_ref()
+            .is_none_or(|names| names.split(',').any(|name| *name == it))
+    };
     Mutation::ALL.iter().copied().filter(is_chosen)
+}
+
+/// Whether the simulation has to find the mutation, so that no unit test does.
+#[cfg(debug_assertions)]
+pub fn is_simulated(mutation: Mutation) -> bool {
+    matches!(
+        super::proofs::proof(mutation),
+        super::proofs::Proof::Simulation(..)
+    )
 }
 
 #[cfg(debug_assertions)]

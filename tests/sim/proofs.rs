@@ -454,6 +454,15 @@ pub fn proof(mutation: Mutation) -> Proof {
     }
 }
 
+/// Returns the first word of the name of a script that finds the mutation without or with one deviation.
+fn script(mutation: Mutation) -> Option<&'static str> {
+    let mut lines = include_str!("found_by_deviations.txt")
+        .lines()
+        .map(|it| it.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|words| words[0] == format!("{mutation:?}"))?;
+    Some(line[1])
+}
+
 /// The line about a mutation in docs/mutations.md and in the output of `make mutants`. The line says what the mutation
 /// does, and which check or test finds it.
 pub fn row(mutation: Mutation) -> String {
@@ -462,7 +471,9 @@ pub fn row(mutation: Mutation) -> String {
         Proof::Simulation(scenario, thousands, rule) => {
             let rule = rule.map(|rule| format!(", by the rule of {rule}"));
             let rule = rule.unwrap_or_default();
-            format!("simulation, {scenario:?}, within {thousands} thousand steps{rule}")
+            let script = script(mutation).map(|name| format!("; script *{name}*"));
+            let script = script.unwrap_or_default();
+            format!("simulation, {scenario:?}, within {thousands} thousand steps{rule}{script}")
         }
         Proof::Test(name) => format!("`{name}`"),
     };

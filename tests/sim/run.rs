@@ -138,6 +138,7 @@ impl Due {
         matches!(
             self,
             Due::Work
+                | Due::Script(_)
                 | Due::Disturb(_)
                 | Due::CreateNodes
                 | Due::RemoveFinalizer(..)

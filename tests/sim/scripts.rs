@@ -1,18 +1,19 @@
 //! Scripts: short courses of changes for the runs with deviations (see `deviations`).
 
-use cadastre_api::{AllocationMode, Borrowing, FirstBlock, IPPoolSpec, NodeAssignment, Requests};
+mod all;
+
+use cadastre_api::{IPPoolSpec, Requests};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
 use cadastre_controller::cluster::objects::{
-    Claim, ClaimSource, MachineIdentity, Pod, Pool, Text, VirtualMachine,
+    Claim, ClaimSource, MachineIdentity, Node, Pod, Pool, Text, VirtualMachine,
 };
-use cadastre_core::Addr;
 
 use super::clock::{MS, SECOND, Time};
 use super::deviations::Deviations;
 use super::exhaustive::new_node;
 use super::plan::{Faults, Network, Plan};
-use super::pool_workload::{service, small_pool};
+use super::pool_workload::service;
 use super::process::Run;
 use super::rng::Rng;
 use super::run::{Due, RunId, Sim};
@@ -20,22 +21,43 @@ use super::settle::QUIET;
 use super::trace::Trace;
 use super::workload::{addr, cidr};
 
+pub use all::SCRIPTS;
+
 /// How long the cluster usually has after a change, until the next change. It is enough for everything to settle.
 const CALM: u64 = 8 * SECOND;
 /// How long a pod runs on that was deleted by force: longer than the agent waits before it looks for a leak.
 const FORCED: u64 = 40 * SECOND;
 /// Long enough for a released address to be free again, and for its block to go to another node.
 const COOLDOWN: u64 = 40 * SECOND;
+/// How long it takes after a restore until the API server is back and agents have reported.
+const DOWN: u64 = 60 * SECOND;
+
+/// How far wall clocks are set back, in microseconds.
+const HOUR: i64 = 3_600_000_000;
+/// How many pods a node may run.
+const MAX_PODS: u16 = 110;
+
+/// The label by which a pool can select nodes, and its value at all nodes that are not unselected.
+const CLASS: &str = "class";
+const SELECTED: &str = "any";
 
 /// A change of an object.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
     /// A machine registers as a Node with this name.
     Node(&'static str),
+    /// A machine registers as a Node with this name, without the number of pods that the Node may run.
+    BareNode(&'static str),
+    /// The kubelet of the Node with this name reports how many pods the Node may run.
+    MaxPods(&'static str, u16),
+    /// No pool selects the Node with this name any more.
+    Unselected(&'static str),
     /// Another component puts a finalizer on the Node with this name.
     Finalizer(&'static str),
     /// The Node with this name is deleted.
     NodeGone(&'static str),
+    /// The Node with this name is deleted, and a finalizer holds it for a minute.
+    NodeHeld(&'static str),
     /// The Node with this name is deleted, and its machine registers again at once.
     NodeAgain(&'static str),
     /// A pod is bound to this Node, under this name.
@@ -50,20 +72,36 @@ pub enum Act {
     PodGone(&'static str),
     /// The pod with this name is deleted by force: it runs on for [`FORCED`].
     PodForced(&'static str),
+    /// A pod of the Node with this name gets a new sandbox.
+    NewSandbox(&'static str),
     /// A claim with this name is created, for these addresses, or for any address if there are none.
     Claim(&'static str, &'static [&'static str]),
     /// The claim with this name is deleted.
     ClaimGone(&'static str),
     /// A user asks the agent of this Node to drain the block.
     Drain(&'static str, &'static str),
+    /// A user asks the agent of this Node to withdraw these ranges, and to return all others.
+    Withdraw(&'static str, &'static [&'static str]),
+    /// A second pool is created.
+    SecondPool(fn() -> IPPoolSpec),
     /// The pool is edited.
     Edit(fn(&mut IPPoolSpec)),
     /// The pool is deleted.
     PoolGone,
     /// The leader is asked to stop, so the other controller takes over.
     HandOver,
+    /// The leader is killed.
+    LeaderKilled,
+    /// The wall clocks of all controllers are set back by an hour.
+    ClocksBack,
+    /// A backup of the API server is made.
+    Backup,
+    /// The API server is restored from the backup.
+    Restore,
     /// Nothing happens for [`COOLDOWN`].
     Cooldown,
+    /// The next change comes so long after the one before, instead of [`CALM`].
+    After(Time),
 }
 
 /// The addresses that a pod wants.
@@ -71,8 +109,10 @@ pub enum Act {
 pub enum Wants {
     /// Those of the claim with this name.
     Claim(&'static str),
-    /// Those of the claim with this name, for the only virtual machine.
-    Machine(&'static str),
+    /// Those of the claim with this name, for the virtual machine with this UID.
+    Machine(&'static str, &'static str),
+    /// Those of the IPAMClaim with this name, for the interface of the only virtual machine.
+    Interface(&'static str),
     /// Those of its StatefulSet's claim.
     Sticky,
     /// This address, by an annotation.
@@ -87,303 +127,20 @@ pub struct Script {
     pool: fn() -> IPPoolSpec,
     /// After a reboot, an agent's watches deliver nothing for this long.
     silence_after_reboot: Time,
-    /// Whether the nodes announce their blocks as routes.
-    announces: bool,
+    announces: Announces,
+    /// Whether the Lease names no allocations that may be in flight, as if leaders of an earlier version wrote it.
+    forgets_intents: bool,
     acts: &'static [Act],
 }
 
-/// What most scripts have: a pool with one block of two addresses.
-const USUAL: Script = Script {
-    name: "",
-    pool: || pool(AllocationMode::Blocks, "10.245.0.0/31", 31),
-    silence_after_reboot: 0,
-    announces: false,
-    acts: &[],
-};
-
-pub static SCRIPTS: [Script; 18] = [
-    Script {
-        name: "podCIDRs: a node is replaced",
-        pool: two_pod_cidrs,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::NodeGone("a"),
-            Act::Node("c"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "addresses: pods follow each other",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Pod("a", "w"),
-            Act::PodGone("v"),
-            Act::Pod("a", "x"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "blocks: from one node to another",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Pod("b", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "forced: a pod is deleted that runs on",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Pod("a", "w"),
-            Act::PodForced("w"),
-            Act::Pod("a", "x"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "return: a node that gave its block away wants one again",
-        silence_after_reboot: 20 * SECOND,
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Pod("b", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::Pod("a", "x"),
-            Act::PodGone("w"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "dead: a node with a block and a pod is deleted",
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Finalizer("a"),
-            Act::NodeGone("a"),
-            Act::Pod("b", "w"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "again: a node's machine registers again",
-        pool: two_pod_cidrs,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::NodeAgain("a"),
-            Act::Finalizer("b"),
-            Act::NodeGone("b"),
-            Act::Node("c"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "hand-over: the leader stops",
-        pool: two_pod_cidrs,
-        acts: &[
-            Act::Node("a"),
-            Act::HandOver,
-            Act::Node("b"),
-            Act::NodeGone("a"),
-            Act::HandOver,
-            Act::Node("c"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "assigned: a pool assigns a range to a node",
-        pool: || IPPoolSpec {
-            assignments: vec![NodeAssignment {
-                node: "b".to_owned(),
-                cidrs: vec!["10.244.0.0/24".to_owned()],
-            }],
-            ..two_pod_cidrs()
-        },
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Stranger("a", "10.244.0.7"),
-            Act::NodeAgain("b"),
-            Act::Edit(|spec| "a".clone_into(&mut spec.assignments[0].node)),
-            Act::NodeAgain("b"),
-            Act::NodeAgain("a"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "edits: a pool of blocks changes and is deleted",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Edit(|spec| spec.ipv4.as_mut().unwrap().cidrs = vec!["10.245.1.0/30".to_owned()]),
-            Act::Pod("a", "w"),
-            Act::PodGone("v"),
-            Act::PoolGone,
-            Act::PodGone("w"),
-            Act::NodeGone("a"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "drain: a block is drained while a pod uses it",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Drain("a", "10.245.0.0/31"),
-            Act::Pod("a", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "claim: the pods of a claim run on one node and then on another",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Claim("c", &[]),
-            Act::PodWith("a", "v", Wants::Claim("c")),
-            Act::Pod("a", "x"),
-            Act::PodGone("v"),
-            Act::PodWith("b", "w", Wants::Claim("c")),
-            Act::ClaimGone("c"),
-            Act::PodGone("w"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "withdrawn: a claim is for an address in a node's block",
-        pool: two_immediate_blocks,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Pod("a", "v"),
-            Act::Claim("c", &["10.245.0.1"]),
-            Act::PodWith("b", "w", Wants::Claim("c")),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::PodGone("w"),
-            Act::ClaimGone("c"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "announced: a block goes to another node, and its route, too",
-        announces: true,
-        acts: &[
-            Act::Node("a"),
-            Act::Pod("a", "v"),
-            Act::Node("b"),
-            Act::Pod("b", "w"),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::NodeGone("a"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "migration: a virtual machine moves to another node",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Claim("c", &[]),
-            Act::PodWith("a", "v", Wants::Machine("c")),
-            Act::PodWith("b", "w", Wants::Machine("c")),
-            Act::Migrated("w"),
-            Act::PodGone("v"),
-            Act::PodWith("a", "x", Wants::Machine("c")),
-            Act::PodGone("x"),
-            Act::PodGone("w"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "asks: pods ask for addresses in another node's block",
-        pool: two_immediate_blocks,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::PodWith("b", "v", Wants::Address("10.245.0.1")),
-            Act::PodWith("b", "w", Wants::AddressByCni("10.245.0.2")),
-            Act::PodGone("v"),
-            Act::PodGone("w"),
-            Act::Cooldown,
-            Act::PodWith("a", "x", Wants::AddressByCni("10.245.0.1")),
-            Act::PodGone("x"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "sticky: a pod of a StatefulSet comes back on another node",
-        pool: two_immediate_blocks,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::PodWith("a", "web-0", Wants::Sticky),
-            Act::PodGone("web-0"),
-            Act::PodWith("b", "web-0", Wants::Sticky),
-            Act::PodGone("web-0"),
-            Act::Cooldown,
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "lent: a node borrows part of a block and gives it back",
-        pool: || IPPoolSpec {
-            borrowing: Borrowing::WhenExhausted,
-            ..two_immediate_blocks()
-        },
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Pod("b", "v"),
-            Act::Pod("b", "w"),
-            Act::Pod("b", "x"),
-            Act::Pod("b", "y"),
-            Act::Pod("b", "z"),
-            Act::PodGone("v"),
-            Act::PodGone("z"),
-            Act::Cooldown,
-            Act::NodeAgain("a"),
-        ],
-        ..USUAL
-    },
-];
-
-fn two_pod_cidrs() -> IPPoolSpec {
-    pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24)
-}
-
-/// A pool of two blocks of four addresses. Each of the first two nodes gets one at once.
-fn two_immediate_blocks() -> IPPoolSpec {
-    IPPoolSpec {
-        first_block: FirstBlock::Immediate,
-        ..pool(AllocationMode::Blocks, "10.245.0.0/29", 30)
-    }
-}
-
-/// A pool without a gateway: pods can have all of its addresses.
-fn pool(mode: AllocationMode, cidr: &str, block_size: u32) -> IPPoolSpec {
-    let mut spec = small_pool(mode, cidr, block_size);
-    spec.ipv4.as_mut().unwrap().gateway = Some("None".to_owned());
-    spec
+/// How the nodes' blocks are announced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Announces {
+    Nothing,
+    /// The controller writes NodeRoutes and FRRConfigurations.
+    Routes,
+    /// Agents write a file for a routing daemon.
+    ToDaemon,
 }
 
 /// Returns the name of an object in the namespace of all scripts.
@@ -397,10 +154,18 @@ fn plan(script: &Script) -> Plan {
     let waits = script.acts.iter().map(|act| match act {
         Act::PodForced(_) => FORCED,
         Act::Cooldown => COOLDOWN,
+        Act::Restore => DOWN,
+        Act::After(pause) => *pause,
         _ => 0,
     });
-    // The simulation derives from these two whether routes and FRRConfigurations are written.
-    let (names, slice) = if script.announces { (4, 21) } else { (3, 23) };
+    let clocks_lie = script.acts.iter().any(|it| matches!(it, Act::ClocksBack));
+    let restores = script.acts.iter().any(|it| matches!(it, Act::Restore));
+    // The simulation derives from these two what is written for routing daemons.
+    let (names, slice) = match script.announces {
+        Announces::Nothing => (3, 23),
+        Announces::Routes => (4, 21),
+        Announces::ToDaemon => (3, 22),
+    };
     Plan {
         processes: 2,
         names,
@@ -410,7 +175,7 @@ fn plan(script: &Script) -> Plan {
         crowded: false,
         limit: 4,
         faults_for: (acts + 1) * CALM + waits.sum::<u64>(),
-        settle_for: 200 * SECOND,
+        settle_for: if restores { 450 } else { 200 } * SECOND,
         work_every: CALM,
         fault_every: 600 * SECOND,
         network: Network {
@@ -426,7 +191,11 @@ fn plan(script: &Script) -> Plan {
             gap: 1,
             lease_lost: 1,
         },
-        faults: Faults::default(),
+        // The checks that trust wall clocks depend on this.
+        faults: Faults {
+            wall: clocks_lie.into(),
+            ..Faults::default()
+        },
         skew: 0,
         foreign_allocator: false,
         tampering: false,
@@ -437,10 +206,18 @@ fn plan(script: &Script) -> Plan {
     }
 }
 
+impl Script {
+    /// The first word of the name
+    pub fn short_name(&self) -> &'static str {
+        self.name.split(':').next().unwrap_or_default()
+    }
+}
+
 impl Sim {
     pub fn scripted(script: &'static Script, deviations: Deviations, trace: Trace) -> Self {
         let mut sim = Sim::under(plan(script), Rng::chosen(deviations), None, trace);
         sim.script = Some(script);
+        sim.api.forgets_intents = script.forgets_intents;
         sim.api.put(service("kubernetes", "10.96.0.0/16"));
         let uid = sim.api.uid();
         let pool = super::api::new_pool("pool".into(), uid, (script.pool)(), 0);
@@ -458,23 +235,44 @@ impl Sim {
             return;
         };
         match *act {
-            Act::Node(name) => {
-                let machine = MachineIdentity {
-                    provider_id: Some(format!("cloud://{nth}").into()),
-                    machine_id: Some(format!("m{nth}").into()),
-                };
-                let address = addr(&format!("192.168.0.{}", nth + 1));
-                self.register_in_script(name, &[address], machine);
+            Act::Node(name) => self.register_machine(name, MAX_PODS),
+            Act::BareNode(name) => self.register_machine(name, 0),
+            Act::MaxPods(name, max_pods) => {
+                if let Some(node) = self.api.nodes.get(name).cloned() {
+                    self.report_max_pods(&node.name, &node.uid, max_pods);
+                }
+            }
+            Act::Unselected(name) => {
+                if let Some(node) = self.api.nodes.get(name).cloned() {
+                    self.api.put(Node {
+                        labels: [(CLASS.into(), "none".into())].into(),
+                        ..Node::clone(&node)
+                    });
+                }
             }
             Act::Finalizer(name) => {
                 let node = self.api.nodes.get(name).map(|it| it.uid.clone());
                 self.api.finalized.extend(node);
             }
             Act::NodeGone(name) => self.delete_node_named(&name.into()),
+            Act::NodeHeld(name) => {
+                if let Some(node) = self.api.nodes.get(name).cloned() {
+                    self.api.finalized.insert(node.uid.clone());
+                    self.api.delete_node(&node.name);
+                    let end = Due::RemoveFinalizer(node.name.clone(), node.uid.clone());
+                    self.after(60 * SECOND, end);
+                }
+            }
             Act::NodeAgain(name) => {
                 if let Some(before) = self.api.nodes.get(name).cloned() {
                     self.api.delete_node(&before.name);
-                    self.register_in_script(name, &before.addresses, before.machine.clone());
+                    let node = new_node(name.into(), self.api.uid());
+                    self.register_in_script(Node {
+                        addresses: before.addresses.clone(),
+                        machine: before.machine.clone(),
+                        max_pods: before.max_pods,
+                        ..node
+                    });
                 }
             }
             Act::Pod(node, name) => self.run_in_script(node, name, None),
@@ -494,20 +292,37 @@ impl Sim {
                     self.pod_ends_after(&pod.uid, FORCED);
                 }
             }
+            Act::NewSandbox(name) => {
+                let node = self.api.nodes.get(name);
+                if let Some(id) = node.and_then(|it| self.machines.of_node.get(&it.uid)) {
+                    self.renew_sandbox(*id);
+                }
+            }
             Act::Claim(name, addresses) => {
                 let addresses = addresses.iter().map(|it| addr(it)).collect();
                 self.put_claim(in_namespace(name), "pool".into(), addresses, None);
             }
             Act::ClaimGone(name) => self.api.delete::<Claim>(&in_namespace(name)),
             Act::Drain(node, block) => {
-                if let Some(subnet) = self.api.subnets.get(node).cloned() {
-                    let drain = [cidr(block)].into_iter().collect();
-                    let requests = Requests {
-                        drain,
-                        ..Requests::default()
-                    };
-                    self.request(&subnet, requests);
-                }
+                let drain = [cidr(block)].into_iter().collect();
+                let requests = Requests {
+                    drain,
+                    ..Requests::default()
+                };
+                self.request_of(node, requests);
+            }
+            Act::Withdraw(node, ranges) => {
+                let withdraw = ranges.iter().map(|it| cidr(it)).collect();
+                let requests = Requests {
+                    withdraw,
+                    ..Requests::default()
+                };
+                self.request_of(node, requests);
+            }
+            Act::SecondPool(spec) => {
+                let uid = self.api.uid();
+                let pool = super::api::new_pool("second".into(), uid, spec(), self.now);
+                self.api.put(pool);
             }
             Act::Edit(edit) => {
                 if let Some(pool) = self.api.pools.get("pool").cloned() {
@@ -519,31 +334,79 @@ impl Sim {
             }
             Act::PoolGone => self.api.delete::<Pool>(&"pool".into()),
             Act::HandOver => {
-                let mut all = self.processes.iter().enumerate();
-                let leads = |run: &Run| matches!(run.elector.leadership(), Leadership::Leading(_));
-                let leader = all.find(|(_, it)| it.run.as_ref().is_some_and(leads));
-                let leader = leader.map(|(process, it)| (process, it.incarnation));
-                if let Some((process, incarnation)) = leader {
-                    self.stop(RunId {
-                        process,
-                        incarnation,
-                    });
+                if let Some(leader) = self.leader() {
+                    self.stop(leader);
                 }
             }
+            Act::LeaderKilled => {
+                if let Some(leader) = self.leader() {
+                    self.end(leader, "is killed");
+                }
+            }
+            Act::ClocksBack => {
+                for process in &mut self.processes {
+                    process.clocks.wall_off = -HOUR;
+                }
+            }
+            Act::Backup => {
+                self.plan.restore = Some((self.now, Time::MAX));
+                self.back_up();
+            }
+            Act::Restore => {
+                self.plan.restore = self.plan.restore.map(|(backup, _)| (backup, self.now));
+                self.restore();
+            }
             Act::Cooldown => return self.after(COOLDOWN, Due::Script(nth + 1)),
+            Act::After(pause) => return self.after(pause, Due::Script(nth + 1)),
         }
         self.publish();
+        if let Some(Act::After(_)) = self.script.and_then(|it| it.acts.get(nth + 1)) {
+            return self.after(0, Due::Script(nth + 1));
+        }
         let pause = *self.rng.pick(&[CALM, 20 * MS, SECOND]);
         self.after(pause, Due::Script(nth + 1));
     }
 
-    fn register_in_script(&mut self, name: &str, addresses: &[Addr], machine: MachineIdentity) {
-        let mut node = new_node(name.into(), self.api.uid());
-        node.addresses = addresses.into();
-        node.machine = machine;
-        self.log(Some(name), || format!("node {} is created", node.uid));
+    fn leader(&self) -> Option<RunId> {
+        let leads = |run: &Run| matches!(run.elector.leadership(), Leadership::Leading(_));
+        let mut all = self.processes.iter().enumerate();
+        let (process, it) = all.find(|(_, it)| it.run.as_ref().is_some_and(leads))?;
+        Some(RunId {
+            process,
+            incarnation: it.incarnation,
+        })
+    }
+
+    /// Registers a new machine under this name.
+    fn register_machine(&mut self, name: &str, max_pods: u16) {
+        let number = self.machines.hosts.len();
+        let machine = MachineIdentity {
+            provider_id: Some(format!("cloud://{number}").into()),
+            machine_id: Some(format!("m{number}").into()),
+        };
+        let node = new_node(name.into(), self.api.uid());
+        self.register_in_script(Node {
+            addresses: [addr(&format!("192.168.0.{}", number + 1))].into(),
+            machine,
+            max_pods,
+            ..node
+        });
+    }
+
+    fn register_in_script(&mut self, node: Node) {
+        let node = Node {
+            labels: [(CLASS.into(), SELECTED.into())].into(),
+            ..node
+        };
+        self.log(Some(&node.name), || format!("node {} is created", node.uid));
         self.settle_in(&node);
         self.api.put(node);
+    }
+
+    fn request_of(&mut self, node: &str, requests: Requests) {
+        if let Some(subnet) = self.api.subnets.get(node).cloned() {
+            self.request(&subnet, requests);
+        }
     }
 
     fn run_in_script(&mut self, node: &str, name: &str, wants: Option<Wants>) {
@@ -564,6 +427,16 @@ impl Sim {
         }
     }
 
+    /// Returns the virtual machine of a new pod.
+    fn machine_of_pod(&mut self, pod: &ObjectUid, vmi: &str) -> VirtualMachine {
+        let vmi: ObjectUid = vmi.into();
+        self.migrations.note_vmi(pod, &vmi);
+        VirtualMachine {
+            vmi,
+            is_migrated_to: false,
+        }
+    }
+
     /// Returns the claim and the virtual machine of a new pod.
     fn claim_of_pod(
         &mut self,
@@ -574,17 +447,18 @@ impl Sim {
         match wants {
             None | Some(Wants::Sticky) => (None, None),
             Some(Wants::Claim(claim)) => (Some((in_namespace(claim), ClaimSource::User)), None),
-            Some(Wants::Machine(claim)) => {
-                let vmi: ObjectUid = "vmi".into();
-                self.migrations.note_vmi(uid, &vmi);
-                let machine = VirtualMachine {
-                    vmi,
-                    is_migrated_to: false,
-                };
+            Some(Wants::Machine(claim, vmi)) => {
+                let machine = self.machine_of_pod(uid, vmi);
                 (
                     Some((in_namespace(claim), ClaimSource::User)),
                     Some(machine),
                 )
+            }
+            Some(Wants::Interface(claim)) => {
+                let machine = self.machine_of_pod(uid, "vmi");
+                let claim = in_namespace(claim);
+                self.want_ipam_claim_for(uid, &claim);
+                (Some((claim, ClaimSource::IpamClaim)), Some(machine))
             }
             Some(Wants::Address(address)) => (self.asks_for(uid, name, addr(address), false), None),
             Some(Wants::AddressByCni(address)) => {

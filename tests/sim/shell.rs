@@ -223,12 +223,16 @@ impl Sim {
             let rush = self.rng.between(17 * SECOND, 35 * SECOND);
             self.after(rush, Due::CreateNodes);
         }
+        let last_words = allocates.then(|| self.last_words(run_id)).flatten();
         let process = &self.processes[run_id.process];
         let cut = process.cut_until.saturating_sub(self.now);
         let persistent = self.persistent_fate(&outgoing.request);
         let fate = match cut {
             _ if self.is_down() => Fate::LostBefore,
-            0 => persistent.unwrap_or_else(|| self.fate(&outgoing.request)),
+            0 => {
+                let certain = last_words.map(Fate::Late).or(persistent);
+                certain.unwrap_or_else(|| self.fate(&outgoing.request))
+            }
             _ if write && self.rng.chance(8_000) => {
                 Fate::Late(cut + self.rng.stretch(MS, 2 * SECOND))
             }

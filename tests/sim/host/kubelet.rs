@@ -587,7 +587,7 @@ impl Sim {
         }
     }
 
-    pub(super) fn renew_sandbox(&mut self, id: usize) {
+    pub fn renew_sandbox(&mut self, id: usize) {
         let host = self.host(id);
         let up = host.kubelet.sandboxes.iter();
         let up = up.filter(|(_, it)| it.is_alive && it.is_up);
