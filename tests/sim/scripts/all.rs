@@ -24,7 +24,7 @@ const USUAL: Script = Script {
     acts: &[],
 };
 
-pub static SCRIPTS: [Script; 47] = [
+pub static SCRIPTS: [Script; 46] = [
     Script {
         name: "podCIDRs: a node is replaced",
         pool: two_pod_cidrs,
@@ -482,24 +482,6 @@ pub static SCRIPTS: [Script; 47] = [
             Act::Pod("a", "x"),
             Act::Pod("a", "y"),
             Act::Pod("a", "z"),
-        ],
-        ..USUAL
-    },
-    Script {
-        name: "forgotten: the API server forgets a node's only block, and another node wants one",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Backup,
-            Act::Cooldown,
-            Act::Pod("a", "v"),
-            Act::Cooldown,
-            Act::Restore,
-            Act::After(0),
-            Act::Pod("b", "w"),
-            Act::Cooldown,
-            Act::PodGone("w"),
         ],
         ..USUAL
     },
