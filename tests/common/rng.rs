@@ -147,12 +147,10 @@ impl Rng {
     pub fn stretch(&mut self, low: u64, high: u64) -> u64 {
         if self.chosen.is_some() {
             let ratio = high / low.max(1);
-            return match self.choose(if ratio < 100 { 1 } else { 3 }) {
-                Some(1) => low.max(1) * ratio.isqrt(),
-                Some(2) => high,
-                _ if ratio < 100 => self.between(low, high),
-                _ => low,
-            };
+            if ratio < 100 {
+                return self.between(low, high);
+            }
+            return *self.pick(&[low, low.max(1) * ratio.isqrt(), high]);
         }
         let doublings = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let low = low << self.below(doublings);

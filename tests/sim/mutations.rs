@@ -10,6 +10,8 @@ use cadastre_core::mutation::Mutation;
 
 use super::proofs::Scenario;
 #[cfg(debug_assertions)]
+use super::proofs::{Proof, proof};
+#[cfg(debug_assertions)]
 use super::seeds::variable;
 
 /// How to run seeds for a mutation. Optimised builds have no mutations.
@@ -21,27 +23,23 @@ pub struct Trial {
     pub rule: Option<&'static str>,
 }
 
-/// Returns the mutations to try: those that the environment variable `MUTANT` names, with commas between them, or all if
-/// it is not set.
+/// Returns the mutations to try: the one that the environment variable `MUTANT` names, or all if it is not set.
 #[cfg(debug_assertions)]
 pub fn chosen() -> impl Iterator<Item = Mutation> {
     let named = variable("MUTANT");
-    let is_chosen = move |it: &Mutation| {
-        let it = format!("{it:?}");
-        named
-            .as_ref()
-            .is_none_or(|names| names.split(',').any(|name| *name == it))
-    };
+    let is_chosen =
+        move |it: &Mutation| named.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     Mutation::ALL.iter().copied().filter(is_chosen)
 }
 
-/// Whether the simulation has to find the mutation, so that no unit test does.
+/// How the simulation has to find the mutation, and within how many thousand steps. Returns `None` if a unit test finds
+/// it.
 #[cfg(debug_assertions)]
-pub fn is_simulated(mutation: Mutation) -> bool {
-    matches!(
-        super::proofs::proof(mutation),
-        super::proofs::Proof::Simulation(..)
-    )
+pub fn simulated(mutation: Mutation) -> Option<(Trial, u64)> {
+    match proof(mutation) {
+        Proof::Simulation(scenario, thousands, rule) => Some((Trial { scenario, rule }, thousands)),
+        Proof::Test(_) => None,
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -54,11 +52,11 @@ mod tried {
     use cadastre_core::mutation::Mutation;
 
     use super::super::checks::Violation;
-    use super::super::proofs::{Proof, proof, row};
+    use super::super::proofs::row;
     use super::super::run::Sim;
     use super::super::seeds::variable;
     use super::super::trace::Trace;
-    use super::{Trial, chosen};
+    use super::{Trial, chosen, simulated};
 
     /// The path of a file that has one line for each mutation: the mutation's name, and the seed that finds it.
     const FOUND: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/found.txt");
@@ -167,15 +165,6 @@ mod tried {
             work();
         });
         (seeds.into_inner().unwrap(), failed.into_inner().unwrap())
-    }
-
-    fn simulated(mutation: Mutation) -> Option<(Trial, u64)> {
-        match proof(mutation) {
-            Proof::Simulation(scenario, thousands, rule) => {
-                Some((Trial { scenario, rule }, thousands))
-            }
-            Proof::Test(_) => None,
-        }
     }
 
     /// Of the [`chosen`] mutations, tries all that the simulation has to find.

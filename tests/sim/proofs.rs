@@ -454,13 +454,18 @@ pub fn proof(mutation: Mutation) -> Proof {
     }
 }
 
+/// Reads `found_by_deviations.txt`. Each line has a mutation, the first word of the name of a script that finds it, and
+/// the deviation of the run; nothing if the run has none.
+pub fn entries(text: &str) -> impl Iterator<Item = [&str; 3]> {
+    text.lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>().try_into().unwrap())
+}
+
 /// Returns the first word of the name of a script that finds the mutation without or with one deviation.
 fn script(mutation: Mutation) -> Option<&'static str> {
-    let mut lines = include_str!("found_by_deviations.txt")
-        .lines()
-        .map(|it| it.split(' ').collect::<Vec<_>>());
-    let line = lines.find(|words| words[0] == format!("{mutation:?}"))?;
-    Some(line[1])
+    let name = format!("{mutation:?}");
+    let mut found = entries(include_str!("found_by_deviations.txt"));
+    Some(found.find(|it| it[0] == name)?[1])
 }
 
 /// The line about a mutation in docs/mutations.md and in the output of `make mutants`. The line says what the mutation

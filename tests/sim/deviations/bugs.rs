@@ -9,13 +9,13 @@ use cadastre_core::mutation::{self, Mutation};
 use super::{
     Deviations, EVERY_ONE, Limits, Report, explore, fail, more, parse, run, show, threads,
 };
-use crate::mutations::{chosen, is_simulated};
+use crate::mutations::{chosen, simulated};
+use crate::proofs::entries;
 use crate::scripts::{SCRIPTS, Script};
 use crate::search::number;
 use crate::seeds::variable;
 
-/// A file that has one line for each bug that was found: the bug, the first word of a script's name, and the deviation
-/// of a run.
+/// The file of which [`entries`] reads the lines
 const FOUND: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/sim/found_by_deviations.txt"
@@ -27,15 +27,12 @@ type Reads = BTreeMap<Deviations, BTreeSet<Mutation>>;
 type Found = BTreeMap<String, (&'static Script, Deviations)>;
 
 fn found() -> Found {
-    let entry = |line: &str| {
-        let mut words = line.split(' ');
-        let mut next = || words.next().unwrap();
-        let (name, script) = (next().to_owned(), next());
+    let entry = |[mutation, script, deviations]: [&str; 3]| {
         let script = SCRIPTS.iter().find(|it| it.short_name() == script);
-        (name, (script.unwrap(), parse(next())))
+        (mutation.to_owned(), (script.unwrap(), parse(deviations)))
     };
     let text = std::fs::read_to_string(FOUND).unwrap();
-    text.lines().map(entry).collect()
+    entries(&text).map(entry).collect()
 }
 
 fn write(found: &Found) {
@@ -126,7 +123,7 @@ fn mutations() {
         let known = found.get(&format!("{it:?}"));
         known.is_some_and(|(script, deviations)| finds(*it, script, deviations))
     };
-    let open = chosen().filter(|it| is_simulated(*it));
+    let open = chosen().filter(|it| simulated(*it).is_some());
     let open: Vec<Mutation> = open.filter(|it| !is_known(it)).collect();
     let only = variable("ONLY").unwrap_or_default();
     let scripts = SCRIPTS.iter().filter(|it| it.name.contains(&only));

@@ -146,7 +146,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "edits: a pool of blocks changes and is deleted",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
+        pool: two_blocks,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -162,7 +162,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "drain: a block is drained while a pod uses it",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
+        pool: two_blocks,
         acts: &[
             Act::Node("a"),
             Act::Pod("a", "v"),
@@ -175,7 +175,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "claim: the pods of a claim run on one node and then on another",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
+        pool: two_blocks,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -222,7 +222,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "migration: a virtual machine moves to another node",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
+        pool: two_blocks,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -269,10 +269,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "lent: a node borrows part of a block and gives it back",
-        pool: || IPPoolSpec {
-            borrowing: Borrowing::WhenExhausted,
-            ..two_immediate_blocks()
-        },
+        pool: two_lending_blocks,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -450,7 +447,7 @@ pub static SCRIPTS: [Script; 46] = [
         name: "interface: pods of a virtual machine name an IPAMClaim",
         pool: || IPPoolSpec {
             networks: vec![NETWORK.to_owned()],
-            ..pool(AllocationMode::Blocks, "10.245.0.0/30", 31)
+            ..two_blocks()
         },
         acts: &[
             Act::Node("a"),
@@ -505,7 +502,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "machines: pods of two virtual machines name one claim",
-        pool: || pool(AllocationMode::Blocks, "10.245.0.0/30", 31),
+        pool: two_blocks,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -522,10 +519,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "lender: a node is deleted that has lent a part of its block",
-        pool: || IPPoolSpec {
-            borrowing: Borrowing::WhenExhausted,
-            ..two_immediate_blocks()
-        },
+        pool: two_lending_blocks,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -642,10 +636,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "unled: a node is deleted while nobody leads",
-        pool: || IPPoolSpec {
-            quarantine_seconds: 20,
-            ..two_pod_cidrs()
-        },
+        pool: two_pod_cidrs_long_quarantined,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -674,35 +665,13 @@ pub static SCRIPTS: [Script; 46] = [
     Script {
         name: "stale: the leader stops just after a podCIDR went to another node",
         pool: one_pod_cidr,
-        acts: &[
-            Act::Node("z"),
-            Act::Node("d"),
-            Act::Node("c"),
-            Act::NodeGone("z"),
-            // "c" has just got the podCIDR, and its NodeSubnet is not written yet.
-            Act::After(SECOND + 50 * MS),
-            Act::HandOver,
-            Act::After(SOON),
-            Act::NodeGone("c"),
-            Act::Cooldown,
-        ],
+        acts: &just_after_an_allocation(Act::HandOver),
         ..USUAL
     },
     Script {
         name: "killed: the leader is killed just after a podCIDR went to another node",
         pool: one_pod_cidr,
-        acts: &[
-            Act::Node("z"),
-            Act::Node("d"),
-            Act::Node("c"),
-            Act::NodeGone("z"),
-            // "c" has just got the podCIDR, and its NodeSubnet is not written yet.
-            Act::After(SECOND + 50 * MS),
-            Act::LeaderKilled,
-            Act::After(SOON),
-            Act::NodeGone("c"),
-            Act::Cooldown,
-        ],
+        acts: &just_after_an_allocation(Act::LeaderKilled),
         ..USUAL
     },
     Script {
@@ -721,10 +690,7 @@ pub static SCRIPTS: [Script; 46] = [
     },
     Script {
         name: "clocks: wall clocks are set back during a quarantine",
-        pool: || IPPoolSpec {
-            quarantine_seconds: 20,
-            ..two_pod_cidrs()
-        },
+        pool: two_pod_cidrs_long_quarantined,
         acts: &[
             Act::Node("a"),
             Act::Node("b"),
@@ -758,12 +724,46 @@ fn unselecting() -> IPPoolSpec {
     }
 }
 
+/// A podCIDR goes to node "c". Its NodeSubnet is not written yet when `end` happens to the leader.
+const fn just_after_an_allocation(end: Act) -> [Act; 9] {
+    [
+        Act::Node("z"),
+        Act::Node("d"),
+        Act::Node("c"),
+        Act::NodeGone("z"),
+        Act::After(SECOND + 50 * MS),
+        end,
+        Act::After(SOON),
+        Act::NodeGone("c"),
+        Act::Cooldown,
+    ]
+}
+
 fn one_pod_cidr() -> IPPoolSpec {
     pool(AllocationMode::NodeCIDR, "10.244.0.0/24", 24)
 }
 
 fn two_pod_cidrs() -> IPPoolSpec {
     pool(AllocationMode::NodeCIDR, "10.244.0.0/23", 24)
+}
+
+fn two_pod_cidrs_long_quarantined() -> IPPoolSpec {
+    IPPoolSpec {
+        quarantine_seconds: 20,
+        ..two_pod_cidrs()
+    }
+}
+
+/// A pool of two blocks of two addresses, which nodes get on demand.
+fn two_blocks() -> IPPoolSpec {
+    pool(AllocationMode::Blocks, "10.245.0.0/30", 31)
+}
+
+fn two_lending_blocks() -> IPPoolSpec {
+    IPPoolSpec {
+        borrowing: Borrowing::WhenExhausted,
+        ..two_immediate_blocks()
+    }
 }
 
 /// A pool of two blocks of four addresses. Each of the first two nodes gets one at once, the first node the upper one.
