@@ -34,6 +34,8 @@ pub struct Machines {
     /// For each pod (UID), the index of its host, and the UID of the Node to which it was bound.
     pub of_pod: BTreeMap<ObjectUid, (usize, ObjectUid)>,
     pub last_write: Time,
+    /// When a kubelet last ended a pod or a sandbox.
+    pub last_end: Time,
     /// When an agent last reported a change of its addresses in conflict. They change if a probe finds a conflict, or
     /// if the time of a conflict is over.
     pub conflicts_changed: Time,

@@ -2,6 +2,8 @@
 
 mod all;
 
+use std::collections::BTreeSet;
+
 use cadastre_api::{IPPoolSpec, Requests};
 use cadastre_controller::cluster::lease::Leadership;
 use cadastre_controller::cluster::names::{ClaimName, ObjectUid};
@@ -12,6 +14,7 @@ use cadastre_controller::cluster::objects::{
 use super::clock::{MS, SECOND, Time};
 use super::deviations::Deviations;
 use super::exhaustive::new_node;
+use super::host::Host;
 use super::plan::{Faults, Network, Plan};
 use super::pool_workload::service;
 use super::process::Run;
@@ -472,11 +475,21 @@ impl Sim {
         self.script.map_or(0, |it| it.silence_after_reboot)
     }
 
-    /// Whether a run that follows a script is over, although its time is not: nothing was requested for [`QUIET`] since
-    /// the end of the faults, so nothing may happen any more.
+    /// Whether a run that follows a script is over, although its time is not. For [`QUIET`] since the end of the faults,
+    /// nothing was requested and no pod ended, and no kubelet has yet to end a deleted pod. So nothing may happen any
+    /// more. If the last change of a script leaves a node without pods, its pool needs a shorter `idleSeconds`.
     pub fn is_over(&self) -> bool {
         let (write, request) = (self.checks.last_write.0, self.checks.last_request.0);
-        let last = write.max(request).max(self.machines.last_write);
-        self.script.is_some() && self.now > last.max(self.plan.faults_for) + QUIET
+        let machines = self.machines.last_write.max(self.machines.last_end);
+        let last = write.max(request).max(machines);
+        let is_quiet = self.now > last.max(self.plan.faults_for) + QUIET;
+        self.script.is_some() && is_quiet && !self.runs_deleted_pods()
+    }
+
+    fn runs_deleted_pods(&self) -> bool {
+        let live: BTreeSet<&ObjectUid> = self.api.pods.live.values().map(|pod| &pod.uid).collect();
+        let hosts = self.machines.hosts.iter().filter(|host| !host.is_gone);
+        let mut runs = hosts.flat_map(Host::pods);
+        runs.any(|uid| !live.contains(uid))
     }
 }

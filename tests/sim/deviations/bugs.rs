@@ -46,8 +46,11 @@ fn write(found: &Found) {
     std::fs::write(FOUND, text).unwrap();
 }
 
-/// Whether the run fails with the bug.
+/// Whether the run fails with the bug. Without the bug it has to hold.
 fn finds(mutation: Mutation, script: &'static Script, deviations: &Deviations) -> bool {
+    if let Some(violation) = run(script, deviations).violation {
+        fail(script, deviations, &violation);
+    }
     mutation::set(Some(mutation));
     let finished = run(script, deviations);
     mutation::set(None);
@@ -160,6 +163,7 @@ fn mutations() {
             println!("{mutation:?}: not found in {tried} runs");
             continue;
         };
+        assert!(finds(mutation, script, &deviations));
         println!(
             "{mutation:?}: {} {}, {tried} runs: rule {:?}: {}",
             script.short_name(),

@@ -157,6 +157,11 @@ impl Kubelet {
         pods
     }
 
+    /// Pods that should run.
+    pub fn pods(&self) -> impl Iterator<Item = &ObjectUid> {
+        self.pods.keys()
+    }
+
     /// Pods that should run and have no address yet.
     pub fn waiting(&self) -> impl Iterator<Item = &PodRef> {
         let pods = self.pods.values();
@@ -187,6 +192,7 @@ impl Sim {
     }
 
     pub fn host_ends(&mut self, id: usize, uid: &ObjectUid) {
+        self.machines.last_end = self.now;
         let host = self.host_mut(id);
         host.kubelet.pods.remove(uid);
         let own = host.kubelet.sandboxes.iter();
@@ -233,8 +239,12 @@ impl Sim {
             KubeletAct::Patience(number) => self.plugin_gives_up_on_agent(id, number),
             KubeletAct::Alone(number) => return self.plugin_alone(id, number),
             KubeletAct::Look(number) => self.look_for_agent(id, number),
-            KubeletAct::Del(container) => self.call_plugin(id, Op::Del(attachment(&container))),
+            KubeletAct::Del(container) => {
+                self.machines.last_end = self.now;
+                self.call_plugin(id, Op::Del(attachment(&container)));
+            }
             KubeletAct::Remove(container) => {
+                self.machines.last_end = self.now;
                 self.host_mut(id).kubelet.sandboxes.remove(&container);
             }
         }

@@ -254,6 +254,16 @@ impl Host {
         self.feeds.ended.get(range).copied()
     }
 
+    /// The pods that the kubelet runs, or tries to run.
+    pub fn pods(&self) -> impl Iterator<Item = &ObjectUid> {
+        self.kubelet.pods()
+    }
+
+    /// Whether a pod should run and has no address yet.
+    pub fn has_waiting_pods(&self) -> bool {
+        self.kubelet.waiting().next().is_some()
+    }
+
     /// How often the host was booted.
     pub fn boot(&self) -> u32 {
         self.boot

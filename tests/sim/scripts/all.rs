@@ -24,7 +24,7 @@ const USUAL: Script = Script {
     acts: &[],
 };
 
-pub static SCRIPTS: [Script; 46] = [
+pub static SCRIPTS: [Script; 47] = [
     Script {
         name: "podCIDRs: a node is replaced",
         pool: two_pod_cidrs,
@@ -479,6 +479,26 @@ pub static SCRIPTS: [Script; 46] = [
             Act::Pod("a", "x"),
             Act::Pod("a", "y"),
             Act::Pod("a", "z"),
+        ],
+        ..USUAL
+    },
+    Script {
+        name: "forgotten: the API server forgets a node's only block, and another node wants one",
+        pool: || IPPoolSpec {
+            idle_seconds: 20,
+            ..(USUAL.pool)()
+        },
+        acts: &[
+            Act::Node("a"),
+            Act::Node("b"),
+            Act::Backup,
+            Act::Cooldown,
+            Act::Pod("a", "v"),
+            Act::Cooldown,
+            Act::Restore,
+            Act::After(0),
+            Act::Pod("b", "w"),
+            Act::Cooldown,
         ],
         ..USUAL
     },
