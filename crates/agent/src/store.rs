@@ -93,6 +93,9 @@ pub(crate) async fn make(
     let path = path.to_owned();
     blocking(move || {
         let now = clock::now();
+        if let Err(error) = holdings.read() {
+            warn!("which blocks this node has just released is unknown: {error}");
+        }
         let (_, lost) = Store::rebuild(
             &path,
             holdings,

@@ -7,17 +7,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use cadastre_e2e::cluster::start_controller;
 use cadastre_e2e::control_plane::{ADMIN, ControlPlane, Options};
 use cadastre_e2e::metrics;
 use cadastre_e2e::process::{Process, Usage};
 use cadastre_e2e::raw::Call;
 use cadastre_e2e::{History, KcmOptions, crds, nodes};
-use http::Method;
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
-use kube::api::ListParams;
 
 use super::{LIMIT, ROUNDS, grown, lists, median, mib, progress, say, spent, until_subnets};
 
@@ -32,9 +28,6 @@ metadata: {name: bench}
 spec: {allocationMode: NodeCIDR, ipv4: {cidrs: [10.0.0.0/10], blockSize: 24}}
 ";
 
-/// The encoding in which the controller watches nodes
-const PROTOBUF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
-
 /// The measurements of one contender in one round.
 struct Run {
     wall: Duration,
@@ -45,14 +38,11 @@ struct Run {
 }
 
 pub async fn run(count: u32) -> Result<()> {
-    let (mut raw, mut watched) = (vec![], vec![]);
-    let (mut ours, mut tuned, mut default) = (vec![], vec![], vec![]);
+    let (mut raw, mut ours, mut tuned, mut default) = (vec![], vec![], vec![], vec![]);
     let mut restarts = Vec::new();
     for round in 1..=ROUNDS {
         progress(&format!("round {round} of {ROUNDS}: raw PATCHes"))?;
-        raw.push(raw_patches(count, false).await?);
-        progress("raw PATCHes and a watch")?;
-        watched.push(raw_patches(count, true).await?);
+        raw.push(raw_patches(count).await?);
         progress("cadastre")?;
         let (run, restart) = cadastre(count).await?;
         ours.push(run);
@@ -71,7 +61,6 @@ pub async fn run(count: u32) -> Result<()> {
     )?;
     say("|---|---|---|---|---|---|---|---|---|---|")?;
     row("raw parallel PATCH", count, &raw, floor)?;
-    row("raw parallel PATCH and a watch", count, &watched, floor)?;
     row("cadastre", count, &ours, floor)?;
     row("kube-controller-manager, qps 5000", count, &tuned, floor)?;
     row(
@@ -180,9 +169,7 @@ async fn measure(
     })
 }
 
-/// Sends the PATCHes that the work needs. With `is_watched`, one more connection watches the nodes, as every controller
-/// has to, and reads the events without decoding them.
-async fn raw_patches(count: u32, is_watched: bool) -> Result<Run> {
+async fn raw_patches(count: u32) -> Result<Run> {
     let (cluster, history) = cluster(count).await?;
     let calls = (0..count)
         .map(|i| {
@@ -190,31 +177,12 @@ async fn raw_patches(count: u32, is_watched: bool) -> Result<Run> {
             nodes::assign(&format!("node-{i:05}"), &[range])
         })
         .collect::<Result<Vec<Call>>>()?;
-    let endpoint = cluster.endpoint()?;
-    let watch = if is_watched {
-        let all: Api<Node> = Api::all(cluster.client().await?);
-        let first = all.list_metadata(&ListParams::default().limit(1)).await?;
-        let version = first.metadata.resource_version.unwrap_or_default();
-        let path = format!("/api/v1/nodes?watch=true&resourceVersion={version}");
-        let call = Call {
-            accept: PROTOBUF_WATCH,
-            ..Call::without_body(Method::GET, path)
-        };
-        let endpoint = endpoint.clone();
-        Some(tokio::spawn(async move {
-            endpoint.send_all(1, vec![call]).await
-        }))
-    } else {
-        None
-    };
     let before = Before::of(&cluster).await?;
-    endpoint.send_all(nodes::CONNECTIONS, calls).await?;
-    let run = measure(&cluster, &history, count, before, None).await?;
-    if let Some(watch) = watch {
-        ensure!(!watch.is_finished(), "the watch has ended");
-        watch.abort();
-    }
-    Ok(run)
+    cluster
+        .endpoint()?
+        .send_all(nodes::CONNECTIONS, calls)
+        .await?;
+    measure(&cluster, &history, count, before, None).await
 }
 
 async fn kcm(count: u32, qps: u32) -> Result<Run> {
