@@ -202,7 +202,7 @@ pub fn proof(mutation: Mutation) -> Proof {
             "controller::quarantine::tests::a_range_stays_quarantined_while_any_pod_reports_an_address_of_it",
         ),
         BoundPodsNotLookedAt => unit(
-            "controller::quarantine::tests::a_range_stays_quarantined_while_a_list_of_its_pods_shows_an_address_of_it",
+            "controller::quarantine::tests::a_range_becomes_free_if_a_list_after_its_quarantine_shows_no_pod_with_an_address_of_it",
         ),
         EarlierPodListCounts => sim(AsDrawn, 2_000),
         FreedWhileNamed => unit(

@@ -54,15 +54,15 @@ impl Loop for Quarantine {
         };
         let ranges = &quarantined.ranges;
         match answer.outcome {
-            RequestOutcome::Pods(pods, _)
-                if in_use(name, ranges, cx.cache) || used_by(pods, ranges) =>
-            {
-                self.queue.add_at(key, cx.now.next_check());
+            RequestOutcome::Pods(pods, _) if quarantined.until <= *as_of => {
+                if in_use(name, ranges, cx.cache) || used_by(pods, ranges) {
+                    self.queue.add_at(key, cx.now.next_check());
+                } else {
+                    quarantined.released = true;
+                    affected.subnets.push(name.clone());
+                }
             }
-            RequestOutcome::Pods(..) => {
-                quarantined.released = true;
-                affected.subnets.push(name.clone());
-            }
+            // The list failed, or the quarantine ended after the list was requested.
             _ => self.queue.add(key),
         }
         affected
@@ -185,13 +185,18 @@ mod tests {
     }
 
     #[test]
-    fn a_range_stays_quarantined_while_a_list_of_its_pods_shows_an_address_of_it() {
+    fn a_range_becomes_free_if_a_list_after_its_quarantine_shows_no_pod_with_an_address_of_it() {
         let cache = ClusterCache::default();
         let (mut allocations, mut quarantine) = quarantined();
-        let (name, uid) = ("n".into(), "n".into());
-        let as_of = later().mono;
-        let purpose = Purpose::Quarantine { name, uid, as_of };
-        for (pods, is_free) in [(vec![pod(1, &["10.0.0.7"])], false), (Vec::new(), true)] {
+        let over = quarantine.load().next_at.unwrap();
+        let before = over.saturating_sub(Duration::from_nanos(1));
+        for (pods, as_of, is_free) in [
+            (vec![pod(1, &["10.0.0.7"])], over, false),
+            (Vec::new(), before, false),
+            (Vec::new(), over, true),
+        ] {
+            let (name, uid) = ("n".into(), "n".into());
+            let purpose = Purpose::Quarantine { name, uid, as_of };
             let outcome = RequestOutcome::Pods(pods, None);
             let answer = RequestAnswer::to_read(&purpose, &outcome);
             let answered = |cx: &mut Context| quarantine.answered(&answer, cx);
