@@ -93,15 +93,17 @@ pub(crate) async fn make(
     let path = path.to_owned();
     blocking(move || {
         let now = clock::now();
-        if let Err(error) = holdings.read() {
+        let before = holdings.read().unwrap_or_else(|error| {
             warn!("which blocks this node has just released is unknown: {error}");
-        }
+            None
+        });
         let (_, lost) = Store::rebuild(
             &path,
             holdings,
             &holding,
             &known,
             has_addresses_outside,
+            before.as_ref(),
             &now,
         )?;
         Ok(lost.len())

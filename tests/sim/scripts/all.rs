@@ -193,17 +193,7 @@ pub static SCRIPTS: [Script; 47] = [
     Script {
         name: "withdrawn: a claim is for an address in a node's block",
         pool: two_immediate_blocks,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Pod("a", "v"),
-            Act::Claim("c", &["10.245.0.5"]),
-            Act::PodWith("b", "w", Wants::Claim("c")),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::PodGone("w"),
-            Act::ClaimGone("c"),
-        ],
+        acts: &a_claim_in_the_block_of_a_node(&["10.245.0.5"]),
         ..USUAL
     },
     Script {
@@ -559,17 +549,7 @@ pub static SCRIPTS: [Script; 47] = [
     Script {
         name: "busy: a claim is for an address that a pod uses",
         pool: two_immediate_blocks,
-        acts: &[
-            Act::Node("a"),
-            Act::Node("b"),
-            Act::Pod("a", "v"),
-            Act::Claim("c", &["10.245.0.4"]),
-            Act::PodWith("b", "w", Wants::Claim("c")),
-            Act::PodGone("v"),
-            Act::Cooldown,
-            Act::PodGone("w"),
-            Act::ClaimGone("c"),
-        ],
+        acts: &a_claim_in_the_block_of_a_node(&["10.245.0.4"]),
         ..USUAL
     },
     Script {
@@ -756,6 +736,21 @@ const fn just_after_an_allocation(end: Act) -> [Act; 9] {
         Act::After(SOON),
         Act::NodeGone("c"),
         Act::Cooldown,
+    ]
+}
+
+/// A claim is for these addresses of the block of node "a", whose pod has 10.245.0.4. A pod on node "b" wants them.
+const fn a_claim_in_the_block_of_a_node(addresses: &'static [&'static str]) -> [Act; 9] {
+    [
+        Act::Node("a"),
+        Act::Node("b"),
+        Act::Pod("a", "v"),
+        Act::Claim("c", addresses),
+        Act::PodWith("b", "w", Wants::Claim("c")),
+        Act::PodGone("v"),
+        Act::Cooldown,
+        Act::PodGone("w"),
+        Act::ClaimGone("c"),
     ]
 }
 

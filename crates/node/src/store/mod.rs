@@ -159,26 +159,21 @@ impl Store {
     /// Creates a new file in place of a file that was set aside. The new file contains the node's ranges and the
     /// assignments that other components know. If several attachments claim an address, the first one in `remembered`
     /// gets the address; the others are returned, each with its lost addresses. `has_addresses_outside` says whether
-    /// pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]). Blocks that were released
-    /// according to the holdings file stay released; if the file cannot be read, nothing is known of them.
+    /// pods use addresses outside of the ranges (see [`Snapshot::has_addresses_outside`]). `before` is the content of the
+    /// file `holdings`, if it is known: blocks that were released according to it stay released.
     pub fn rebuild(
         path: &Path,
         holdings: HoldingsFile,
         allocation: &NodeAllocation,
         remembered: &[RememberedAttachment],
         has_addresses_outside: bool,
+        before: Option<&Holdings>,
         now: &Now,
     ) -> Result<(Self, Vec<RememberedAttachment>), StoreError> {
-        let before = holdings.read().ok().flatten();
         let made = Self::make(path, |store| {
             store.holdings = Some(holdings);
             store.transact(now, |ledger| {
-                ledger.rebuild(
-                    allocation,
-                    remembered,
-                    has_addresses_outside,
-                    before.as_ref(),
-                )
+                ledger.rebuild(allocation, remembered, has_addresses_outside, before)
             })
         })?;
         match made {

@@ -88,6 +88,7 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             &allocation,
             &remembered,
             false,
+            None,
             &now,
         )
         .unwrap();
@@ -113,6 +114,7 @@ fn a_damaged_file_is_set_aside_and_rebuilt() {
             &allocation,
             &remembered,
             false,
+            None,
             &now,
         );
         assert!(matches!(again.err(), Some(StoreError::Exists { .. })));
@@ -131,6 +133,7 @@ fn addresses_outside_of_the_ranges_of_a_new_store_count_until_the_next_boot() {
             &ranges,
             &[],
             has_addresses_outside,
+            None,
             &now,
         );
         drop(made.unwrap());
@@ -211,6 +214,7 @@ fn a_process_that_waits_for_a_file_opens_the_file_that_replaced_it() {
         &other,
         &[],
         false,
+        None,
         &clock::now(),
     )
     .unwrap();
